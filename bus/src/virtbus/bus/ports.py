@@ -1,0 +1,246 @@
+"""What a service may ask of the bus. `client.NatsBus` and `memory.MemoryBus` both keep this.
+
+Keys are full subjects (`$KV.vm.n1.<uid>`); make them with `virtbus.schemas.subjects`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class BusError(Exception):
+    """The bus did not do what was asked."""
+
+
+class Unavailable(BusError):
+    """Nothing happened: no connection, no responder, or an election that outlasted the deadline."""
+
+
+class OutcomeUnknown(BusError):
+    """The write or request may or may not have happened: repeat it with the same id (rule 6)."""
+
+
+class Conflict(BusError):
+    """A compare-and-set lost: the key's last revision is not the expected one. Re-read, decide."""
+
+
+class Denied(BusError):
+    """The credentials do not allow this subject."""
+
+
+class Full(BusError):
+    """The bucket or the message is over its size limit."""
+
+
+class EntryKind(StrEnum):
+    """What the last message of a key is."""
+
+    PUT = "put"
+    PURGE = "purge"
+    """A marker: deleted, or expired by its TTL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time."""
+
+    key: str
+    value: bytes
+    revision: int
+    kind: EntryKind = EntryKind.PUT
+    time_ns: int = 0
+
+
+class WatchMark(StrEnum):
+    """What a watch says besides entries."""
+
+    RESET = "reset"
+    """A full list follows (first connect, reconnect, gap): forget what it does not name."""
+    SYNCED = "synced"
+    """The list is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A core message. `reply` is empty when no answer is wanted."""
+
+    subject: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message of a stream's history (facts)."""
+
+    subject: str
+    body: bytes
+    sequence: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One message of an atomic batch; `value` None is a purge. `expect` as in `put`."""
+
+    key: str
+    value: bytes | None
+    expect: int
+    expect_over: str | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """A request to an endpoint, opened: `data` is the envelope's, JSON or msgpack alike.
+
+    `stream` sends a further reply to the requester's inbox (watch replies); the handler's return
+    value is the last one, or none where it returns None after streaming. `deadline_s` is on the loop's
+    clock (`loop.time()`).
+    """
+
+    subject: str
+    data: Any
+    id: str
+    deadline_s: float
+    reply: str
+    traceparent: str | None
+    wants_json: bool
+    stream: Callable[[Any], Awaitable[None]]
+
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`name` in ADR-32's INFO; `queue` None lets every instance answer; `limit` requests at once.
+
+    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`.
+    """
+
+    name: str
+    subject: str
+    handler: Handler
+    queue: str | None = "q"
+    limit: int = 64
+    backlog: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """What ADR-32's INFO shows."""
+
+    name: str
+    version: str
+    description: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Watch(Protocol):
+    """An iterator of entries and marks. It never ends by itself; leaving its context stops it."""
+
+    def __aiter__(self) -> AsyncIterator[Entry | WatchMark]: ...
+
+    def relist(self) -> None:
+        """Ask for a full list (RESET … SYNCED) soon; changes keep coming."""
+
+
+class Bus(Protocol):
+    """One connection. All methods are safe to cancel; a cancelled write has an unknown outcome."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    # --- core -----------------------------------------------------------------------------
+    async def publish(self, subject: str, value: Any) -> None:
+        """Send `value` (a model or plain value, as msgpack in an envelope). May be lost.
+
+        Never raises for a lost connection: what is published on core is droppable.
+        """
+
+    def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
+        """Messages of a subject; bounded, the oldest are dropped when the reader is slow."""
+
+    async def request(
+        self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
+    ) -> Any:
+        """The answer's data. Retries inside the deadline with the same id while no responder is there.
+
+        Raises:
+            VirtbusError: what the service answered.
+            Unavailable: nobody answered that it got the request (no responders, no connection).
+            OutcomeUnknown: time ran out.
+        """
+
+    def request_stream(
+        self, subject: str, value: Any, *, idle_timeout_s: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+        """The data of many replies to one request (watches); raises VirtbusError as `request`.
+
+        Raises Unavailable when nothing comes for `idle_timeout_s`.
+        """
+
+    def serve(
+        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
+    ) -> AbstractAsyncContextManager[None]:
+        """Answer requests while the context is open (ADR-32 PING, INFO, STATS included).
+
+        A VirtbusError that a handler raises becomes the answer with ADR-32's error headers; any
+        other exception is logged and becomes 500 without its text.
+        """
+
+    # --- records --------------------------------------------------------------------------
+    async def get(self, key: str) -> Entry | None:
+        """The last message of `key` (may hold `*`) read from the leader; None where there is none.
+
+        A purge marker is an Entry of kind PURGE.
+        """
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        expect_over: str | None = None,
+        ttl_s: float | None = None,
+    ) -> int:
+        """Store and return the revision, after it is durable.
+
+        `expect` is the last revision of `key` (0: none), or with `expect_over` of that filter.
+
+        Raises:
+            Conflict, Unavailable, OutcomeUnknown, Denied, Full.
+        """
+
+    async def purge(
+        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+    ) -> int:
+        """Replace all of `key` by a purge marker and return its revision; errors as `put`."""
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        """All of `writes` or none (ADR-50); the last revision. Errors as `put`."""
+
+    def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
+        """This process's own ordered watch over one bucket: RESET, last of each key, SYNCED, changes."""
+
+    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
+        """The same over `$KV.vm.<node>.>` by the node's pre-made consumer (rule 7)."""
+
+    async def fill(self, bucket: str) -> float:
+        """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""
+
+    # --- facts ----------------------------------------------------------------------------
+    def emit(self, subject: str, value: Any, *, message_id: str) -> None:
+        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`; never awaited."""
+
+    def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> Awaitable[list[StoredMessage]]:
+        """Stored facts of a filter in order, with a sequence above `after`."""
+
+    async def aclose(self) -> None:
+        """Flush facts (2 s at most), stop everything, disconnect."""

@@ -1,0 +1,170 @@
+"""Requests and answers of the public API, `virtbus.api.v1.<vm|node|image|network>.<verb>`."""
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.image import ImageInfo, ImageRef
+from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.node import NodeView
+from virtbus.schemas.quantity import Bytes
+from virtbus.schemas.vm import Labels, VmSpec, VmView
+
+
+class VmCreate(Command):
+    """`vm.create`. Shorthand (`image`, `cpus`, …) fills what `spec` leaves open.
+
+    Without `uid` the server makes one; send your own (a UUID) to repeat safely: the same uid and
+    spec answers 200 with the VM as it is.
+    """
+
+    name: Id
+    namespace: Id = "default"
+    uid: Uid | None = None
+    labels: Labels = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
+    spec: VmSpec | None = None
+    image: ImageRef | None = None
+    disk: Bytes | None = Field(None, description="size of the root disk; default the image's own")
+    cpus: int | None = Field(None, ge=1, le=512)
+    memory: Bytes | None = None
+    ssh_keys: tuple[str, ...] = ()
+    user_data: str | None = Field(None, max_length=64 * 1024)
+    network: Id | None = None
+
+
+class VmRef(Command):
+    """Which VM: by `uid`, or by `name` in `namespace`."""
+
+    uid: Uid | None = None
+    name: Id | None = None
+    namespace: Id = "default"
+
+
+class VmUpdate(VmRef):
+    """`vm.update`: a whole new spec or labels over the `revision` that was read."""
+
+    revision: int
+    spec: VmSpec | None = None
+    labels: Labels | None = None
+    annotations: dict[str, str] | None = None
+
+
+class VmDelete(VmRef):
+    """`vm.delete`. `grace_s` 0 ends the guest at once; default is the spec's termination_grace_s."""
+
+    grace_s: int | None = Field(None, ge=0, le=86_400)
+
+
+class VmList(Command):
+    """`vm.list`. `continue_` of one page asks for the next."""
+
+    namespace: Id | None = None
+    labels: Labels = Field(default_factory=dict)
+    limit: int = Field(100, ge=1, le=500)
+    continue_: str | None = Field(None, alias="continue", max_length=256)
+
+
+class VmWatch(Command):
+    """`vm.watch`: replies on the request's inbox, see `WatchReply`.
+
+    `after` is the `after` of an earlier reply; without it the watch starts with a full list.
+    `renew` (seconds it may run unrenewed) is fixed at 30.
+    """
+
+    namespace: Id | None = None
+    labels: Labels = Field(default_factory=dict)
+    uid: Uid | None = None
+    name: Id | None = None
+    after: str | None = Field(None, max_length=128)
+
+
+class EventList(Command):
+    """`vm.events`: stored facts of one VM, or of all; `spans` adds trace spans."""
+
+    uid: Uid | None = None
+    after: int = Field(0, ge=0)
+    limit: int = Field(200, ge=1, le=1000)
+    spans: bool = False
+
+
+class ImagePull(Command):
+    """`image.pull`: fetch `ref` onto `node` (default: every ready node)."""
+
+    ref: ImageRef
+    node: Id | None = None
+    job: Uid | None = None
+
+
+class Empty(Command):
+    """A request with nothing to say."""
+
+
+class VmPage(Fact):
+    """A page of `vm.list`."""
+
+    items: tuple[VmView, ...] = ()
+    continue_: str | None = Field(None, serialization_alias="continue", validation_alias="continue")
+
+
+class VmCreated(Fact):
+    """The answer of `vm.create`: `created` False means it was there already, unchanged."""
+
+    vm: VmView
+    created: bool
+
+
+class WatchReply(Fact):
+    """One reply of a watch; exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
+
+    `after` resumes behind this reply. `renew`, in the first reply, is the subject to send any
+    message to at least every 30 s; without it the watch ends 30 s after the last renewal.
+    """
+
+    items: tuple[VmView, ...] | None = None
+    synced: bool = False
+    change: VmView | None = None
+    gone: str | None = None
+    resync: bool = False
+    beat: bool = False
+    after: str = ""
+    renew: str = ""
+
+
+class NodePage(Fact):
+    """The answer of `node.list`."""
+
+    items: tuple[NodeView, ...] = ()
+
+
+class NodeImage(ImageInfo):
+    """An image and where it is."""
+
+    nodes: tuple[str, ...] = ()
+
+
+class ImagePage(Fact):
+    """The answer of `image.list`."""
+
+    items: tuple[NodeImage, ...] = ()
+
+
+class PulledImages(Fact):
+    """The answer of `image.pull`: the image by node, and the nodes that failed with why."""
+
+    images: dict[str, ImageInfo] = Field(default_factory=dict)
+    errors: dict[str, str] = Field(default_factory=dict)
+
+
+class EventItem(Fact):
+    """A stored fact: `event` or `span` as its own map."""
+
+    sequence: int
+    subject: str
+    time_ns: int
+    data: dict[str, object] = Field(default_factory=dict)
+
+
+class EventPage(Fact):
+    """The answer of `vm.events`."""
+
+    items: tuple[EventItem, ...] = ()

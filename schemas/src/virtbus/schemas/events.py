@@ -1,0 +1,65 @@
+"""Facts about a VM's life on `virtbus.evt.<node>.<uid>.<kind>`."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from virtbus.schemas.model import Fact
+
+
+class Kind(StrEnum):
+    """Each step of a VM's life."""
+
+    VM_ACCEPTED = "vm.accepted"
+    VM_SCHEDULED = "vm.scheduled"
+    VM_UPDATED = "vm.updated"
+    VM_DELETING = "vm.deleting"
+    VM_DELETED = "vm.deleted"
+    VM_FAILED = "vm.failed"
+    IMAGE_PULLING = "image.pulling"
+    IMAGE_READY = "image.ready"
+    IMAGE_FAILED = "image.failed"
+    NETWORK_READY = "network.ready"
+    NETWORK_FAILED = "network.failed"
+    NETWORK_RELEASED = "network.released"
+    DISKS_RELEASED = "disks.released"
+    DOMAIN_DEFINED = "domain.defined"
+    DOMAIN_STARTED = "domain.started"
+    DOMAIN_STOPPING = "domain.stopping"
+    DOMAIN_STOPPED = "domain.stopped"
+    DOMAIN_FAILED = "domain.failed"
+    SPAN = "trace.span"
+
+
+class Event(Fact):
+    """One fact. `at_ns` is the sender's clock, for people; order is the stream's sequence."""
+
+    kind: Kind
+    uid: str
+    node: str
+    epoch: int = 0
+    generation: int = 0
+    namespace: str = ""
+    name: str = ""
+    reason: str = ""
+    message: str = ""
+    service: str = ""
+    at_ns: int = 0
+    took_ms: float | None = None
+    detail: dict[str, str] = Field(default_factory=dict)
+
+
+class Span(Fact):
+    """A finished span (OpenTelemetry), stored as a fact so that `vm trace` needs no collector."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+    name: str
+    service: str
+    node: str = ""
+    start_ns: int
+    end_ns: int
+    ok: bool = True
+    message: str = ""
+    attributes: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,52 @@
+"""Identifiers. One grammar for everything that becomes a subject token, a file name or a domain.
+
+An id with a dot silently adds subject tokens, `*` and `>` are delivered literally by the server,
+and a slash leaves a directory: so one type refuses them all, at every boundary (BUS-01).
+"""
+
+import base64
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, StringConstraints
+
+ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_ID = re.compile(ID_PATTERN)
+_UID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+
+UNPLACED = "_"
+"""The node token of a VM that has no node yet, and of tombstones."""
+
+
+def is_id(text: str) -> bool:
+    """True for 1-63 characters of `a-z 0-9 -` that start with a letter or digit."""
+    return _ID.fullmatch(text) is not None
+
+
+def check_id(text: str) -> str:
+    """Return `text`, or raise ValueError naming the grammar."""
+    if not is_id(text):
+        msg = "must be 1-63 characters of a-z, 0-9 and '-', starting with a letter or digit"
+        raise ValueError(msg)
+    return text
+
+
+def check_uid(text: str) -> str:
+    """Return `text` in lower case if it is a UUID in its canonical form, else raise ValueError."""
+    lowered = text.lower()
+    if _UID.fullmatch(lowered) is None:
+        msg = "must be a UUID such as 0192f0c1-2d3e-7abc-8def-0123456789ab"
+        raise ValueError(msg)
+    return lowered
+
+
+Id = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_id)]
+"""A name, namespace, node, disk or network id; also a DNS label, so a hostname."""
+
+Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)]
+"""A VM's identity: a UUID (v7 where virtbus makes it), lower case."""
+
+
+def name_token(name: str) -> str:
+    """The subject token of a VM name: lower-case base32 without padding (design §3 rule 2)."""
+    return base64.b32encode(name.encode()).decode().rstrip("=").lower()

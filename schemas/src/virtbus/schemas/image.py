@@ -1,0 +1,87 @@
+"""Images: how they are named, and what a node knows of them."""
+
+import re
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from virtbus.schemas.model import Fact
+
+_NAME = re.compile(
+    r"^[a-z0-9][a-z0-9._-]{0,127}(/[a-z0-9][a-z0-9._-]{0,127}){0,7}(:[A-Za-z0-9._-]{1,127})?$"
+)
+_DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+_SCHEMES = ("http://", "https://", "file://")
+
+
+class ImageSource(NamedTuple):
+    """A parsed reference: `locator` is a URL or a name, `digest` the pinned `sha256:<hex>`."""
+
+    locator: str
+    digest: str | None
+
+    @property
+    def is_url(self) -> bool:
+        return self.locator.startswith(_SCHEMES)
+
+
+def parse_image_ref(text: str) -> ImageSource:
+    """Split `name|URL[@sha256:<hex>]`.
+
+    Raises:
+        ValueError: unlisted scheme, malformed name, malformed digest, or control characters.
+    """
+    if not text or any(ord(c) <= 32 or ord(c) == 127 for c in text):
+        msg = "must be an image name or URL without spaces or control characters"
+        raise ValueError(msg)
+    locator, at, digest = text.rpartition("@")
+    if not at or "/" in digest:
+        locator, digest = text, ""
+    if digest and _DIGEST.fullmatch(digest) is None:
+        msg = "the digest after '@' must be sha256: and 64 lower-case hex digits"
+        raise ValueError(msg)
+    if "://" in locator:
+        if not locator.startswith(_SCHEMES):
+            msg = "the URL scheme must be http, https or file"
+            raise ValueError(msg)
+    elif _NAME.fullmatch(locator) is None:
+        msg = "must be a name such as tiny or debian/12, or an http(s):// or file:// URL"
+        raise ValueError(msg)
+    return ImageSource(locator, digest or None)
+
+
+def check_image_ref(text: str) -> str:
+    """Return `text` if `parse_image_ref` accepts it."""
+    parse_image_ref(text)
+    return text
+
+
+ImageRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_image_ref)]
+
+
+class ImageFormat(StrEnum):
+    """The disk formats virtbus accepts; everything else is refused by its header (IMG-09)."""
+
+    QCOW2 = "qcow2"
+    RAW = "raw"
+
+
+class ImageInfo(Fact):
+    """An image in a node's store. `digest` is `sha256:<hex>` of the file's bytes."""
+
+    digest: str
+    names: tuple[str, ...] = ()
+    format: ImageFormat
+    size_bytes: int
+    virtual_size_bytes: int
+
+
+class Progress(Fact):
+    """`node.<id>.progress.<uid>.<step>`: how far a long step is. Droppable."""
+
+    uid: str
+    step: str
+    done_bytes: int = Field(0, ge=0)
+    total_bytes: int | None = None
+    message: str = ""

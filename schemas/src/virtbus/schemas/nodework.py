@@ -1,0 +1,152 @@
+"""What the services of one node say to each other (`virtbus.node.<id>.…`)."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.model import Fact
+from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.node import ServiceState
+from virtbus.schemas.vm import VmRecord
+
+
+class Ensure(Fact):
+    """`rpc.<imaged|netd>.ensure`: make what this record needs; the answer is the ready event."""
+
+    record: VmRecord
+
+
+class Release(Fact):
+    """`rpc.<imaged|netd>.release`: remove all that bears `uid`. `epoch` fences an older asker."""
+
+    uid: str
+    epoch: int
+
+
+class Released(Fact):
+    """Nothing that bears `uid` is left (or ever was)."""
+
+    uid: str
+
+
+class Inspect(Fact):
+    """`rpc.<service>.inspect`: what the service holds on the host, from the host itself."""
+
+    uid: str | None = None
+
+
+class Held(Fact):
+    """The uids a service holds something of, and that thing, for audits and orphan sweeps."""
+
+    things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class DiskFile(Fact):
+    """A local file that becomes a disk. `path` is absolute on the node."""
+
+    path: str
+    format: ImageFormat
+    virtual_size_bytes: int
+
+
+class ImageReady(Fact):
+    """`ready.<uid>.image`: every disk of the VM exists, or why not. `disks` by volume name."""
+
+    uid: str
+    epoch: int
+    generation: int = 1
+    disks: dict[str, DiskFile] = Field(default_factory=dict)
+    digest: str = ""
+    error: ErrorBody | None = None
+
+
+class NetPhase(StrEnum):
+    """How far a VM's network is."""
+
+    BEGUN = "begun"
+    """The MACs are settled and the wrapper may wait for its fds; the addresses are not known yet."""
+    READY = "ready"
+    FAILED = "failed"
+
+
+class NetReady(Fact):
+    """`ready.<uid>.net`: interfaces in the order of the spec, or why not."""
+
+    uid: str
+    epoch: int
+    generation: int = 1
+    phase: NetPhase
+    interfaces: tuple[InterfaceStatus, ...] = ()
+    error: ErrorBody | None = None
+
+
+class Tele(Fact):
+    """`tele.<service>`: sent every 4 s and at each change; the nodeagent puts it in the node record."""
+
+    service: str
+    state: ServiceState
+    images: tuple[ImageInfo, ...] = ()
+    networks: tuple[NetworkInfo, ...] = ()
+
+
+class PullImage(Fact):
+    """`rpc.imaged.pull`: fetch into the store. `job` names the progress subject (a UUID)."""
+
+    ref: str
+    job: str
+
+
+class ConsoleOpen(Fact):
+    """`rpc.agent.console`: attach to a VM's serial console.
+
+    The answers to this request are the output (`ConsoleData`); the first names the subject that
+    takes input. A further open takes the console over; the former session is told so and ends.
+    """
+
+    uid: str
+    session: str
+
+
+class ConsoleData(Fact):
+    """Output of a console; `input_subject` only in the first, `closed` says why it ended."""
+
+    data: bytes = b""
+    input_subject: str = ""
+    closed: str = ""
+
+
+class LogsRead(Fact):
+    """`rpc.agent.logs`: the console log kept per VM: the last `tail_bytes`, then more if `follow`."""
+
+    uid: str
+    tail_bytes: int = 65_536
+    follow: bool = False
+
+
+class ArmNic(Fact):
+    """`-device` of one interface, without its netdev; `queue_fds` are asked for by netd's answer."""
+
+    device: str
+    mac: str
+
+
+class Arm(Fact):
+    """Admin socket of netd: allow the wrapper of (uid, epoch) to fetch its tap fds once, in 30 s.
+
+    `domain_id_hint` is the libvirt domain name whose cgroup the peer must be in.
+    """
+
+    uid: str
+    epoch: int
+    domain_name: str
+    nics: tuple[ArmNic, ...] = ()
+    traceparent: str | None = None
+
+
+class Armed(Fact):
+    """netd's answer: armed, or why the start must not happen now."""
+
+    uid: str
+    error: ErrorBody | None = None

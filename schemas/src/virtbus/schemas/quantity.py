@@ -1,0 +1,63 @@
+"""Byte quantities as people write them: 256MiB, 4G, 2Gi, 1073741824."""
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+_UNITS = {"": 0, "B": 0}
+for _exponent, _letter in enumerate("KMGTP", start=1):
+    _UNITS |= {f"{_letter}i": _exponent, f"{_letter}iB": _exponent}
+_DECIMAL = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_DECIMAL |= {f"{letter}B": exponent for letter, exponent in _DECIMAL.items()}
+_QUANTITY = re.compile(r"^\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]{0,3})\s*$")
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of `value`: an int, or digits with a binary (Ki, MiB) or decimal (k, MB) unit.
+
+    Raises:
+        ValueError: not a whole number of bytes in a known unit.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        msg = "must be a number of bytes or a quantity such as 256MiB"
+        raise ValueError(msg)  # noqa: TRY004  pydantic collects ValueError, not TypeError
+    if isinstance(value, int):
+        return value
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        msg = "must be a quantity such as 256MiB, 4G or 1073741824"
+        raise ValueError(msg)
+    whole, fraction, unit = match[1], match[2] or "", match[3]
+    if unit in _UNITS:
+        factor = 1024 ** _UNITS[unit]
+    elif unit in _DECIMAL:
+        factor = 1000 ** _DECIMAL[unit]
+    else:
+        msg = f"unknown unit {unit!r}; use Ki, Mi, Gi, Ti (or KiB, MiB, …) or k, M, G, T"
+        raise ValueError(msg)
+    scaled = int(whole + fraction) * factor
+    if scaled % 10 ** len(fraction):
+        msg = "must be a whole number of bytes"
+        raise ValueError(msg)
+    return scaled // 10 ** len(fraction)
+
+
+def format_bytes(count: int) -> str:
+    """`count` in the largest binary unit that keeps at most one decimal: 268435456 → 256MiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f}{unit}" if value == int(value) else f"{value:.1f}{unit}"
+        value /= 1024
+    raise AssertionError(unit)
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}], "examples": ["256MiB"]}
+    ),
+]
+"""A size in bytes; accepts quantities on input, always an int on the wire."""

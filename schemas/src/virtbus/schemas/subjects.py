@@ -1,0 +1,107 @@
+"""Every subject on the bus, as functions. Tokens are checked, so no id can add or match others."""
+
+from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token
+
+PREFIX = "virtbus"
+API = f"{PREFIX}.api.v1"
+JOIN_KEY = "_join"
+
+
+def _node(node: str) -> str:
+    return node if node == UNPLACED else check_id(node)
+
+
+def api(resource: str, verb: str) -> str:
+    """`virtbus.api.v1.<resource>.<verb>`."""
+    return f"{API}.{check_id(resource)}.{check_id(verb)}"
+
+
+def vm_record(node: str, uid: str) -> str:
+    """The desired VM: `$KV.vm.<node>.<uid>`."""
+    return f"$KV.vm.{_node(node)}.{check_uid(uid)}"
+
+
+def vm_anywhere(uid: str) -> str:
+    """Filter over every node for one uid; never matches a name claim (one token more)."""
+    return f"$KV.vm.*.{check_uid(uid)}"
+
+
+def vm_all() -> str:
+    """Filter over every record, tombstone, join nonce and claim."""
+    return "$KV.vm.>"
+
+
+def name_claim(namespace: str, name: str) -> str:
+    """`$KV.vm._name.<namespace>.<base32(name)>`."""
+    return f"$KV.vm._name.{check_id(namespace)}.{name_token(check_id(name))}"
+
+
+def join_nonce(node: str) -> str:
+    """`$KV.vm.<node>._join`: which bus incarnation the node joined."""
+    return f"$KV.vm.{check_id(node)}.{JOIN_KEY}"
+
+
+def vm_secret(node: str, uid: str) -> str:
+    """`$KV.sec.<node>.<uid>`."""
+    return f"$KV.sec.{_node(node)}.{check_uid(uid)}"
+
+
+def vm_status(node: str, uid: str) -> str:
+    """`$KV.st.<node>.<uid>`."""
+    return f"$KV.st.{check_id(node)}.{check_uid(uid)}"
+
+
+def node_record(node: str) -> str:
+    """`$KV.node.<id>`."""
+    return f"$KV.node.{check_id(node)}"
+
+
+def lease(role: str) -> str:
+    """`$KV.lease.<role>`."""
+    return f"$KV.lease.{check_id(role)}"
+
+
+def ready(node: str, uid: str, part: str) -> str:
+    """`virtbus.node.<id>.ready.<uid>.<image|net>`: the fast path of a create; may be lost."""
+    return f"{PREFIX}.node.{check_id(node)}.ready.{check_uid(uid)}.{check_id(part)}"
+
+
+def ready_all(node: str) -> str:
+    """Filter over a node's ready events."""
+    return f"{PREFIX}.node.{check_id(node)}.ready.>"
+
+
+def rpc(node: str, service: str, verb: str) -> str:
+    """`virtbus.node.<id>.rpc.<service>.<verb>`: ensure, inspect, release; the repair path."""
+    return f"{PREFIX}.node.{check_id(node)}.rpc.{check_id(service)}.{check_id(verb)}"
+
+
+def progress(node: str, uid: str, step: str) -> str:
+    """`virtbus.node.<id>.progress.<uid>.<step>`: droppable."""
+    return f"{PREFIX}.node.{check_id(node)}.progress.{check_uid(uid)}.{check_id(step)}"
+
+
+def tele(node: str, service: str) -> str:
+    """`virtbus.node.<id>.tele.<service>`: what a node's service says of itself; droppable."""
+    return f"{PREFIX}.node.{check_id(node)}.tele.{check_id(service)}"
+
+
+def tele_all(node: str) -> str:
+    """Filter over a node's telemetry."""
+    return f"{PREFIX}.node.{check_id(node)}.tele.*"
+
+
+def event(node: str, uid: str, kind: str) -> str:
+    """`virtbus.evt.<node>.<uid>.<kind>`; the dot inside a kind (`vm.accepted`) is a token of its own."""
+    tokens = ".".join(check_id(part) for part in kind.split("."))
+    return f"{PREFIX}.evt.{_node(node)}.{check_uid(uid)}.{tokens}"
+
+
+def events(uid: str | None = None) -> str:
+    """Filter over one VM's events, or all."""
+    return f"{PREFIX}.evt.*.{check_uid(uid)}.>" if uid else f"{PREFIX}.evt.>"
+
+
+def dead_letter(service: str) -> str:
+    """`virtbus.dlq.<service>`: what could not be handled."""
+    return f"{PREFIX}.dlq.{check_id(service)}"

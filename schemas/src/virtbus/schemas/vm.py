@@ -1,0 +1,292 @@
+"""A virtual machine: what is wanted (spec, record) and what is seen (status).
+
+The vocabulary is KubeVirt's where both have the thing, in snake_case, so that the Kubernetes
+bridge translates names and invents nothing.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.image import ImageRef
+from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.quantity import Bytes
+from virtbus.schemas.states import VmState
+
+MIB = 1024**2
+SCHEMA_VERSION = 1
+
+LabelKey = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
+]
+LabelValue = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
+]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+
+
+def check_mac(text: str) -> str:
+    """Return the unicast MAC in lower case, else raise ValueError (NET-05)."""
+    lowered = text.lower()
+    octets = lowered.split(":")
+    if len(octets) != 6 or any(
+        len(o) != 2 or not set(o) <= set("0123456789abcdef") for o in octets
+    ):
+        msg = "must be a MAC address such as 02:00:5e:10:00:01"
+        raise ValueError(msg)
+    if int(octets[0], 16) & 1 or lowered == "00:00:00:00:00:00":
+        msg = "must be a unicast MAC address, not a multicast, broadcast or zero one"
+        raise ValueError(msg)
+    return lowered
+
+
+Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]
+
+
+class RunStrategy(StrEnum):
+    """When the VM should run (KubeVirt's runStrategy)."""
+
+    ALWAYS = "Always"
+    RERUN_ON_FAILURE = "RerunOnFailure"
+    ONCE = "Once"
+    MANUAL = "Manual"
+    HALTED = "Halted"
+
+
+class Cpu(Command):
+    """The guest's CPU topology; vCPUs = sockets * cores * threads."""
+
+    sockets: int = Field(1, ge=1, le=256)
+    cores: int = Field(1, ge=1, le=256)
+    threads: int = Field(1, ge=1, le=8)
+    model: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None
+    ) = None
+
+    @property
+    def vcpus(self) -> int:
+        return self.sockets * self.cores * self.threads
+
+
+class Memory(Command):
+    """The guest's memory."""
+
+    guest: Bytes = Field(256 * MIB, ge=16 * MIB, le=16 * 1024**4)
+
+
+class DiskBus(StrEnum):
+    """How the guest sees a disk."""
+
+    VIRTIO = "virtio"
+    SATA = "sata"
+    SCSI = "scsi"
+
+
+class Disk(Command):
+    """A disk device; its contents are the volume of the same name."""
+
+    name: Id
+    bus: DiskBus = DiskBus.VIRTIO
+    device: Literal["disk", "cdrom"] = "disk"
+    readonly: bool = False
+    boot_order: int | None = Field(None, ge=1, le=64)
+    serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
+
+
+class Interface(Command):
+    """A network device; it is attached to the network of the same name."""
+
+    name: Id
+    mac_address: Mac | None = None
+    model: Literal["virtio"] = "virtio"
+
+
+class Devices(Command):
+    """The guest's devices beyond CPU and memory."""
+
+    disks: tuple[Disk, ...] = Field((), max_length=24)
+    interfaces: tuple[Interface, ...] = Field((), max_length=8)
+
+
+class Firmware(Command):
+    """What the guest's firmware shows. `uuid` may repeat on one host; the VM's uid may not."""
+
+    uuid: Uid | None = None
+    serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
+
+
+class Domain(Command):
+    """The machine as the guest sees it."""
+
+    cpu: Cpu = Cpu()
+    memory: Memory = Memory()
+    devices: Devices = Devices()
+    firmware: Firmware = Firmware()
+    accelerator: Literal["auto", "kvm", "tcg"] = "auto"
+
+
+class ImageVolume(Command):
+    """A private overlay of an image, optionally larger than it."""
+
+    ref: ImageRef
+    size: Bytes | None = Field(None, ge=MIB, le=64 * 1024**4)
+
+
+class EmptyDisk(Command):
+    """An empty disk that lives as long as the VM."""
+
+    capacity: Bytes = Field(ge=MIB, le=64 * 1024**4)
+
+
+class CloudInitNoCloud(Command):
+    """A NoCloud seed. `user_data` and `network_data` are secrets: they travel in `$KV.sec` only."""
+
+    user_data: str | None = Field(None, max_length=64 * 1024)
+    network_data: str | None = Field(None, max_length=64 * 1024)
+    hostname: Id | None = None
+    ssh_keys: tuple[Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")], ...] = (
+        Field((), max_length=64)
+    )
+
+
+class Volume(Command):
+    """The contents of the disk of the same name; exactly one source is set."""
+
+    name: Id
+    image: ImageVolume | None = None
+    empty_disk: EmptyDisk | None = None
+    cloud_init_no_cloud: CloudInitNoCloud | None = None
+
+
+class Network(Command):
+    """What the interface of the same name joins: `default`, or a CNI conflist of the node by name."""
+
+    name: Id
+    network: Id = "default"
+
+
+class VmSpec(Command):
+    """What a VM shall be."""
+
+    run_strategy: RunStrategy = RunStrategy.ALWAYS
+    domain: Domain = Domain()
+    volumes: tuple[Volume, ...] = Field((), max_length=24)
+    networks: tuple[Network, ...] = Field((), max_length=8)
+    node_selector: Labels = Field(default_factory=dict)
+    termination_grace_s: int = Field(30, ge=0, le=86_400)
+
+
+class VmRecord(Fact):
+    """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
+
+    `epoch` rises with every (re)assignment, `generation` with every change of the spec. Secrets
+    are not in here: `sec_digest` is the hex SHA-256 of the entry in `$KV.sec.<node>.<uid>`.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    namespace: Id
+    name: Id
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    spec: VmSpec
+    spec_hash: str
+    node: str
+    epoch: int = 1
+    generation: int = 1
+    created_ns: int
+    deleting: bool = False
+    delete_grace_s: int | None = None
+    traceparent: str | None = None
+    sec_digest: str | None = None
+
+
+class Tombstone(Fact):
+    """`$KV.vm._.<uid>` of a uid whose name claim was taken over: nobody may commit it (rule 2)."""
+
+    schema_version: int = SCHEMA_VERSION
+    tombstone: Literal[True] = True
+    uid: Uid
+
+
+class NameClaim(Fact):
+    """`$KV.vm._name.<namespace>.<token>`: who holds a name."""
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+
+
+class JoinNonce(Fact):
+    """`$KV.vm.<node>._join`: the bus incarnation that the node joined (design §4, Delete)."""
+
+    schema_version: int = SCHEMA_VERSION
+    nonce: str
+
+
+class VmSecrets(Fact):
+    """`$KV.sec.<node>.<uid>`: secret inputs, by volume name."""
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    cloud_init: dict[str, CloudInitNoCloud] = Field(default_factory=dict)
+
+
+class Condition(Fact):
+    """One aspect of a VM: what is so, why, and since when."""
+
+    type: str
+    status: bool
+    reason: str = ""
+    message: str = ""
+    attempt: int = 0
+    since_ns: int = 0
+
+
+class VmStatus(Fact):
+    """`$KV.st.<node>.<uid>`: what the owning node sees. Written by its nodeagent only."""
+
+    schema_version: int = SCHEMA_VERSION
+    uid: Uid
+    node: str
+    epoch: int
+    generation: int
+    state: VmState
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] = ()
+    interfaces: tuple[InterfaceStatus, ...] = ()
+    accelerator: str = ""
+    image_digest: str = ""
+    started_ns: int | None = None
+    updated_ns: int = 0
+    released: bool = False
+    """True when nothing of the VM is left on the host: the controller may purge the record."""
+
+
+class VmView(Fact):
+    """A VM as the API shows it: record and status joined."""
+
+    uid: Uid
+    namespace: str
+    name: str
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    node: str
+    epoch: int
+    generation: int
+    revision: int
+    created_ns: int
+    state: VmState
+    reason: str = ""
+    message: str = ""
+    deleting: bool = False
+    interfaces: tuple[InterfaceStatus, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    accelerator: str = ""
+    image_digest: str = ""
+    started_ns: int | None = None
+    observed_generation: int = 0
+    spec: VmSpec

@@ -1,0 +1,175 @@
+"""Bytes in and out: msgpack and JSON with bounds before trust (MSG-01 … MSG-04).
+
+All decoding of foreign bytes in virtbus goes through `decode`; it is one-shot, so that no state
+survives a bad message, and it raises one exception class.
+"""
+
+import hashlib
+import json
+import math
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+
+MAX_MESSAGE_BYTES = 512 * 1024
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _PairsError(ValueError):
+    pass
+
+
+def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            msg = "map keys must be strings"
+            raise _PairsError(msg)
+        if key in result:
+            msg = f"duplicate key {key!r}"
+            raise _PairsError(msg)
+        result[key] = value
+    return result
+
+
+def _no_ext(code: int, _data: bytes) -> Any:
+    msg = f"msgpack ext type {code} is not accepted"
+    raise _PairsError(msg)
+
+
+def _no_constant(name: str) -> Any:
+    msg = f"{name} is not accepted"
+    raise _PairsError(msg)
+
+
+def _malformed(message: str) -> VirtbusError:
+    return VirtbusError(Code.INVALID, "malformed", f"the message cannot be read: {message}")
+
+
+def _check_shape(root: Any) -> None:
+    """Raise when the value nests too deep, holds too many items, or a number JSON cannot carry."""
+    seen = 0
+    stack: list[tuple[Any, int]] = [(root, 1)]
+    while stack:
+        value, depth = stack.pop()
+        seen += 1
+        if depth > MAX_DEPTH:
+            raise _malformed(f"nested deeper than {MAX_DEPTH}")
+        if seen > MAX_NODES:
+            raise _malformed(f"more than {MAX_NODES} values")
+        if isinstance(value, dict):
+            stack.extend((item, depth + 1) for item in value.values())
+        elif isinstance(value, list):
+            stack.extend((item, depth + 1) for item in value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise _malformed("NaN and infinity are not accepted")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise _malformed("integers must fit in 64 bits")
+
+
+def is_json(body: bytes) -> bool:
+    """True when the first byte that is not white space opens a JSON object."""
+    return body[:64].lstrip()[:1] == b"{"
+
+
+def decode(body: bytes) -> Any:
+    """The value of a msgpack or JSON body.
+
+    Raises:
+        VirtbusError: 413 over MAX_MESSAGE_BYTES; 400 malformed in any way.
+    """
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise VirtbusError(
+            Code.TOO_LARGE,
+            "too_large",
+            f"the message has {len(body)} bytes; at most {MAX_MESSAGE_BYTES} are accepted",
+        )
+    try:
+        if is_json(body):
+            value = json.loads(body, object_pairs_hook=_pairs, parse_constant=_no_constant)
+        else:
+            value = msgpack.unpackb(
+                body,
+                object_pairs_hook=_pairs,
+                strict_map_key=False,
+                ext_hook=_no_ext,
+                timestamp=0,
+            )
+    except VirtbusError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise _malformed(str(error)[:200] or type(error).__name__) from None
+    _check_shape(value)
+    return value
+
+
+def encode(value: Any) -> bytes:
+    """Msgpack bytes of a plain value or a model."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True, by_alias=True)
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON bytes of a plain value or a model, defaults included."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", by_alias=True)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def read(model: type[Model], body: bytes) -> Model:
+    """Decode and validate in one step; raises VirtbusError as `decode` and `validate` do."""
+    return validate(model, decode(body))
+
+
+def validate(model: type[Model], value: Any, prefix: str = "") -> Model:
+    """Return `value` as `model`, or VirtbusError 400 with every problem and its field path."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid(problems(error, prefix)) from None
+
+
+def invalid(details: tuple[Detail, ...]) -> VirtbusError:
+    """400 with all problems in one answer."""
+    count = len(details)
+    first = f"{details[0].path}: {details[0].message}" if details[0].path else details[0].message
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return VirtbusError(Code.INVALID, "invalid", f"{first}{more}", details=details)
+
+
+def problems(error: ValidationError, prefix: str = "") -> tuple[Detail, ...]:
+    """Pydantic's errors as details; the input itself is never repeated (it may be a secret)."""
+    return tuple(
+        _detail(item, prefix) for item in error.errors(include_url=False, include_input=False)
+    )
+
+
+def _detail(item: ErrorDetails, prefix: str) -> Detail:
+    path = prefix
+    for part in item["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "[key]":
+            path += f".{part}" if path else part
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        message = "unknown field"
+    return Detail(path=path, message=message)
+
+
+def spec_hash(value: BaseModel) -> str:
+    """Hex SHA-256 over the canonical JSON of a model: equal for equal meaning."""
+    canonical = json.dumps(value.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
