@@ -14,23 +14,23 @@ class BusError(Exception):
     """The bus did not do what was asked."""
 
 
-class Unavailable(BusError):
+class UnavailableError(BusError):
     """Nothing happened: no connection, no responder, or an election that outlasted the deadline."""
 
 
-class OutcomeUnknown(BusError):
+class OutcomeUnknownError(BusError):
     """The write or request may or may not have happened: repeat it with the same id (rule 6)."""
 
 
-class Conflict(BusError):
+class ConflictError(BusError):
     """A compare-and-set lost: the key's last revision is not the expected one. Re-read, decide."""
 
 
-class Denied(BusError):
+class DeniedError(BusError):
     """The credentials do not allow this subject."""
 
 
-class Full(BusError):
+class FullError(BusError):
     """The bucket or the message is over its size limit."""
 
 
@@ -97,8 +97,8 @@ class Request:
     """A request to an endpoint, opened: `data` is the envelope's, JSON or msgpack alike.
 
     `stream` sends a further reply to the requester's inbox (watch replies); the handler's return
-    value is the last one, or none where it returns None after streaming. `deadline_s` is on the loop's
-    clock (`loop.time()`).
+    value is the last one, or none where it returns None after streaming. `deadline_s` is on the
+    loop's clock (`loop.time()`).
     """
 
     subject: str
@@ -167,12 +167,12 @@ class Bus(Protocol):
     async def request(
         self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
     ) -> Any:
-        """The answer's data. Retries inside the deadline with the same id while no responder is there.
+        """The answer's data. While nobody responds: repeats with the same id, inside the deadline.
 
         Raises:
             VirtbusError: what the service answered.
-            Unavailable: nobody answered that it got the request (no responders, no connection).
-            OutcomeUnknown: time ran out.
+            UnavailableError: nobody answered that it got the request (no responders, no connection).
+            OutcomeUnknownError: time ran out.
         """
 
     def request_stream(
@@ -180,7 +180,7 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
         """The data of many replies to one request (watches); raises VirtbusError as `request`.
 
-        Raises Unavailable when nothing comes for `idle_timeout_s`.
+        Raises UnavailableError when nothing comes for `idle_timeout_s`.
         """
 
     def serve(
@@ -213,7 +213,7 @@ class Bus(Protocol):
         `expect` is the last revision of `key` (0: none), or with `expect_over` of that filter.
 
         Raises:
-            Conflict, Unavailable, OutcomeUnknown, Denied, Full.
+            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError.
         """
 
     async def purge(
@@ -225,7 +225,7 @@ class Bus(Protocol):
         """All of `writes` or none (ADR-50); the last revision. Errors as `put`."""
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
-        """This process's own ordered watch over one bucket: RESET, last of each key, SYNCED, changes."""
+        """An ordered watch over one bucket: RESET, the last of each key, SYNCED, then changes."""
 
     def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
         """The same over `$KV.vm.<node>.>` by the node's pre-made consumer (rule 7)."""
@@ -235,7 +235,7 @@ class Bus(Protocol):
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`; never awaited."""
+        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`."""
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

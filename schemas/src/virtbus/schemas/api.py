@@ -50,7 +50,7 @@ class VmUpdate(VmRef):
 
 
 class VmDelete(VmRef):
-    """`vm.delete`. `grace_s` 0 ends the guest at once; default is the spec's termination_grace_s."""
+    """`vm.delete`. `grace_s` 0 ends the guest at once; default: the spec's termination_grace_s."""
 
     grace_s: int | None = Field(None, ge=0, le=86_400)
 

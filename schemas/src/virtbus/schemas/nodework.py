@@ -66,7 +66,7 @@ class NetPhase(StrEnum):
     """How far a VM's network is."""
 
     BEGUN = "begun"
-    """The MACs are settled and the wrapper may wait for its fds; the addresses are not known yet."""
+    """MACs are settled and the wrapper may wait for its fds; addresses are not known yet."""
     READY = "ready"
     FAILED = "failed"
 
@@ -83,7 +83,7 @@ class NetReady(Fact):
 
 
 class Tele(Fact):
-    """`tele.<service>`: sent every 4 s and at each change; the nodeagent puts it in the node record."""
+    """`tele.<service>`: every 4 s and at each change; the nodeagent puts it in the node record."""
 
     service: str
     state: ServiceState
@@ -118,7 +118,7 @@ class ConsoleData(Fact):
 
 
 class LogsRead(Fact):
-    """`rpc.agent.logs`: the console log kept per VM: the last `tail_bytes`, then more if `follow`."""
+    """`rpc.agent.logs`: a VM's console log: the last `tail_bytes`, then more if `follow`."""
 
     uid: str
     tail_bytes: int = 65_536
@@ -126,7 +126,7 @@ class LogsRead(Fact):
 
 
 class ArmNic(Fact):
-    """`-device` of one interface, without its netdev; `queue_fds` are asked for by netd's answer."""
+    """`-device` of one interface as QEMU takes it, without `netdev=` and `mac=`."""
 
     device: str
     mac: str

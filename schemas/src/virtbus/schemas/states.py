@@ -1,4 +1,4 @@
-"""The VM as users see it: one table, state × event → state.
+"""The VM as users see it: one table, state and event to state.
 
 The diagram in docs/reference/states.md is drawn from TRANSITIONS, and the test visits each row;
 nothing else decides which state follows which.

@@ -92,7 +92,7 @@ def tele_all(node: str) -> str:
 
 
 def event(node: str, uid: str, kind: str) -> str:
-    """`virtbus.evt.<node>.<uid>.<kind>`; the dot inside a kind (`vm.accepted`) is a token of its own."""
+    """`virtbus.evt.<node>.<uid>.<kind>`; a kind such as `vm.accepted` is two tokens."""
     tokens = ".".join(check_id(part) for part in kind.split("."))
     return f"{PREFIX}.evt.{_node(node)}.{check_uid(uid)}.{tokens}"
 

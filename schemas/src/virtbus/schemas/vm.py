@@ -162,7 +162,7 @@ class Volume(Command):
 
 
 class Network(Command):
-    """What the interface of the same name joins: `default`, or a CNI conflist of the node by name."""
+    """What the interface of the same name joins: `default`, or a node's CNI conflist by name."""
 
     name: Id
     network: Id = "default"
