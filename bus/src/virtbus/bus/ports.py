@@ -171,7 +171,7 @@ class Bus(Protocol):
 
         Raises:
             VirtbusError: what the service answered.
-            UnavailableError: nobody answered that it got the request (no responders, no connection).
+            UnavailableError: nobody got the request (no responders, no connection).
             OutcomeUnknownError: time ran out.
         """
 

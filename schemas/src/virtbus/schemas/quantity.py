@@ -40,7 +40,8 @@ def parse_bytes(value: object) -> int:
     if scaled % 10 ** len(fraction):
         msg = "must be a whole number of bytes"
         raise ValueError(msg)
-    return scaled // int(10 ** len(fraction))
+    denominator: int = 10 ** len(fraction)
+    return scaled // denominator
 
 
 def format_bytes(count: int) -> str:
