@@ -30,7 +30,7 @@ def parse_bytes(value: object) -> int:
         raise ValueError(msg)
     whole, fraction, unit = match[1], match[2] or "", match[3]
     if unit in _UNITS:
-        factor = 1024 ** _UNITS[unit]
+        factor: int = 1024 ** _UNITS[unit]
     elif unit in _DECIMAL:
         factor = 1000 ** _DECIMAL[unit]
     else:

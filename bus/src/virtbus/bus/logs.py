@@ -1,0 +1,52 @@
+"""Logs: JSON lines unless on a terminal: ts level code service node uid trace_id message."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+_FIELDS = ("code", "uid", "trace_id")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; a newline in a message is escaped, so no log can be forged."""
+
+    def __init__(self, service: str, node: str) -> None:
+        super().__init__()
+        self._fixed = {"service": service, "node": node}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, str] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            **self._fixed,
+        }
+        line |= {name: str(getattr(record, name)) for name in _FIELDS if hasattr(record, name)}
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """The same for eyes: time, level, message, then uid and code."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).astimezone()
+        tail = "".join(
+            f" {name}={getattr(record, name)}" for name in _FIELDS if hasattr(record, name)
+        )
+        message = record.getMessage().replace("\n", "\\n")
+        text = f"{at:%H:%M:%S}.{int(record.msecs):03d} {record.levelname:<7} {message}{tail}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def setup(service: str, node: str, *, level: str, style: str) -> None:
+    """Send the root logger to stderr. `style` is auto, json or text."""
+    text = style == "text" or (style == "auto" and sys.stderr.isatty())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter() if text else JsonFormatter(service, node))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    logging.getLogger("nats").setLevel(logging.CRITICAL)

@@ -1,0 +1,111 @@
+"""The frame of a service's process: signals, readiness, the watchdog, the parent's end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+
+from virtbus.bus import logs
+from virtbus.bus.settings import ServiceSettings
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+"""How long a service may take to stop: less than systemd's and `virtbus up`'s patience."""
+
+
+def notify(state: str) -> None:
+    """Tell systemd (sd_notify(3)); nothing where NOTIFY_SOCKET is not set."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+        sock.send(state.encode())
+
+
+async def _watchdog() -> None:
+    """WATCHDOG=1 from the event loop, so that a stalled loop is restarted."""
+    interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2_000_000
+    while interval_s:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
+
+
+async def _parent_ended() -> None:
+    """Return when the write end of VIRTBUS_PARENT_FD is closed: `virtbus up` is gone, however."""
+    text = os.environ.get("VIRTBUS_PARENT_FD", "")
+    if not text:
+        await asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    descriptor = int(text)
+
+    def readable() -> None:
+        if not os.read(descriptor, 1) and not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(descriptor, readable)
+    try:
+        await ended
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def _until_told_to_stop() -> str:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[str] = loop.create_future()
+
+    def tell(name: str) -> None:
+        if not told.done():
+            told.set_result(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number.name)
+    try:
+        async with asyncio.TaskGroup() as group:
+
+            async def watch_parent() -> None:
+                await _parent_ended()
+                tell("the parent's end")
+
+            parent = group.create_task(watch_parent())
+            name = await told
+            parent.cancel()
+            return name
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def supervise(body: Callable[[], Awaitable[None]]) -> None:
+    """Run `body` until it ends or the process is told to stop; then cancel it and wait."""
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(_body(body))
+        dog = group.create_task(_watchdog())
+        stop = group.create_task(_until_told_to_stop())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            log.info("stopping: %s", stop.result(), extra={"code": "stopping"})
+        notify("STOPPING=1")
+        for task in (work, dog, stop):
+            task.cancel()
+
+
+async def _body(body: Callable[[], Awaitable[None]]) -> None:
+    await body()
+
+
+def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
+    """The whole life of a service process; its exit code (0 stopped, 1 failed)."""
+    logs.setup(settings.service, settings.node, level=settings.log_level, style=settings.log_format)
+    os.umask(0o077)
+    try:
+        asyncio.run(supervise(body))
+    except Exception:
+        log.exception("%s failed", settings.service, extra={"code": "service_failed"})
+        return 1
+    return 0

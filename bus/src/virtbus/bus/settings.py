@@ -1,0 +1,107 @@
+"""Settings of a service: default < /etc/virtbus/<service>.toml < VIRTBUS_* < flags.
+
+Each service has one class below `ServiceSettings`; a field's description carries unit and reason,
+and `--help`, `--check-config` and docs/reference/settings.md are made from it.
+"""
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from virtbus.schemas.ids import Id, is_id
+from virtbus.schemas.wire import problems
+
+CONFIG_DIR = Path("/etc/virtbus")
+EXIT_USAGE = 2
+
+
+def node_slug(hostname: str) -> str:
+    """The node id that a hostname gives: its first label, with what no id may hold made '-'."""
+    label = hostname.split(".", maxsplit=1)[0].lower()
+    slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in label).strip("-")[:63]
+    return slug if is_id(slug) else "node"
+
+
+class ServiceSettings(BaseSettings):
+    """What every service needs to find its place and its bus."""
+
+    service: ClassVar[str] = "service"
+    model_config = SettingsConfigDict(
+        env_prefix="VIRTBUS_", frozen=True, extra="ignore", cli_hide_none_type=True
+    )
+
+    node: Id = Field(
+        default_factory=lambda: node_slug(socket.gethostname()),
+        description="this host's node id; default: a slug of the hostname",
+    )
+    server: str = Field("", description="NATS URL; default: what `virtbus up` wrote in run_dir")
+    creds: Path | None = Field(None, description="file with user and password of this service")
+    state_dir: Path = Field(Path("/var/lib/virtbus"), description="what survives a reboot")
+    run_dir: Path = Field(Path("/run/virtbus"), description="sockets and files of this boot")
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="log level")
+    log_format: str = Field(
+        "auto",
+        pattern="^(auto|json|text)$",
+        description="auto: text on a terminal, else JSON lines",
+    )
+    otlp_endpoint: str = Field("", description="OTLP/HTTP endpoint for traces; empty: none")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags (init) over environment over file; no dotenv, no secrets directory."""
+        del dotenv_settings, file_secret_settings
+        toml = TomlConfigSettingsSource(settings_cls, CONFIG_DIR / f"{cls.service}.toml")
+        return (init_settings, env_settings, toml)
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load(cls: type[S], argv: list[str] | None = None) -> S:
+    """The settings of this process; exits 2 with every problem and its field when they are wrong.
+
+    `--check-config` prints the settings in force and exits 0.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    check = "--check-config" in arguments
+    if check:
+        arguments.remove("--check-config")
+    try:
+        flags: Any = CliSettingsSource(
+            cls,
+            cli_prog_name=f"virtbus-{cls.service}",
+            cli_kebab_case=True,
+            cli_parse_args=arguments,
+            cli_exit_on_error=True,
+        )
+        settings = cls(**flags())
+    except ValidationError as error:
+        for detail in problems(error):
+            sys.stderr.write(f"error: {cls.service}: {detail.path}: {detail.message}\n")
+        raise SystemExit(EXIT_USAGE) from None
+    except (SettingsError, ValueError) as error:
+        sys.stderr.write(f"error: {cls.service}: {error}\n")
+        raise SystemExit(EXIT_USAGE) from None
+    if check:
+        for name, value in settings.model_dump(mode="json").items():
+            sys.stdout.write(f"{name} = {value!r}\n")
+        raise SystemExit(0)
+    return settings
