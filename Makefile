@@ -1,0 +1,63 @@
+# Everything one does here. `make` alone lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+# More words for pytest or the bench: make unit ARGS='-k claims -x'
+ARGS ?=
+PYTEST := tools/in-host-netns $(BIN)/python -m pytest
+.PHONY: help setup sync fmt check docs docs-check unit integration e2e test demo bench install uninstall clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: ## packages, Python environment, libvirt, guest image: whatever is missing (root)
+	@tools/setup
+
+sync: ## only the Python environment
+	@tools/uv sync --locked
+
+fmt: ## format and mend what ruff can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+check: sync docs-check ## lock, format, lint, types, contracts, generated docs
+	@tools/uv lock --check
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check . tools/census
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+docs: sync ## rewrite what is generated from the code
+	@$(BIN)/python -m virtbus.schemas.generate
+
+docs-check: sync
+	@$(BIN)/python -m virtbus.schemas.generate --check
+
+unit: sync ## tests that need nothing but Python
+	@$(BIN)/python -m pytest -m 'not integration and not e2e' $(ARGS)
+
+integration: setup ## tests against real libvirt, NATS and network namespaces (root)
+	@$(PYTEST) -m integration $(ARGS)
+
+e2e: setup ## tests that boot real guests (root)
+	@$(PYTEST) -m e2e $(ARGS)
+
+test: setup ## all tests, real guests included (root)
+	@$(PYTEST) $(ARGS)
+
+demo: setup ## one VM, from create to delete (root)
+	@tools/in-host-netns tools/demo
+
+bench: setup ## the budgets, measured against raw libvirt (root)
+	@tools/in-host-netns $(BIN)/python -m tests.bench $(ARGS)
+
+install: ## virtbus and its systemd units onto this host (root)
+	@deploy/install
+
+uninstall: ## and off it again; VMs and state stay unless ARGS=--purge (root)
+	@deploy/uninstall $(ARGS)
+
+clean: ## what was built or cached in this clone
+	@rm -rf .venv build-out dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
