@@ -111,6 +111,26 @@ class Request:
     stream: Callable[[Any], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """A consumer's lag: `pending` messages not delivered, `waiting` pull requests."""
+
+    name: str
+    pending: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """A stream's state; `fill` is bytes over max_bytes, 0.0 where unbounded."""
+
+    name: str
+    messages: int
+    fill: float
+    replicas: int
+    consumers: tuple[ConsumerReport, ...] = ()
+
+
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -232,6 +252,9 @@ class Bus(Protocol):
 
     async def fill(self, bucket: str) -> float:
         """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""
+
+    async def report(self) -> list[StreamReport]:
+        """The declared streams and their consumers; needs a role that may read stream info."""
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:

@@ -5,6 +5,7 @@ from pydantic import Field
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageInfo, ImageRef
 from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
 from virtbus.schemas.quantity import Bytes
 from virtbus.schemas.vm import Labels, VmSpec, VmView
@@ -51,6 +52,12 @@ class VmUpdate(VmRef):
 
 class VmDelete(VmRef):
     """`vm.delete`. `grace_s` 0 ends the guest at once; default: the spec's termination_grace_s."""
+
+    grace_s: int | None = Field(None, ge=0, le=86_400)
+
+
+class VmStop(VmRef):
+    """`vm.stop`. `grace_s` as in `vm.delete`."""
 
     grace_s: int | None = Field(None, ge=0, le=86_400)
 
@@ -168,3 +175,9 @@ class EventPage(Fact):
     """The answer of `vm.events`."""
 
     items: tuple[EventItem, ...] = ()
+
+
+class NetworkPage(Fact):
+    """The answer of `network.list`."""
+
+    items: tuple[NetworkInfo, ...] = ()

@@ -105,3 +105,8 @@ def events(uid: str | None = None) -> str:
 def dead_letter(service: str) -> str:
     """`virtbus.dlq.<service>`: what could not be handled."""
     return f"{PREFIX}.dlq.{check_id(service)}"
+
+
+def client_span() -> str:
+    """`virtbus.tele.client.span`: a client's own span of a request; droppable."""
+    return f"{PREFIX}.tele.client.span"

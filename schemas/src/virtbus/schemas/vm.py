@@ -198,6 +198,11 @@ class VmRecord(Fact):
     epoch: int = 1
     generation: int = 1
     created_ns: int
+    powered: bool = True
+    """Whether the guest should run now: set at creation by the run strategy, then by start/stop."""
+    power_epoch: int = 0
+    """Rises with every start or stop, so that a start of a VM that stopped by itself is seen."""
+    stop_grace_s: int | None = None
     deleting: bool = False
     delete_grace_s: int | None = None
     traceparent: str | None = None
@@ -253,6 +258,7 @@ class VmStatus(Fact):
     node: str
     epoch: int
     generation: int
+    power_epoch: int = 0
     state: VmState
     reason: str = ""
     message: str = ""
@@ -262,6 +268,7 @@ class VmStatus(Fact):
     image_digest: str = ""
     started_ns: int | None = None
     updated_ns: int = 0
+    restarts: int = 0
     released: bool = False
     """True when nothing of the VM is left on the host: the controller may purge the record."""
 
@@ -283,6 +290,8 @@ class VmView(Fact):
     reason: str = ""
     message: str = ""
     deleting: bool = False
+    powered: bool = True
+    restarts: int = 0
     interfaces: tuple[InterfaceStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
     accelerator: str = ""

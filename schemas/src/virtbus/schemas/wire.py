@@ -4,6 +4,8 @@ All decoding of foreign bytes in virtbus goes through `decode`; it is one-shot, 
 survives a bad message, and it raises one exception class.
 """
 
+import difflib
+import functools
 import hashlib
 import json
 import math
@@ -138,7 +140,7 @@ def validate(model: type[Model], value: Any, prefix: str = "") -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid(problems(error, prefix)) from None
+        raise invalid(problems(error, prefix, model=model)) from None
 
 
 def invalid(details: tuple[Detail, ...]) -> VirtbusError:
@@ -149,14 +151,34 @@ def invalid(details: tuple[Detail, ...]) -> VirtbusError:
     return VirtbusError(Code.INVALID, "invalid", f"{first}{more}", details=details)
 
 
-def problems(error: ValidationError, prefix: str = "") -> tuple[Detail, ...]:
-    """Pydantic's errors as details; the input itself is never repeated (it may be a secret)."""
-    return tuple(
-        _detail(item, prefix) for item in error.errors(include_url=False, include_input=False)
-    )
+def problems(
+    error: ValidationError, prefix: str = "", *, model: type[BaseModel] | None = None
+) -> tuple[Detail, ...]:
+    """Pydantic's errors as details; the input itself is never repeated (it may be a secret).
+
+    With `model`, an unknown field gets a hint at the known one that looks like it.
+    """
+    found = error.errors(include_url=False, include_input=False)
+    return tuple(_detail(item, prefix, model) for item in found)
 
 
-def _detail(item: ErrorDetails, prefix: str) -> Detail:
+def _near(name: str, model: type[BaseModel]) -> str:
+    snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
+    near = difflib.get_close_matches(snake, _field_names(model), n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+@functools.cache
+def _field_names(model: type[BaseModel]) -> tuple[str, ...]:
+    """Every field name of a model and of the models inside it."""
+    schema = model.model_json_schema(by_alias=True)
+    names: set[str] = set(schema.get("properties", {}))
+    for inner in schema.get("$defs", {}).values():
+        names |= set(inner.get("properties", {}))
+    return tuple(sorted(names))
+
+
+def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> Detail:
     path = prefix
     for part in item["loc"]:
         if isinstance(part, int):
@@ -164,9 +186,11 @@ def _detail(item: ErrorDetails, prefix: str) -> Detail:
         elif part != "[key]":
             path += f".{part}" if path else part
     message = item["msg"].removeprefix("Value error, ")
+    hint = ""
     if item["type"] == "extra_forbidden":
         message = "unknown field"
-    return Detail(path=path, message=message)
+        hint = _near(str(item["loc"][-1]), model) if model is not None else ""
+    return Detail(path=path, message=message, hint=hint)
 
 
 def spec_hash(value: BaseModel) -> str:

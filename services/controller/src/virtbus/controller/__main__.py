@@ -1,0 +1,23 @@
+"""`virtbus-controller`: settings, bus, service; everything is wired here."""
+
+from virtbus.bus import client, process, tracing
+from virtbus.bus.settings import load
+from virtbus.controller.service import Controller
+from virtbus.controller.settings import Settings
+
+
+async def serve(settings: Settings) -> None:
+    """Connect and serve until cancelled."""
+    async with client.connect(client.settings_of(settings), name="controller") as bus:
+        with tracing.setup("controller", "", bus, settings.otlp_endpoint):
+            await Controller(bus, settings).run()
+
+
+def main() -> None:
+    """The console script."""
+    settings = load(Settings)
+    raise SystemExit(process.run(settings, lambda: serve(settings)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What may change in a VM that exists: the desired record after start, stop, update, delete."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from virtbus.controller.core.admission import split_secrets, starts_by_itself
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.vm import VmRecord, VmSpec
+from virtbus.schemas.wire import spec_hash
+
+LIVE = frozenset({"spec.run_strategy", "spec.node_selector", "spec.termination_grace_s"})
+"""Taken over at once, while the guest runs."""
+
+AT_RESTART = (
+    "spec.domain.cpu.",
+    "spec.domain.memory.",
+    "spec.domain.firmware.",
+    "spec.domain.accelerator",
+)
+"""Taken over at the guest's next start; until then the VM shows RestartRequired."""
+
+
+def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
+    """Paths of the leaves that differ, as in error details: `spec.volumes[0].image.size`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            yield from changed_paths(before.get(key), after.get(key), f"{path}.{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from changed_paths(old, new, f"{path}[{index}]")
+    elif before != after:
+        yield path
+
+
+def updated(
+    record: VmRecord,
+    *,
+    spec: VmSpec | None,
+    labels: dict[str, str] | None,
+    annotations: dict[str, str] | None,
+) -> VmRecord:
+    """The record with the new spec, labels and annotations (None: as they are).
+
+    Raises:
+        VirtbusError: 422 naming each field that cannot change, 409 while the VM is being deleted.
+    """
+    refuse_deleting(record)
+    update: dict[str, Any] = {}
+    if labels is not None:
+        update["labels"] = dict(labels)
+    if annotations is not None:
+        update["annotations"] = dict(annotations)
+    if spec is not None:
+        public, secrets = split_secrets(spec, record.uid)
+        paths = list(
+            changed_paths(
+                record.spec.model_dump(mode="json"), public.model_dump(mode="json"), "spec"
+            )
+        )
+        fixed = [p for p in paths if not (_live(p) or p.startswith(AT_RESTART))]
+        if secrets is not None:
+            fixed.append("spec.volumes[].cloud_init_no_cloud")
+        if fixed:
+            message = "these fields cannot change while the VM exists; delete it and create it anew"
+            details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
+            raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
+        if paths:
+            update |= {"spec": public, "spec_hash": spec_hash(public)}
+            update["generation"] = record.generation + 1
+        if spec.run_strategy is not record.spec.run_strategy:
+            update["powered"] = starts_by_itself(spec.run_strategy)
+            update["power_epoch"] = record.power_epoch + 1
+    return record.model_copy(update=update)
+
+
+def _live(path: str) -> bool:
+    return any(path == field or path.startswith(f"{field}.") for field in LIVE)
+
+
+def powered(record: VmRecord, *, on: bool, grace_s: int | None = None) -> VmRecord:
+    """The record after start (`on`) or stop; each raises the power epoch."""
+    refuse_deleting(record)
+    return record.model_copy(
+        update={"powered": on, "power_epoch": record.power_epoch + 1, "stop_grace_s": grace_s}
+    )
+
+
+def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
+    """The record once its delete was asked for; asking again may only shorten the grace."""
+    if record.deleting and (
+        grace_s is None or (record.delete_grace_s is not None and grace_s >= record.delete_grace_s)
+    ):
+        return record
+    return record.model_copy(update={"deleting": True, "delete_grace_s": grace_s})
+
+
+def refuse_deleting(record: VmRecord) -> None:
+    """Raise 409 when the VM is being deleted."""
+    if record.deleting:
+        message = f"{record.name} is being deleted; wait for vm.deleted, then create it anew"
+        raise VirtbusError(Code.CONFLICT, "deleting", message)

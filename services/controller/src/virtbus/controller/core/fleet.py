@@ -1,0 +1,200 @@
+"""The fleet as the bus tells it: records, statuses, nodes and claims, kept from watches.
+
+A cache: good for answers and placement, never for a decision that must hold; those are CAS writes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from virtbus.controller.core.placement import Candidate, memory_of
+from virtbus.controller.core.view import view
+from virtbus.schemas.node import NodeRecord, NodeView
+from virtbus.schemas.subjects import JOIN_KEY
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmStatus, VmView
+from virtbus.schemas.wire import decode, validate
+
+DOWN_AFTER_S = 25.0
+"""Longer than a bus election (9 s) plus a beat, or a leader change marks every node silent."""
+
+
+class Held(NamedTuple):
+    """A record with its place: what a CAS needs."""
+
+    record: VmRecord
+    revision: int
+
+
+class Claimed(NamedTuple):
+    """A name claim as it stands."""
+
+    uid: str
+    revision: int
+    time_ns: int
+
+
+@dataclass(slots=True)
+class NodeSeen:
+    """A node's last word, and when it came on this process's monotonic clock."""
+
+    record: NodeRecord
+    heard_s: float
+    skew_s: float = 0.0
+
+
+def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | None:
+    """The value of a `$KV.vm…` key by the shape of the key; None for a join nonce."""
+    tokens = key.split(".")
+    if tokens[-1] == JOIN_KEY:
+        return None
+    data: Any = decode(value)
+    if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
+        return validate(NameClaim, data)
+    if data.get("tombstone"):
+        return validate(Tombstone, data)
+    return validate(VmRecord, data)
+
+
+@dataclass
+class Fleet:
+    """All that is known. `revision` and `status_revision` are the highest seen of each bucket."""
+
+    vms: dict[str, Held] = field(default_factory=dict)
+    statuses: dict[str, tuple[VmStatus, int]] = field(default_factory=dict)
+    nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    names: dict[tuple[str, str], str] = field(default_factory=dict)
+    claims: dict[str, Claimed] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+    revision: int = 0
+    status_revision: int = 0
+    quiet_since_s: float = 0.0
+    """When the bus last came back: before that plus DOWN_AFTER_S no node is called silent."""
+
+    # --- what the watches bring ---------------------------------------------------------------
+    def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
+        """Take in one `$KV.vm` message; the uid whose view changed, if any."""
+        self.revision = max(self.revision, revision)
+        message = read_vm_key(key, value)
+        if isinstance(message, NameClaim):
+            self.claims[key] = Claimed(message.uid, revision, time_ns)
+            return None
+        if not isinstance(message, VmRecord):
+            return None
+        held = self.vms.get(message.uid)
+        if held is not None and held.revision >= revision:
+            return None  # our own write, already applied
+        self.vms[message.uid] = Held(message, revision)
+        self.names[message.namespace, message.name] = message.uid
+        self.gone.pop(message.uid, None)
+        return message.uid
+
+    def purge_vm(self, key: str, revision: int) -> str | None:
+        """Take in a purge marker."""
+        self.revision = max(self.revision, revision)
+        if self.claims.pop(key, None) is not None:
+            return None
+        uid = key.rsplit(".", maxsplit=1)[-1]
+        held = self.vms.get(uid)
+        if held is not None and (held.revision > revision or held.record.node != key.split(".")[2]):
+            return None  # the purge half of a move
+        return self.drop_vm(uid, revision)
+
+    def drop_vm(self, uid: str, revision: int) -> str | None:
+        """Forget a VM; its uid if it was known."""
+        self.gone[uid] = revision
+        held = self.vms.pop(uid, None)
+        if held is None:
+            return None
+        name = (held.record.namespace, held.record.name)
+        if self.names.get(name) == uid:
+            del self.names[name]
+        return uid
+
+    def put_status(self, value: bytes, revision: int) -> str:
+        """Take in one `$KV.st` message."""
+        self.status_revision = max(self.status_revision, revision)
+        status = validate(VmStatus, decode(value))
+        known = self.statuses.get(status.uid)
+        if known is None or known[0].epoch <= status.epoch:
+            self.statuses[status.uid] = (status, revision)
+        return status.uid
+
+    def purge_status(self, key: str, revision: int) -> str:
+        """Take in a status's purge marker."""
+        self.status_revision = max(self.status_revision, revision)
+        _, _, node, uid = key.split(".")
+        known = self.statuses.get(uid)
+        if known is not None and known[0].node == node:
+            del self.statuses[uid]
+        return uid
+
+    def put_node(self, value: bytes, now_s: float, now_ns: int) -> str:
+        """Take in a node's liveness record."""
+        record = validate(NodeRecord, decode(value))
+        skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
+        self.nodes[record.node] = NodeSeen(record, now_s, skew_s)
+        return record.node
+
+    # --- answers --------------------------------------------------------------------------
+    def silent(self, node: str, now_s: float) -> bool:
+        """True when a node has said nothing for DOWN_AFTER_S while the bus was there."""
+        seen = self.nodes.get(node)
+        heard_s = seen.heard_s if seen else 0.0
+        return now_s - max(heard_s, self.quiet_since_s) > DOWN_AFTER_S
+
+    def show(self, uid: str, now_s: float) -> VmView | None:
+        """The VM as the API shows it."""
+        held = self.vms.get(uid)
+        if held is None:
+            return None
+        status = self.statuses.get(uid)
+        silent = self.silent(held.record.node, now_s)
+        return view(held.record, held.revision, status[0] if status else None, silent=silent)
+
+    def sorted_uids(self, namespace: str | None, labels: dict[str, str]) -> list[str]:
+        """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""
+        return [
+            held.record.uid
+            for held in sorted(self.vms.values(), key=_order)
+            if matches(held.record, namespace, labels)
+        ]
+
+    def candidates(self, now_s: float) -> list[Candidate]:
+        """The nodes with what is promised on them, for placement."""
+        promised: dict[str, list[VmRecord]] = {}
+        for held in self.vms.values():
+            promised.setdefault(held.record.node, []).append(held.record)
+        return [
+            Candidate(
+                record=seen.record,
+                vms=len(promised.get(node, ())),
+                vcpus=sum(r.spec.domain.cpu.vcpus for r in promised.get(node, ())),
+                memory_bytes=sum(memory_of(r.spec) for r in promised.get(node, ())),
+                silent=self.silent(node, now_s),
+            )
+            for node, seen in self.nodes.items()
+        ]
+
+    def node_views(self, now_s: float) -> Iterator[NodeView]:
+        """The nodes as the API shows them."""
+        for candidate in sorted(self.candidates(now_s), key=lambda c: c.record.node):
+            seen = self.nodes[candidate.record.node]
+            yield NodeView(
+                **candidate.record.model_dump(),
+                vms=candidate.vms,
+                committed_vcpus=candidate.vcpus,
+                committed_memory_bytes=candidate.memory_bytes,
+                age_s=round(now_s - seen.heard_s, 1),
+                skew_s=round(seen.skew_s, 3),
+            )
+
+
+def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> bool:
+    """True for a record of the namespace (None: any) that bears all the labels."""
+    return (namespace is None or record.namespace == namespace) and all(
+        record.labels.get(key) == value for key, value in labels.items()
+    )
+
+
+def _order(held: Held) -> tuple[str, str, str]:
+    return (held.record.namespace, held.record.name, held.record.uid)

@@ -1,0 +1,152 @@
+"""Placement: filter, then score; every refused node with its reason."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.node import NodeRecord, NodeState
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.vm import VmSpec
+
+CPU_OVERCOMMIT = 8.0
+"""Promised vCPUs per host CPU: an idle guest costs none, so CPU is shared; memory is not."""
+MEMORY_RESERVE_BYTES = 512 * 1024**2
+"""Kept for the host: libvirtd, the services and page tables of the guests."""
+QEMU_OVERHEAD_BYTES = 48 * 1024**2
+"""Beside the guest's memory, per VM (perf-limits.md §2: PSS 31.5 MiB for a 32 MiB guest)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node and what is promised on it."""
+
+    record: NodeRecord
+    vms: int
+    vcpus: int
+    memory_bytes: int
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The best node first; `refused` maps the others to why."""
+
+    nodes: tuple[str, ...]
+    refused: Mapping[str, str]
+
+
+def memory_of(spec: VmSpec) -> int:
+    """What a VM takes of a host's memory."""
+    return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
+
+
+def _alive(_spec: VmSpec, node: Candidate) -> str | None:
+    return "does not answer" if node.silent else None
+
+
+def _ready(_spec: VmSpec, node: Candidate) -> str | None:
+    return None if node.record.state is NodeState.READY else f"is {node.record.state}"
+
+
+def _labels(spec: VmSpec, node: Candidate) -> str | None:
+    missing = sorted(
+        f"{key}={value}"
+        for key, value in spec.node_selector.items()
+        if node.record.labels.get(key) != value
+    )
+    return f"lacks the label {', '.join(missing)}" if missing else None
+
+
+def _accelerator(spec: VmSpec, node: Candidate) -> str | None:
+    wanted = spec.domain.accelerator
+    if wanted == "auto" or wanted in node.record.accelerators:
+        return None
+    return f"cannot run {wanted} guests (it has {', '.join(node.record.accelerators)})"
+
+
+def _networks(spec: VmSpec, node: Candidate) -> str | None:
+    missing = sorted({n.network for n in spec.networks} - set(node.record.networks))
+    return f"has no network named {', '.join(missing)}" if missing else None
+
+
+def _vcpus(spec: VmSpec, node: Candidate) -> str | None:
+    wanted = spec.domain.cpu.vcpus
+    if node.record.max_vcpus and wanted > node.record.max_vcpus:
+        return f"runs at most {node.record.max_vcpus} vCPUs in a VM, {wanted} asked"
+    free = int(node.record.cpus * CPU_OVERCOMMIT) - node.vcpus
+    return f"has {max(free, 0)} vCPUs left, {wanted} asked" if wanted > free else None
+
+
+def _memory(spec: VmSpec, node: Candidate) -> str | None:
+    wanted = memory_of(spec)
+    free = free_memory(node)
+    if wanted <= free:
+        return None
+    return f"has {format_bytes(max(free, 0))} of memory left, {format_bytes(wanted)} asked"
+
+
+def free_memory(node: Candidate) -> int:
+    """Memory that may still be promised, in bytes."""
+    return node.record.memory_bytes - MEMORY_RESERVE_BYTES - node.memory_bytes
+
+
+Filter = Callable[[VmSpec, Candidate], str | None]
+FILTERS: tuple[Filter, ...] = (_alive, _ready, _labels, _accelerator, _networks, _vcpus, _memory)
+
+
+def _locality(spec: VmSpec, node: Candidate) -> float:
+    refs = {volume.image.ref for volume in spec.volumes if volume.image}
+    here = sum(
+        ref in node.record.image_names or ref.rpartition("@")[2] in node.record.image_digests
+        for ref in refs
+    )
+    return here / len(refs) if refs else 0.0
+
+
+def _spread(_spec: VmSpec, node: Candidate) -> float:
+    return max(free_memory(node), 0) / max(node.record.memory_bytes, 1)
+
+
+def _hands(_spec: VmSpec, node: Candidate) -> float:
+    """Prefer a node whose services are all there; one that lacks them still gets them back."""
+    states = [service.state for service in node.record.services.values()]
+    return sum(state is NodeState.READY for state in states) / len(states) if states else 1.0
+
+
+SCORES: tuple[tuple[float, Callable[[VmSpec, Candidate], float]], ...] = (
+    (2.0, _hands),
+    (1.0, _spread),
+    (0.5, _locality),
+)
+
+
+def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
+    """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
+    refused: dict[str, str] = {}
+    fit: list[Candidate] = []
+    for node in nodes:
+        reason = next((why for check in FILTERS if (why := check(spec, node))), None)
+        if reason is None:
+            fit.append(node)
+        else:
+            refused[node.record.node] = reason
+    fit.sort(key=lambda n: (-sum(w * s(spec, n) for w, s in SCORES), n.vms, n.record.node))
+    return Placement(tuple(node.record.node for node in fit), refused)
+
+
+def no_node(refused: Mapping[str, str]) -> VirtbusError:
+    """429 with the reason for each node; nothing was created."""
+    if not refused:
+        return VirtbusError(
+            Code.EXHAUSTED,
+            "no_node",
+            "no node has joined; start one with `virtbus up`, see them with `virtbus node list`",
+            after_ms=5000,
+        )
+    return VirtbusError(
+        Code.EXHAUSTED,
+        "no_capacity",
+        f"none of {len(refused)} node(s) can take this VM; ask for less, remove VMs, or add a node",
+        after_ms=5000,
+        details=tuple(Detail(path=f"node/{n}", message=why) for n, why in sorted(refused.items())),
+    )

@@ -1,0 +1,102 @@
+"""The end of deletes, and the sweep of what a crash left; safe in any number of controllers."""
+
+import asyncio
+import logging
+import time
+
+from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
+from virtbus.controller.edge.facts import Facts
+from virtbus.schemas.events import Kind
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+
+class Endings:
+    """Finishes deletes whose node has let go, and sweeps orphan claims and secrets."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._facts = facts
+        self._commits = Commits(bus)
+
+    async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
+        """Purge each deleted VM once its status says that nothing is left on the host."""
+        while True:
+            uid = await changed.get()
+            try:
+                await self._finish(uid)
+            except BusError as error:
+                log.warning(
+                    "the end of a delete is tried again: %s",
+                    error,
+                    extra={"code": "finish_retry", "uid": uid},
+                )
+                asyncio.get_running_loop().call_later(RETRY_S, changed.put_nowait, uid)
+
+    async def _finish(self, uid: str) -> None:
+        held, status = self._fleet.vms.get(uid), self._fleet.statuses.get(uid)
+        if held is None or status is None or not held.record.deleting:
+            return
+        if not status[0].released or status[0].epoch < held.record.epoch:
+            return
+        try:
+            await self._commits.finish(held)
+        except ConflictError:
+            return  # another controller was first, or the record moved: its echo brings us back
+        self._facts.emit(Kind.VM_DELETED, held.record, "")
+        log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
+
+    async def sweep(self, grace_s: float) -> int:
+        """One sweep; how many orphans it removed. Only what is older than `grace_s` counts."""
+        removed = 0
+        before_ns = time.time_ns() - int(grace_s * 1e9)
+        for key, claim in list(self._fleet.claims.items()):
+            if claim.uid in self._fleet.vms or claim.time_ns > before_ns:
+                continue
+            try:
+                # The tombstone first: it fences a paused controller that would still commit.
+                if await self._commits.bury(claim.uid):
+                    removed += await self._commits.release_name(key, claim.uid)
+            except ConflictError:
+                continue
+        return removed + await self._sweep_secrets(before_ns)
+
+    async def _sweep_secrets(self, before_ns: int) -> int:
+        orphans: list[Entry] = []
+        async with self._bus.watch("$KV.sec.>") as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                if isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                    uid = item.key.rsplit(".", maxsplit=1)[-1]
+                    if uid not in self._fleet.vms and item.time_ns < before_ns:
+                        orphans.append(item)
+        removed = 0
+        for entry in orphans:
+            uid = entry.key.rsplit(".", maxsplit=1)[-1]
+            if await self._commits.latest(uid) is None:
+                try:
+                    await self._bus.purge(
+                        entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S
+                    )
+                except ConflictError:
+                    continue
+                removed += 1
+        return removed
+
+    async def sweep_forever(self, interval_s: float, grace_s: float) -> None:
+        """Sweep each `interval_s`."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                removed = await self.sweep(grace_s)
+            except BusError as error:
+                log.warning("the sweep is tried again: %s", error, extra={"code": "sweep_retry"})
+                continue
+            if removed:
+                log.info("swept %d orphan(s)", removed, extra={"code": "swept"})

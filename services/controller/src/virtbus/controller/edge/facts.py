@@ -1,0 +1,35 @@
+"""Facts about VMs on `virtbus.evt`: told after the deed, never awaited."""
+
+import time
+
+from virtbus.bus.ports import Bus
+from virtbus.schemas import subjects
+from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.vm import VmRecord
+
+
+class Facts:
+    """The controller's voice on the event stream."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def emit(self, kind: Kind, record: VmRecord, message: str) -> None:
+        """Store one fact; its id makes a repeat of the same step one fact."""
+        event = Event(
+            kind=kind,
+            uid=record.uid,
+            node=record.node,
+            epoch=record.epoch,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            message=message,
+            service="controller",
+            at_ns=time.time_ns(),
+        )
+        self._bus.emit(
+            subjects.event(record.node, record.uid, kind),
+            event,
+            message_id=f"{record.uid}:{record.epoch}:{record.generation}:{record.power_epoch}:{kind}",
+        )

@@ -1,0 +1,92 @@
+"""The watches that keep the fleet: one a bucket, each restarting its list on its own."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from virtbus.bus.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.errors import VirtbusError
+
+log = logging.getLogger(__name__)
+
+
+class Feeds:
+    """Feeds the fleet from the bus. `synced` is set once each bucket was listed whole."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: Watches) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._watches = watches
+        self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
+        self.released: asyncio.Queue[str] = asyncio.Queue()
+        """Uids whose status or record changed: candidates for the end of their delete."""
+
+    async def synced(self) -> None:
+        """Return when all three buckets have been listed."""
+        for event in self._lists.values():
+            await event.wait()
+
+    async def run(self) -> None:
+        """Follow all three buckets; never returns by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow("vm", self._vm, lambda: set(self._fleet.vms)))
+            group.create_task(self._follow("st", self._status, lambda: set(self._fleet.statuses)))
+            group.create_task(self._follow("node", self._node, set))
+
+    async def _follow(
+        self, bucket: str, take: Callable[[Entry], str | None], known: Callable[[], set[str]]
+    ) -> None:
+        missing: set[str] = set()
+        async with self._bus.watch(f"$KV.{bucket}.>") as watch:
+            async for item in watch:
+                if item is WatchMark.RESET:
+                    missing = known()
+                    self._fleet.quiet_since_s = asyncio.get_running_loop().time()
+                elif item is WatchMark.SYNCED:
+                    self._forget(bucket, missing)
+                    self._lists[bucket].set()
+                elif isinstance(item, Entry):
+                    uid = self._take(take, item)
+                    if item.kind is EntryKind.PUT:
+                        missing.discard(item.key.rsplit(".", maxsplit=1)[-1])
+                    self._changed(uid)
+
+    def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
+        try:
+            return take(entry)
+        except VirtbusError as error:
+            # One bad value must not stop the feed; the last good one stays (MSG-16).
+            log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})  # noqa: TRY400
+            return None
+
+    def _forget(self, bucket: str, missing: set[str]) -> None:
+        """Drop what a complete list no longer names."""
+        for uid in missing:
+            if bucket == "vm":
+                self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
+            else:
+                self._fleet.statuses.pop(uid, None)
+                self._changed(uid)
+
+    def _changed(self, uid: str | None) -> None:
+        if uid is not None:
+            self._watches.changed(uid)
+            self.released.put_nowait(uid)
+
+    def _vm(self, entry: Entry) -> str | None:
+        if entry.kind is EntryKind.PURGE:
+            return self._fleet.purge_vm(entry.key, entry.revision)
+        return self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
+
+    def _status(self, entry: Entry) -> str | None:
+        if entry.kind is EntryKind.PURGE:
+            return self._fleet.purge_status(entry.key, entry.revision)
+        return self._fleet.put_status(entry.value, entry.revision)
+
+    def _node(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.PUT:
+            now_s = asyncio.get_running_loop().time()
+            self._fleet.put_node(entry.value, now_s, time.time_ns())

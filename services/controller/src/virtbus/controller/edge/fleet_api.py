@@ -1,0 +1,180 @@
+"""`node.*`, `image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from virtbus.bus.ids import uuid7
+from virtbus.bus.ports import Bus, BusError, Request
+from virtbus.controller.core.fleet import Fleet
+from virtbus.schemas import subjects
+from virtbus.schemas.api import (
+    Empty,
+    EventItem,
+    EventList,
+    EventPage,
+    ImagePage,
+    ImagePull,
+    NetworkPage,
+    NodeImage,
+    NodePage,
+    PulledImages,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.network import NetworkInfo
+from virtbus.schemas.nodework import PullImage
+from virtbus.schemas.states import VmState
+from virtbus.schemas.wire import decode, validate
+
+NODE_ANSWER_S = 3.0
+
+
+class FleetApi:
+    """The handlers that ask about nodes, or ask nodes."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def nodes(self, request: Request) -> NodePage:
+        validate(Empty, request.data)
+        return NodePage(items=tuple(self._fleet.node_views(asyncio.get_running_loop().time())))
+
+    async def networks(self, request: Request) -> NetworkPage:
+        validate(Empty, request.data)
+        nodes: dict[str, list[str]] = {}
+        for name, seen in self._fleet.nodes.items():
+            for network in seen.record.networks:
+                nodes.setdefault(network, []).append(name)
+        kinds = {True: "built-in", False: "cni"}
+        return NetworkPage(
+            items=tuple(
+                NetworkInfo(
+                    name=name,
+                    kind=kinds[name == "default"],
+                    detail={"nodes": ", ".join(sorted(there))},
+                )
+                for name, there in sorted(nodes.items())
+            )
+        )
+
+    # --- images ---------------------------------------------------------------------------
+    async def images(self, request: Request) -> ImagePage:
+        validate(Empty, request.data)
+        answers, _ = await self._ask(self._fleet.nodes, "list", {}, NODE_ANSWER_S)
+        merged: dict[str, tuple[ImageInfo, set[str], set[str]]] = {}
+        for node, answer in answers.items():
+            for item in answer.get("images", ()):
+                info = validate(ImageInfo, item)
+                _, names, nodes = merged.setdefault(info.digest, (info, set(), set()))
+                names.update(info.names)
+                nodes.add(node)
+        items = [
+            NodeImage(**{**info.model_dump(), "names": sorted(names), "nodes": sorted(nodes)})
+            for info, names, nodes in merged.values()
+        ]
+        return ImagePage(items=tuple(sorted(items, key=lambda i: (i.names, i.digest))))
+
+    async def pull(self, request: Request) -> PulledImages:
+        want = validate(ImagePull, request.data)
+        nodes = [want.node] if want.node else sorted(self._fleet.nodes)
+        if not nodes:
+            message = "no node has joined; start one with `virtbus up`"
+            raise VirtbusError(Code.UNAVAILABLE, "no_node", message, after_ms=5000)
+        if want.node and want.node not in self._fleet.nodes:
+            message = f"there is no node {want.node}; `virtbus node list` shows what there is"
+            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+        left_s = max(request.deadline_s - asyncio.get_running_loop().time(), 0.1)
+        ask = PullImage(ref=want.ref, job=want.job or uuid7())
+        answers, errors = await self._ask(nodes, "pull", ask, left_s)
+        if errors and not answers:
+            raise next(iter(errors.values()))
+        return PulledImages(
+            images={node: validate(ImageInfo, answer) for node, answer in answers.items()},
+            errors={node: error.body.message for node, error in errors.items()},
+        )
+
+    async def _ask(
+        self, nodes: Iterable[str], verb: str, value: Any, timeout_s: float
+    ) -> tuple[dict[str, Any], dict[str, VirtbusError]]:
+        """Ask imaged of each node at once; answers and errors by node."""
+        answers: dict[str, Any] = {}
+        errors: dict[str, VirtbusError] = {}
+
+        async def ask(node: str) -> None:
+            subject = subjects.rpc(node, "imaged", verb)
+            try:
+                answers[node] = await self._bus.request(subject, value, timeout_s=timeout_s)
+            except VirtbusError as error:
+                errors[node] = error
+            except BusError as error:
+                message = f"imaged of {node} does not answer ({error}); see `virtbus status`"
+                errors[node] = VirtbusError(Code.UNAVAILABLE, "imaged_silent", message)
+
+        async with asyncio.TaskGroup() as group:
+            for node in nodes:
+                group.create_task(ask(node))
+        return answers, errors
+
+    # --- facts and state ------------------------------------------------------------------
+    async def events(self, request: Request) -> EventPage:
+        want = validate(EventList, request.data)
+        stored = await self._bus.history(
+            subjects.events(want.uid), after=want.after, limit=want.limit
+        )
+        span = str(Kind.SPAN)
+        items = []
+        for message in stored:
+            if message.subject.endswith(f".{span}") and not want.spans:
+                continue
+            body = decode(message.body)
+            data = body.get("data", body) if isinstance(body, dict) else {}
+            items.append(
+                EventItem(
+                    sequence=message.sequence,
+                    subject=message.subject,
+                    time_ns=message.time_ns,
+                    data=data,
+                )
+            )
+        return EventPage(items=tuple(items))
+
+    async def status(self, request: Request) -> dict[str, Any]:
+        """What `virtbus status` shows beside the services' own answers."""
+        validate(Empty, request.data)
+        loop_s = asyncio.get_running_loop().time()
+        nodes = tuple(self._fleet.node_views(loop_s))
+        pending = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
+        waiting = []
+        states: dict[str, int] = {}
+        for uid in self._fleet.vms:
+            shown = self._fleet.show(uid, loop_s)
+            if shown is None:
+                continue
+            states[shown.state] = states.get(shown.state, 0) + 1
+            if shown.state in pending and shown.powered:
+                waiting.append(shown.created_ns)
+        report = await self._bus.report()
+        return {
+            "streams": [
+                {
+                    "name": stream.name,
+                    "fill": stream.fill,
+                    "messages": stream.messages,
+                    "replicas": stream.replicas,
+                    "consumers": [
+                        {"name": c.name, "pending": c.pending, "waiting": c.waiting}
+                        for c in stream.consumers
+                    ],
+                }
+                for stream in report
+            ],
+            "nodes": [node.model_dump(mode="json") for node in nodes],
+            "vms": states,
+            "oldest_pending_created_ns": min(waiting, default=None),
+            "queue_depth": len(waiting),
+            "skew_s": max((abs(node.skew_s) for node in nodes), default=0.0),
+            "highly_available": all(stream.replicas >= 3 for stream in report) and bool(report),
+        }

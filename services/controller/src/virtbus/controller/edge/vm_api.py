@@ -1,0 +1,241 @@
+"""`virtbus.api.v1.vm.*`: the requests about VMs."""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Callable
+
+from virtbus.bus import tracing
+from virtbus.bus.ids import uuid7
+from virtbus.bus.ports import Bus, ConflictError, Request
+from virtbus.controller.core import changes
+from virtbus.controller.core.admission import Admitted, admit
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.placement import no_node, place
+from virtbus.controller.core.view import view
+from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.api import (
+    VmCreated,
+    VmDelete,
+    VmList,
+    VmPage,
+    VmRef,
+    VmStop,
+    VmUpdate,
+    VmWatch,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+CREATES_UNTIL_FULL = 0.8
+"""Creates stop at this fill of the bucket, so that deletes still fit (design §3 rule 9)."""
+
+
+class VmApi:
+    """The handlers of `vm.*`; each takes a Request and returns the answer's model."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._watches = watches
+        self._facts = facts
+        self._commits = Commits(bus)
+        self.fill = 0.0
+
+    # --- create ---------------------------------------------------------------------------
+    async def create(self, request: Request) -> VmCreated:
+        admitted = admit(request.data, uuid7())
+        with tracing.span(
+            "virtbus create vm", uid=admitted.uid, parent=request.traceparent
+        ) as current:
+            current.set_attribute("virtbus.name", admitted.name)
+            known = self._fleet.vms.get(admitted.uid)
+            if known is None and self.fill >= CREATES_UNTIL_FULL:
+                message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
+                raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
+            record, why = self._place(admitted, known.record if known else None)
+            committed = await self._commits.create(record, admitted.secrets)
+            self._apply(committed.held)
+            self._tell_created(committed, why)
+        return VmCreated(vm=self._show(committed.held), created=committed.created)
+
+    def _place(self, admitted: Admitted, known: VmRecord | None) -> tuple[VmRecord, str]:
+        """The record to commit, and why its node was chosen."""
+        if known is not None:
+            nodes, why = (known.node,), "as before"
+        else:
+            now_s = asyncio.get_running_loop().time()
+            placement = place(admitted.spec, self._fleet.candidates(now_s))
+            nodes = placement.nodes
+            why = f"best of {len(nodes)}, {len(placement.refused)} refused"
+            if not nodes:
+                raise no_node(placement.refused)
+        record = VmRecord(
+            uid=admitted.uid,
+            namespace=admitted.namespace,
+            name=admitted.name,
+            labels=admitted.labels,
+            annotations=admitted.annotations,
+            spec=admitted.spec,
+            spec_hash=admitted.spec_hash,
+            node=nodes[0],
+            created_ns=time.time_ns(),
+            powered=admitted.powered,
+            traceparent=tracing.current_traceparent(),
+        )
+        return record, why
+
+    def _tell_created(self, committed: Committed, why: str) -> None:
+        record = committed.held.record
+        if not committed.created:
+            return
+        self._facts.emit(Kind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
+        self._facts.emit(Kind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        log.info(
+            "accepted %s/%s on %s",
+            record.namespace,
+            record.name,
+            record.node,
+            extra={"code": "vm_accepted", "uid": record.uid},
+        )
+
+    # --- read -----------------------------------------------------------------------------
+    async def get(self, request: Request) -> VmView:
+        return self._show(await self._find(validate(VmRef, request.data)))
+
+    async def list(self, request: Request) -> VmPage:
+        want = validate(VmList, request.data)
+        now_s = asyncio.get_running_loop().time()
+        uids = self._fleet.sorted_uids(want.namespace, dict(want.labels))
+        if want.continue_ is not None:
+            after = _continue_key(want.continue_)
+            vms = self._fleet.vms
+            uids = [u for u in uids if (vms[u].record.namespace, vms[u].record.name, u) > after]
+        page = [self._fleet.show(uid, now_s) for uid in uids[: want.limit]]
+        items = tuple(item for item in page if item is not None)
+        more = len(uids) > want.limit
+        return VmPage(items=items, continue_=_continue_token(items[-1]) if more else None)
+
+    async def watch(self, request: Request) -> None:
+        await self._watches.serve(validate(VmWatch, request.data), request)
+
+    # --- change ---------------------------------------------------------------------------
+    async def update(self, request: Request) -> VmView:
+        want = validate(VmUpdate, request.data)
+        held = await self._find(want)
+        if held.revision != want.revision:
+            message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
+            raise VirtbusError(Code.CONFLICT, "stale_revision", message)
+        record = changes.updated(
+            held.record,
+            spec=want.spec,
+            labels=None if want.labels is None else dict(want.labels),
+            annotations=want.annotations,
+        )
+        try:
+            held = await self._commits.replace(held, record)
+        except ConflictError:
+            message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
+            raise VirtbusError(Code.CONFLICT, "stale_revision", message) from None
+        self._apply(held)
+        self._facts.emit(Kind.VM_UPDATED, record, "")
+        return self._show(held)
+
+    async def start(self, request: Request) -> VmView:
+        return await self._change(
+            validate(VmRef, request.data), lambda r: changes.powered(r, on=True), request
+        )
+
+    async def stop(self, request: Request) -> VmView:
+        want = validate(VmStop, request.data)
+        return await self._change(
+            want, lambda r: changes.powered(r, on=False, grace_s=want.grace_s), request
+        )
+
+    async def delete(self, request: Request) -> VmView:
+        want = validate(VmDelete, request.data)
+        return await self._change(want, lambda r: changes.deleting(r, want.grace_s), request)
+
+    async def _change(
+        self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request
+    ) -> VmView:
+        """Apply a change that holds whatever else changed, retrying lost races."""
+        held = await self._find(ref)
+        for _ in range(ATTEMPTS):
+            record = change(held.record)
+            if record == held.record:
+                return self._show(held)
+            with tracing.span("virtbus change vm", uid=record.uid, parent=request.traceparent):
+                traced = {"traceparent": tracing.current_traceparent() or record.traceparent}
+                record = record.model_copy(update=traced)
+                try:
+                    held = await self._commits.replace(held, record)
+                except ConflictError:
+                    latest = await self._commits.latest(held.record.uid)
+                    if latest is None:
+                        raise not_found(ref) from None
+                    held = latest
+                    continue
+            self._apply(held)
+            if record.deleting:
+                self._facts.emit(Kind.VM_DELETING, record, "")
+            return self._show(held)
+        message = f"{held.record.name} keeps changing; repeat the request"
+        raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
+
+    # --- shared ---------------------------------------------------------------------------
+    async def _find(self, ref: VmRef) -> Held:
+        """The record from the leader: what is changed next must not come from a cache."""
+        uid = ref.uid
+        if uid is None:
+            if ref.name is None:
+                raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
+            uid = self._fleet.names.get((ref.namespace, ref.name))
+            if uid is None:
+                uid = await self._commits.holder(ref.namespace, ref.name)
+        held = await self._commits.latest(uid) if uid is not None else None
+        if held is None:
+            raise not_found(ref)
+        return held
+
+    def _apply(self, held: Held) -> None:
+        """Take in our own write before its echo: a burst must not be placed on a stale picture."""
+        known = self._fleet.vms.get(held.record.uid)
+        if known is None or known.revision < held.revision:
+            record = held.record
+            self._fleet.vms[record.uid] = held
+            self._fleet.names[record.namespace, record.name] = record.uid
+            self._watches.changed(record.uid)
+
+    def _show(self, held: Held) -> VmView:
+        status = self._fleet.statuses.get(held.record.uid)
+        silent = self._fleet.silent(held.record.node, asyncio.get_running_loop().time())
+        return view(held.record, held.revision, status[0] if status else None, silent=silent)
+
+
+def not_found(ref: VmRef) -> VirtbusError:
+    """404 with what was asked for."""
+    what = f"uid {ref.uid}" if ref.uid else f"named {ref.name} in namespace {ref.namespace}"
+    message = f"there is no VM {what}; `virtbus vm list` shows what there is"
+    return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
+
+
+def _continue_token(last: VmView) -> str:
+    text = f"{last.namespace}/{last.name}/{last.uid}"
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def _continue_key(token: str) -> tuple[str, str, str]:
+    try:
+        namespace, name, uid = base64.urlsafe_b64decode(token.encode()).decode().split("/")
+    except ValueError:
+        message = "continue is not what a list gave; leave it out to begin anew"
+        raise VirtbusError(Code.INVALID, "bad_continue", message) from None
+    return namespace, name, uid

@@ -1,0 +1,117 @@
+"""The controller's loop: feeds in, requests answered, deletes ended."""
+
+import asyncio
+import logging
+import os
+
+from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
+from virtbus.bus.process import notify
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.endings import Endings
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.feeds import Feeds
+from virtbus.controller.edge.fleet_api import FleetApi
+from virtbus.controller.edge.spans import ClientSpans
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.controller.edge.watching import Watches
+from virtbus.controller.settings import Settings
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+FILL_INTERVAL_S = 5.0
+WATCHERS_INTERVAL_S = 5.0
+
+
+class Controller:
+    """One controller, wired."""
+
+    def __init__(self, bus: Bus, settings: Settings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._instance = f"c{os.getpid()}"
+        self._fleet = Fleet()
+        facts = Facts(bus)
+        self._watches = Watches(self._fleet, bus, self._instance)
+        self._feeds = Feeds(bus, self._fleet, self._watches)
+        self._vms = VmApi(bus, self._fleet, self._watches, facts)
+        self._nodes = FleetApi(bus, self._fleet)
+        self._endings = Endings(bus, self._fleet, facts)
+        self._spans = ClientSpans(bus)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        settings = self._settings
+        info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._feeds.run())
+            group.create_task(self._endings.finish_released(self._feeds.released))
+            group.create_task(
+                self._endings.sweep_forever(settings.sweep_interval_s, settings.orphan_grace_s)
+            )
+            group.create_task(self._watch_fill())
+            group.create_task(self._spans.run())
+            async with self._bus.serve(info, self._endpoints()):
+                await self._feeds.synced()
+                log.info("ready", extra={"code": "ready"})
+                notify("READY=1")
+                await asyncio.get_running_loop().create_future()
+
+    def _endpoints(self) -> list[Endpoint]:
+        vms, nodes, limit = self._vms, self._nodes, self._settings.requests_at_once
+        handlers: dict[tuple[str, str], Handler] = {
+            ("vm", "create"): vms.create,
+            ("vm", "get"): vms.get,
+            ("vm", "list"): vms.list,
+            ("vm", "update"): vms.update,
+            ("vm", "delete"): vms.delete,
+            ("vm", "start"): vms.start,
+            ("vm", "stop"): vms.stop,
+            ("vm", "events"): nodes.events,
+            ("node", "list"): nodes.nodes,
+            ("image", "list"): nodes.images,
+            ("image", "pull"): nodes.pull,
+            ("network", "list"): nodes.networks,
+            ("bus", "status"): nodes.status,
+        }
+        endpoints = [
+            Endpoint(
+                f"{resource}-{verb}",
+                subjects.api(resource, verb),
+                self._when_ready(handler),
+                limit=limit,
+            )
+            for (resource, verb), handler in handlers.items()
+        ]
+        watch = Endpoint(
+            "vm-watch",
+            subjects.api("vm", "watch"),
+            self._when_ready(vms.watch),
+            limit=self._settings.watches_at_once,
+            backlog=0,
+        )
+        return [*endpoints, watch]
+
+    def _when_ready(self, handler: Handler) -> Handler:
+        """A request waits for the first lists, within its deadline: a half-known fleet lies."""
+
+        async def handle(request: Request) -> object:
+            try:
+                async with asyncio.timeout_at(request.deadline_s):
+                    await self._feeds.synced()
+            except TimeoutError:
+                message = "the controller is still reading the bus; repeat in a moment"
+                raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
+            return await handler(request)
+
+        return handle
+
+    async def _watch_fill(self) -> None:
+        while True:
+            try:
+                self._vms.fill = await self._bus.fill("vm")
+            except BusError as error:
+                log.debug("fill unknown: %s", error)
+            await asyncio.sleep(FILL_INTERVAL_S)

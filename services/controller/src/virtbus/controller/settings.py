@@ -1,0 +1,24 @@
+"""The controller's knobs."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from virtbus.bus.settings import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Settings of `virtbus-controller`."""
+
+    service: ClassVar[str] = "controller"
+
+    sweep_interval_s: float = Field(
+        60.0, ge=1, description="seconds between sweeps for orphan claims and secrets"
+    )
+    orphan_grace_s: float = Field(
+        60.0, ge=1, description="age in seconds at which a claim without a record is an orphan"
+    )
+    requests_at_once: int = Field(
+        256, ge=1, le=10_000, description="API requests in work at once; more wait, then get 429"
+    )
+    watches_at_once: int = Field(1000, ge=1, description="client watches served at once")
