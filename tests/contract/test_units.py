@@ -1,0 +1,68 @@
+"""The systemd units: valid, sandboxed as measured, and netd's mounts still reach the host."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+PREFIX = "/opt/virtbus/venv/bin/"
+
+EXPOSURE = {"nats": 1.2, "controller": 1.2, "imaged": 1.2, "nodeagent": 1.8, "netd": 4.6}
+"""The highest `systemd-analyze security` score (0 best, 10 worst; a bare unit has 9.6) allowed."""
+
+MOUNT_NAMESPACE = (
+    "BindPaths|BindReadOnlyPaths|ExecPaths|InaccessiblePaths|LogNamespace|MountAPIVFS|MountFlags|"
+    "NoExecPaths|PrivateDevices|PrivateIPC|PrivateMounts|PrivateTmp|ProcSubset|ProtectControlGroups|"
+    "ProtectHome|ProtectKernelLogs|ProtectKernelModules|ProtectKernelTunables|ProtectProc|"
+    "ProtectSystem|ReadOnlyPaths|ReadWritePaths|RootDirectory|RootImage|TemporaryFileSystem|"
+    "DynamicUser|LoadCredential"
+)
+"""Options that give a unit a mount namespace of its own (systemd.exec(5))."""
+
+
+def unit(service: str) -> str:
+    return (UNITS / f"virtbus-{service}.service").read_text(encoding="utf-8")
+
+
+def test_every_unit_has_an_exposure_limit() -> None:
+    assert {path.name for path in UNITS.glob("*.service")} == {
+        f"virtbus-{service}.service" for service in EXPOSURE
+    }
+
+
+@pytest.mark.parametrize("service", EXPOSURE)
+def test_systemd_finds_nothing_to_say_about_the_unit(service: str, tmp_path: Path) -> None:
+    programs = re.findall(rf"^ExecStart={PREFIX}(\S+)", unit(service), re.MULTILINE)
+    assert len(programs) == 1
+    for name in programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    copy = tmp_path / f"virtbus-{service}.service"
+    copy.write_text(unit(service).replace(PREFIX, f"{tmp_path}/"))
+    argv = ["systemd-analyze", "verify", "--man=no", str(copy)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("service", "limit"), EXPOSURE.items())
+def test_the_sandbox_is_no_weaker_than_it_was(service: str, limit: float) -> None:
+    path = UNITS / f"virtbus-{service}.service"
+    argv = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    score = re.search(r"exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert score is not None
+    assert float(score[1]) <= limit
+
+
+def test_netd_shares_the_mounts_of_the_host() -> None:
+    """A mount namespace would keep the bind mounts below /run/netns from libvirt's emulators."""
+    assert re.findall(rf"^(?:{MOUNT_NAMESPACE})=", unit("netd"), re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("service", sorted(set(EXPOSURE) - {"nats"}))
+def test_a_stalled_or_dead_service_is_started_again_for_ever(service: str) -> None:
+    lines = unit(service).splitlines()
+    for line in ("Type=notify", "WatchdogSec=30", "Restart=always", "StartLimitIntervalSec=0"):
+        assert line in lines
