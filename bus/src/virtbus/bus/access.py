@@ -1,0 +1,70 @@
+"""Who we are on the bus and where it is: settings of one connection, and its credentials file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from virtbus.bus.ports import BusError
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """One connection. With `creds`, url and identity are read from that file at every connect."""
+
+    url: str = ""
+    """NATS URL, several with commas; empty: the file's, else localhost:4222."""
+    user: str = ""
+    password: str = ""
+    creds: Path | None = None
+    inbox_prefix: str = "_INBOX"
+    """Where answers arrive; permissions name it, so each role has its own."""
+    node: str = ""
+    """Set for a node's credentials: records are then read by DIRECT.GET of its own keys."""
+    connect_timeout_s: float = 10.0
+    """How long `connect` waits for the server."""
+    write_timeout_s: float = 5.0
+    """Deadline of a write or read of records, retries included."""
+
+    @property
+    def servers(self) -> list[str]:
+        """The URLs to try."""
+        return [part.strip() for part in (self.url or DEFAULT_URL).split(",") if part.strip()]
+
+    def resolved(self) -> "BusSettings":
+        """The same with what the credentials file says now.
+
+        Raises:
+            BusError: the file is missing, unreadable or malformed; the message says which.
+        """
+        if self.creds is None:
+            return self
+        return _merge(self, self.creds)
+
+
+def _merge(settings: BusSettings, path: Path) -> BusSettings:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"{path} does not exist: start the bus, or name the file with --creds"
+        raise BusError(msg) from None
+    except PermissionError:
+        msg = f"{path} may not be read: become root or a member of group virtbus"
+        raise BusError(msg) from None
+    except (OSError, ValueError) as error:
+        msg = f"{path} cannot be read: {error}"
+        raise BusError(msg) from None
+    if not isinstance(content, Mapping):
+        msg = f"{path} must hold a JSON object with url, user and password"
+        raise BusError(msg)
+    return replace(
+        settings,
+        url=settings.url or str(content.get("url", "")),
+        user=str(content.get("user", "")),
+        password=str(content.get("password", "")),
+        inbox_prefix=str(content.get("inbox_prefix", settings.inbox_prefix)),
+        node=str(content.get("node", settings.node)),
+    )

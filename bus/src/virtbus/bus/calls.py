@@ -1,0 +1,151 @@
+"""Requests: one answer, or many."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from virtbus.bus.backoff import delays
+from virtbus.bus.codec import (
+    CONTENT_TYPE,
+    ERROR_CODE,
+    MSGPACK,
+    TRACEPARENT,
+    envelope,
+    unpack_answer,
+)
+from virtbus.bus.ids import uuid7
+from virtbus.bus.link import Link, LinkLostError, Raw
+from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.tracing import current_traceparent
+
+STREAM_CAPACITY = 4096
+
+
+def headers_out() -> dict[str, str]:
+    """Headers of what we send: the body's type and the trace it belongs to."""
+    headers = {CONTENT_TYPE: MSGPACK}
+    traceparent = current_traceparent()
+    if traceparent:
+        headers[TRACEPARENT] = traceparent
+    return headers
+
+
+def data_of(raw: Raw) -> Any:
+    """The data of an answer, or the error in it raised as VirtbusError."""
+    data = unpack_answer(raw.body, raw.headers.get(CONTENT_TYPE, MSGPACK))
+    if ERROR_CODE in raw.headers:
+        from virtbus.schemas.errors import ErrorBody, VirtbusError
+
+        body = data.get("error") if isinstance(data, dict) else None
+        if isinstance(body, dict):
+            raise VirtbusError.of(ErrorBody.model_validate(body))
+        code = raw.headers[ERROR_CODE]
+        text = raw.headers.get("Nats-Service-Error", "the service failed")
+        raise VirtbusError.of(
+            ErrorBody(code=int(code) if code.isdigit() else 500, reason="error", message=text)
+        )
+    return data
+
+
+class Calls:
+    """Requests of one connection; `source` names us in the envelope."""
+
+    def __init__(self, link: Link, source: str) -> None:
+        self._link = link
+        self._source = source
+
+    async def request(
+        self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        identity = request_id or uuid7()
+        headers = headers_out()
+        sent = False
+        for delay_s in delays(0.02, 0.5):
+            left_s = deadline_s - loop.time()
+            body = envelope(
+                subject,
+                value,
+                message_id=identity,
+                source=self._source,
+                timeout_ms=int(left_s * 1000),
+            )
+            try:
+                await self._link.up(left_s)
+                raw = await self._link.ask(
+                    subject, body, headers=headers, timeout_s=deadline_s - loop.time()
+                )
+                if raw.status != "503":
+                    return data_of(raw)
+                failure = "nobody serves this now"
+            except LinkLostError as error:
+                sent, failure = True, str(error)
+            except UnavailableError as error:
+                failure = str(error)
+            except TimeoutError:
+                sent, failure = True, f"no answer in {timeout_s:g} s"
+            if loop.time() + delay_s >= deadline_s:
+                if sent:
+                    msg = f"{subject}: {failure}; repeat it with the id {identity}"
+                    raise OutcomeUnknownError(msg)
+                msg = f"{subject}: {failure}"
+                raise UnavailableError(msg)
+            await asyncio.sleep(delay_s)
+        raise AssertionError
+
+    @asynccontextmanager
+    async def request_stream(
+        self, subject: str, value: Any, *, idle_timeout_s: float
+    ) -> AsyncIterator[AsyncIterator[Any]]:
+        await self._link.up(idle_timeout_s)
+        replies = _Replies(self._link, subject, idle_timeout_s)
+        forget = self._link.on_change(replies.raws.wake)
+        inbox = self._link.inbox()
+        subscription = await self._link.open(inbox, replies.raws.put)
+        try:
+            body = envelope(
+                subject,
+                value,
+                message_id=uuid7(),
+                source=self._source,
+                timeout_ms=int(idle_timeout_s * 1000),
+            )
+            await self._link.send(subject, body, headers=headers_out(), reply=inbox)
+            yield replies
+        finally:
+            forget()
+            await subscription.close()
+
+
+class _Replies:
+    """What came for one stream; bounded, an overflow ends it (the reader starts anew)."""
+
+    def __init__(self, link: Link, subject: str, idle_timeout_s: float) -> None:
+        self._link = link
+        self._generation = link.generation
+        self._subject = subject
+        self._idle_timeout_s = idle_timeout_s
+        self.raws: Mailbox[Raw] = Mailbox(STREAM_CAPACITY)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            if self.raws.overflowed:
+                raise self._ended(f"more than {STREAM_CAPACITY} replies unread; start it anew")
+            raw = self.raws.take()
+            if raw is not None:
+                if raw.status == "503":
+                    raise self._ended("nobody serves this now")
+                return data_of(raw)
+            if self._link.generation != self._generation or not self._link.connected:
+                raise self._ended("the connection was lost; start it anew")
+            if not await self.raws.wait(self._idle_timeout_s):
+                raise self._ended(f"nothing came for {self._idle_timeout_s:g} s")
+
+    def _ended(self, why: str) -> UnavailableError:
+        return UnavailableError(f"{self._subject}: {why}")

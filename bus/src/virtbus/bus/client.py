@@ -1,0 +1,338 @@
+"""The connection to NATS: the only module that imports `nats`.
+
+nats-py's own reconnect is off. Its pending buffer stores requests that already failed, its
+watches and closed clients never come back (research/bus.md §5, 1, 5-7, 11); so here every lost
+connection is one thing: a new client, with the subscriptions made again.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.backoff import delays
+from virtbus.bus.link import LinkLostError, Raw, Receive
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import BusError, DeniedError, FullError, UnavailableError
+from virtbus.bus.tasks import background
+
+# nats-py imports aiohttp for websockets where it finds it: 240 of its 360 ms, and unused here.
+_HIDE = "aiohttp" not in sys.modules
+if _HIDE:
+    sys.modules["aiohttp"] = None  # type: ignore[assignment]  # import system: "not there"
+try:
+    import nats.errors
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription as NatsSubscription
+finally:
+    if _HIDE:
+        del sys.modules["aiohttp"]
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL_S = 10
+MAX_OUTSTANDING_PINGS = 2
+ATTEMPT_S = 2.0
+"""One client's patience while connecting; it knocks several times in that."""
+FLUSH_S = 5
+_VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
+
+
+class _Subscribed:
+    """A subscription as asked for, and what it is on the present client."""
+
+    def __init__(self, link: "NatsLink", subject: str, queue: str, receive: Receive) -> None:
+        self._link = link
+        self.subject = subject
+        self.queue = queue
+        self.receive = receive
+        self.live: NatsSubscription | None = None
+
+    async def deliver(self, msg: Msg) -> None:
+        """Hand over; a fault of the receiver must not end nats-py's read loop."""
+        try:
+            self.receive(Raw(msg.subject, msg.data, msg.reply, msg.headers or {}))
+        except Exception:
+            log.exception("receiver of %s failed", self.subject, extra={"code": "receive_failed"})
+
+    async def close(self) -> None:
+        await self._link.forget(self)
+
+
+class NatsLink:
+    """A supervised nats-py client; keeps the Link protocol. `run` is its one background task."""
+
+    def __init__(self, settings: BusSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._client: Client | None = None
+        self._generation = 0
+        self._subscribed: set[_Subscribed] = set()
+        self._waiting: dict[str, tuple[asyncio.Future[Raw], str]] = {}
+        self._changed: set[Callable[[], None]] = set()
+        self._up = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._refused: set[str] = set()
+        self._fault = ""
+        self._tokens = 0
+        self._mux = ""
+        self._prefix = settings.inbox_prefix
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def fault(self) -> str:
+        """Why the last attempt failed, for people."""
+        return self._fault
+
+    def inbox(self) -> str:
+        return f"{self._prefix}.{secrets.token_hex(11)}"
+
+    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
+        self._changed.add(notify)
+        return lambda: self._changed.discard(notify)
+
+    async def up(self, timeout_s: float) -> None:
+        if self._client is not None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._up.wait()
+        except TimeoutError:
+            msg = f"the bus at {', '.join(self._settings.servers)} does not answer: {self._fault}"
+            raise UnavailableError(msg) from None
+
+    async def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        client = self._client
+        if client is None:
+            msg = f"no connection to the bus: {self._fault}"
+            raise UnavailableError(msg)
+        size_bytes = len(body) + sum(len(k) + len(v) + 4 for k, v in (headers or {}).items()) + 12
+        if size_bytes > client.max_payload:
+            msg = f"{size_bytes} bytes are more than the bus takes ({client.max_payload})"
+            raise FullError(msg)
+        try:
+            await client.publish(subject, body, reply, headers=dict(headers) if headers else None)
+        except (nats.errors.Error, OSError) as error:
+            msg = f"cannot send: {error}"
+            raise UnavailableError(msg) from error
+
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Raw:
+        self._tokens += 1
+        token = f"{self._tokens:x}"
+        future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = (future, subject.lower())
+        try:
+            await self.send(subject, body, headers=headers, reply=self._mux + token)
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                return await future
+        finally:
+            del self._waiting[token]
+
+    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> _Subscribed:
+        subscribed = _Subscribed(self, subject, queue, receive)
+        self._subscribed.add(subscribed)
+        client = self._client
+        if client is not None:
+            self._refused.discard(subject.lower())
+            with suppress(nats.errors.Error, OSError, TimeoutError):
+                await self._subscribe(client, subscribed)
+                await self._barrier(client)  # an earlier request would get 503 (bus.md §1.3)
+            if subject.lower() in self._refused:
+                self._subscribed.discard(subscribed)
+                msg = f"the credentials do not allow to subscribe to {subject}"
+                raise DeniedError(msg)
+        return subscribed
+
+    async def forget(self, subscribed: _Subscribed) -> None:
+        """End a subscription."""
+        self._subscribed.discard(subscribed)
+        live, subscribed.live = subscribed.live, None
+        if live is not None and self._client is not None:
+            with suppress(nats.errors.Error, OSError):
+                await live.unsubscribe()
+
+    # --- supervision ----------------------------------------------------------------------
+    async def first(self) -> None:
+        """Make the first connection.
+
+        Raises:
+            UnavailableError: none within `connect_timeout_s`.
+            DeniedError: the server does not know these credentials.
+        """
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                for delay_s in delays(0.1, 1.0):
+                    if await self._attempt():
+                        return
+                    if "authorization" in self._fault:
+                        msg = "the bus refuses these credentials: are they of this server?"
+                        raise DeniedError(msg)
+                    await asyncio.sleep(delay_s)
+        except TimeoutError:
+            msg = f"the bus at {', '.join(self._settings.servers)} does not answer: {self._fault}"
+            raise UnavailableError(msg) from None
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        try:
+            while True:
+                await self._lost.wait()
+                self._drop()
+                log.warning("bus lost: %s", self._fault, extra={"code": "bus_lost"})
+                for delay_s in delays(0.05, 3.0):
+                    if await self._attempt():
+                        break
+                    await asyncio.sleep(delay_s)
+                log.info("bus connected again", extra={"code": "bus_connected"})
+        finally:
+            client = self._client
+            self._drop()
+            if client is not None:
+                with suppress(nats.errors.Error, OSError, TimeoutError):
+                    async with asyncio.timeout(2):
+                        await client.close()
+
+    def _drop(self) -> None:
+        self._client = None
+        self._up.clear()
+        for subscribed in self._subscribed:
+            subscribed.live = None
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(LinkLostError("the connection ended before the answer came"))
+        self._notify()
+
+    def _notify(self) -> None:
+        for notify in tuple(self._changed):
+            notify()
+
+    async def _attempt(self) -> bool:
+        """One new client, connected and subscribed, or False with `_fault` set."""
+        client = Client()
+        lost = asyncio.Event()
+
+        async def on_error(error: Exception) -> None:
+            self._heard(error)
+
+        async def on_closed() -> None:
+            lost.set()
+
+        try:
+            settings = self._settings.resolved()
+            self._prefix = settings.inbox_prefix
+            self._mux = f"{self._prefix}.{secrets.token_hex(11)}."
+            async with asyncio.timeout(ATTEMPT_S):
+                await client.connect(
+                    settings.servers,
+                    name=self._name,
+                    user=settings.user or None,
+                    password=settings.password or None,
+                    inbox_prefix=settings.inbox_prefix,
+                    allow_reconnect=False,
+                    reconnect_time_wait=0.1 + secrets.randbelow(100) / 1000,  # type: ignore[arg-type]  # a float works
+                    max_reconnect_attempts=-1,
+                    connect_timeout=2,
+                    ping_interval=PING_INTERVAL_S,
+                    max_outstanding_pings=MAX_OUTSTANDING_PINGS,
+                    pending_size=0,
+                    drain_timeout=2,
+                    error_cb=on_error,
+                    closed_cb=on_closed,
+                )
+                await client.subscribe(f"{self._mux}*", cb=self._answered)
+                for subscribed in tuple(self._subscribed):
+                    await self._subscribe(client, subscribed)
+                await self._barrier(client)
+        except (nats.errors.Error, OSError, TimeoutError, BusError) as error:
+            self._fault = str(error).lower() or self._fault or "no answer in time"
+            with suppress(nats.errors.Error, OSError):
+                await client.close()
+            return False
+        if lost.is_set():
+            return False
+        self._client, self._lost = client, lost
+        self._generation += 1
+        self._up.set()
+        self._notify()
+        return True
+
+    @staticmethod
+    async def _barrier(client: Client) -> None:
+        """Return when the server has taken what was sent.
+
+        nats-py's flush writes its PING past what its flusher still holds; one turn of the loop
+        lets the flusher run first.
+        """
+        await asyncio.sleep(0)
+        await client.flush(FLUSH_S)
+
+    async def _subscribe(self, client: Client, subscribed: _Subscribed) -> None:
+        subscribed.live = await client.subscribe(
+            subscribed.subject, queue=subscribed.queue, cb=subscribed.deliver
+        )
+
+    async def _answered(self, msg: Msg) -> None:
+        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_result(Raw(msg.subject, msg.data, msg.reply, msg.headers or {}))
+
+    def _heard(self, error: Exception) -> None:
+        """nats-py's error_cb: must not raise, or the read loop ends (bus.md §5, 8)."""
+        self._fault = str(error) or type(error).__name__
+        found = _VIOLATION.search(self._fault)
+        if found is None:
+            log.debug("nats: %s", self._fault)
+            return
+        verb, subject = found.groups()
+        log.warning("denied: %s to %s", verb, subject, extra={"code": "bus_denied"})
+        if verb == "subscription":
+            self._refused.add(subject)
+            return
+        for future, asked in self._waiting.values():
+            if asked == subject and not future.done():
+                future.set_exception(DeniedError(f"the credentials do not allow {subject}"))
+
+
+@asynccontextmanager
+async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]:
+    """A connection for as long as the context is open; `name` is shown by the server.
+
+    Raises:
+        UnavailableError: no server within `settings.connect_timeout_s`.
+        DeniedError: the server refuses the credentials.
+    """
+    link = NatsLink(settings, name)
+    await link.first()
+    async with background() as tasks:
+        supervisor = tasks.start(link.run())
+        bus = NatsBus(link, settings.resolved(), name, tasks, supervisor)
+        try:
+            yield bus
+        finally:
+            await bus.aclose()

@@ -1,0 +1,108 @@
+"""Envelopes and answers as bytes. Free of pydantic, so that a client that only asks starts fast.
+
+Foreign bytes are opened by `virtbus.schemas` (`open_envelope`, `wire.decode`); what is opened here
+is only the answer of a service that the client itself chose to ask.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+from virtbus.bus.ports import BusError, Message
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    Model = TypeVar("Model", bound=BaseModel)
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+CONTENT_TYPE = "Content-Type"
+TRACEPARENT = "traceparent"
+ERROR_CODE = "Nats-Service-Error-Code"
+ERROR_TEXT = "Nats-Service-Error"
+
+
+def _plain(value: Any) -> Any:
+    """A pydantic model as its map, for msgpack's `default`."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_defaults=True, by_alias=True)
+    msg = f"a {type(value).__name__} cannot be sent"
+    raise TypeError(msg)
+
+
+def pack(value: Any) -> bytes:
+    """Msgpack bytes of plain values and models, nested as they like."""
+    packed: bytes = msgpack.packb(value, default=_plain)
+    return packed
+
+
+def unpack_answer(body: bytes, content_type: str) -> Any:
+    """The value of an answer's body.
+
+    Raises:
+        BusError: the body is not what its Content-Type says.
+    """
+    if not body:
+        return None
+    try:
+        if content_type == JSON:
+            return json.loads(body)
+        return msgpack.unpackb(body, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        msg = "the answer cannot be read; do client and service have the same version?"
+        raise BusError(msg) from error
+
+
+def type_of(subject: str) -> str:
+    """CloudEvents `type` of what is sent on a subject: `virtbus.vm.create.v1`."""
+    match subject.split("."):
+        case ["virtbus", "api", version, *rest]:
+            return ".".join(("virtbus", *rest, version))
+        case ["virtbus", "evt", _, _, *rest]:
+            return ".".join(("virtbus", *rest, "v1"))
+        case ["virtbus", "node", _, "ready" | "progress" as plane, _, *rest]:
+            return ".".join(("virtbus", plane, *rest, "v1"))
+        case ["virtbus", "node", _, "rpc" | "tele" as plane, *rest]:
+            return ".".join(("virtbus", plane, *rest, "v1"))
+        case ["virtbus", *rest]:
+            return ".".join(("virtbus", *rest[:2], "v1"))
+        case _:
+            return ""
+
+
+def envelope(
+    subject: str,
+    value: Any,
+    *,
+    message_id: str,
+    source: str,
+    timeout_ms: int | None = None,
+) -> bytes:
+    """`value` in an envelope with CloudEvents names, as msgpack."""
+    frame: dict[str, Any] = {
+        "id": message_id,
+        "source": source,
+        "type": type_of(subject),
+        "subject": subject,
+        "data": value,
+    }
+    if timeout_ms is None:
+        frame["time"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    else:
+        frame["timeout_ms"] = max(1, timeout_ms)
+    return pack(frame)
+
+
+def read_message(model: "type[Model]", message: Message) -> "Model":
+    """The data of a core message or stored fact, validated.
+
+    Raises:
+        VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.
+    """
+    from virtbus.schemas.envelope import open_envelope
+    from virtbus.schemas.wire import validate
+
+    return validate(model, open_envelope(message.body).data)

@@ -1,0 +1,103 @@
+"""The two consumers a watch pulls from: our own ephemeral one, and a node's pre-made one."""
+
+import secrets
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from virtbus.bus.ports import BusError
+from virtbus.bus.records import stream_of
+from virtbus.bus.refusals import CONSUMER_NOT_FOUND, ApiError
+
+CALL_S = 2.0
+INACTIVE_S = 30
+
+
+class Call(Protocol):
+    """`Records.call`: one call of JetStream's API."""
+
+    def __call__(
+        self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> Awaitable[dict[str, Any]]: ...
+
+
+def node_consumer(node: str, service: str) -> str:
+    """The durable name `n-<node>-<service>`."""
+    return f"n-{node}-{service}"
+
+
+class OwnConsumer:
+    """Ephemeral, in memory, one replica, and one literal name per watch of a process (rule 7)."""
+
+    def __init__(self, call: Call, filters: tuple[str, ...], owner: str) -> None:
+        self._call = call
+        self._filters = filters
+        self._stream = stream_of(filters[0])
+        if any(stream_of(one) != self._stream for one in filters):
+            msg = f"one watch is over one bucket, not {', '.join(filters)}"
+            raise ValueError(msg)
+        safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in owner)
+        self._name = f"w-{safe}-{secrets.token_hex(4)}"
+
+    @property
+    def pull_subject(self) -> str:
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+
+    async def rewind(self) -> int:
+        await self.close()  # a consumer of the same name with another start is refused (10012)
+        config: dict[str, Any] = {
+            "name": self._name,
+            "deliver_policy": "last_per_subject",
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "max_waiting": 8,
+            "inactive_threshold": INACTIVE_S * 1_000_000_000,
+        }
+        subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
+        if len(self._filters) == 1:
+            config["filter_subject"] = self._filters[0]
+            subject += f".{self._filters[0]}"
+        else:
+            config["filter_subjects"] = list(self._filters)
+        info = await self._call(
+            subject,
+            {"stream_name": self._stream, "config": config, "action": "create"},
+            timeout_s=CALL_S,
+        )
+        return int(info["num_pending"])
+
+    async def close(self) -> None:
+        with suppress(ApiError):
+            await self._call(
+                f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}", timeout_s=CALL_S
+            )
+
+
+class NodeConsumer:
+    """`n-<node>-<service>`, made when the node joined; here only rewound, never made (rule 7)."""
+
+    def __init__(self, call: Call, node: str, service: str) -> None:
+        self._call = call
+        self._name = node_consumer(node, service)
+
+    @property
+    def pull_subject(self) -> str:
+        return f"$JS.API.CONSUMER.MSG.NEXT.KV_vm.{self._name}"
+
+    async def rewind(self) -> int:
+        """CONSUMER.RESET to 1 re-lists; `last_per_subject` would not replay (rule 7)."""
+        try:
+            await self._call(
+                f"$JS.API.CONSUMER.RESET.KV_vm.{self._name}", {"seq": 1}, timeout_s=CALL_S
+            )
+            info = await self._call(f"$JS.API.CONSUMER.INFO.KV_vm.{self._name}", timeout_s=CALL_S)
+        except ApiError as error:
+            if error.code == CONSUMER_NOT_FOUND:
+                msg = f"consumer {self._name} does not exist: join the node to this bus first"
+                raise BusError(msg) from error
+            raise
+        return int(info["num_pending"])
+
+    async def close(self) -> None:
+        """It stays: it is the node's."""

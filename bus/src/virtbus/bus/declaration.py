@@ -1,0 +1,179 @@
+"""What the bus consists of: one idempotent declaration, made with admin credentials.
+
+Creates what is missing and updates what differs; it never deletes, so it may run at any time.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from virtbus.bus.consumers import node_consumer
+from virtbus.bus.ports import BusError, ConflictError, Entry
+from virtbus.bus.refusals import STREAM_NOT_FOUND, ApiError
+
+WATCHING_SERVICES = ("agent", "imaged", "netd")
+"""Who of a node watches its records; each has the consumer `n-<node>-<service>`."""
+COMMANDS = "cmd"
+
+_SECOND = 1_000_000_000
+_MIB = 1024 * 1024
+
+
+class Admin(Protocol):
+    """What the declaration needs of a bus; `NatsBus` with admin credentials has it."""
+
+    async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+    async def get(self, key: str) -> Entry | None: ...
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Limits in bytes. A bucket refuses writes beyond its own; creates stop at 80 % (rule 9)."""
+
+    vm: int = 1024 * _MIB
+    sec: int = 512 * _MIB
+    st: int = 512 * _MIB
+    node: int = 16 * _MIB
+    lease: int = 1 * _MIB
+    cmd: int = 64 * _MIB
+    evt: int = 1024 * _MIB
+    dlq: int = 64 * _MIB
+
+
+def _bucket(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
+    """A KV stream: the last message of each key, compare-and-set, TTL and atomic batches."""
+    return {
+        "name": f"KV_{name}",
+        "subjects": [f"$KV.{name}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "max_msgs_per_subject": 1,
+        "discard": "new",
+        "max_bytes": max_bytes,
+        "deny_delete": True,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "duplicate_window": 120 * _SECOND,
+        **more,
+    }
+
+
+def _log(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": [f"virtbus.{name.lower()}.>"],
+        "retention": "limits",
+        "storage": "file",
+        "discard": "old",
+        "max_bytes": max_bytes,
+        "allow_direct": True,
+        "duplicate_window": 600 * _SECOND,
+        **more,
+    }
+
+
+def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
+    """The configuration of every stream (design §3, bus.md §6.2)."""
+    declared = [
+        _bucket("vm", sizes.vm),
+        _bucket("sec", sizes.sec, max_msg_size=512 * 1024),
+        _bucket("st", sizes.st),
+        _bucket("node", sizes.node, storage="memory", subject_delete_marker_ttl=60 * _SECOND),
+        _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
+        _log(
+            "CMD",
+            sizes.cmd,
+            retention="workqueue",
+            max_msgs_per_subject=1,
+            discard="new",
+            discard_new_per_subject=True,
+            max_age=3600 * _SECOND,
+        ),
+        _log("EVT", sizes.evt, max_age=72 * 3600 * _SECOND),
+        _log("DLQ", sizes.dlq, max_age=30 * 24 * 3600 * _SECOND),
+    ]
+    for config in declared:
+        config["num_replicas"] = replicas
+    return declared
+
+
+async def ensure(admin: Admin, *, replicas: int = 1, sizes: Sizes | None = None) -> None:
+    """Create or update every stream.
+
+    Raises:
+        BusError: a stream cannot become what is declared; the message names it.
+    """
+    for config in streams(sizes or Sizes(), replicas):
+        await _ensure_stream(admin, config)
+
+
+async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
+    name = config["name"]
+    try:
+        info = await admin.js_api(f"STREAM.INFO.{name}")
+    except ApiError as error:
+        if error.code != STREAM_NOT_FOUND:
+            raise
+        await admin.js_api(f"STREAM.CREATE.{name}", config)
+        return
+    present = info["config"]
+    if all(present.get(field) == value for field, value in config.items()):
+        return
+    try:
+        await admin.js_api(f"STREAM.UPDATE.{name}", {**present, **config})
+    except ApiError as error:
+        msg = f"stream {name} cannot become what this version declares: {error.text}"
+        raise BusError(msg) from error
+
+
+def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
+    """Stream and configuration of a node's four consumers (rule 7)."""
+    watches: list[tuple[str, dict[str, Any]]] = [
+        (
+            "KV_vm",
+            {
+                "durable_name": node_consumer(node, service),
+                "deliver_policy": "all",
+                "ack_policy": "none",
+                "filter_subject": f"$KV.vm.{node}.>",
+                "max_waiting": 8,
+            },
+        )
+        for service in WATCHING_SERVICES
+    ]
+    commands = {
+        "durable_name": node_consumer(node, COMMANDS),
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": 30 * _SECOND,
+        "max_deliver": 6,
+        "max_ack_pending": 32,
+        "filter_subject": f"virtbus.cmd.{node}.>",
+        "max_waiting": 8,
+    }
+    return [*watches, ("CMD", commands)]
+
+
+async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
+    """Create a node's consumers and its join record; return the record that is in force.
+
+    `nonce` is the encoded `JoinNonce`; one that is there already is kept, so that joining twice
+    does not make the node think it is on another bus (design §4 "Delete").
+    """
+    for stream, config in node_consumers(node):
+        name = config["durable_name"]
+        await admin.js_api(
+            f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
+            {"stream_name": stream, "config": config, "action": ""},
+        )
+    key = f"$KV.vm.{node}._join"
+    try:
+        await admin.put(key, nonce, expect=0)
+    except ConflictError:
+        entry = await admin.get(key)
+        return entry.value if entry is not None else nonce
+    return nonce

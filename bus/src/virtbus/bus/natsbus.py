@@ -1,0 +1,137 @@
+"""`ports.Bus` over a connection: each plane of the bus is one collaborator."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.calls import Calls, headers_out
+from virtbus.bus.codec import envelope
+from virtbus.bus.consumers import NodeConsumer, OwnConsumer
+from virtbus.bus.facts import Fact, Facts
+from virtbus.bus.ids import uuid7
+from virtbus.bus.link import Link, Raw
+from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.ports import (
+    BusError,
+    Endpoint,
+    Message,
+    ServiceInfo,
+    StoredMessage,
+    Watch,
+)
+from virtbus.bus.records import Records
+from virtbus.bus.tasks import Background
+from virtbus.bus.watch import watching
+
+log = logging.getLogger(__name__)
+
+SUBSCRIBE_CAPACITY = 2048
+FLUSH_FACTS_S = 2.0
+
+
+class NatsBus:
+    """One connection; made by `client.connect`. The contract of each method is in `ports.Bus`."""
+
+    def __init__(
+        self,
+        link: Link,
+        settings: BusSettings,
+        name: str,
+        tasks: Background,
+        supervisor: asyncio.Task[None],
+    ) -> None:
+        self._link = link
+        self._name = name
+        self._records = Records(link, settings)
+        self._calls = Calls(link, name)
+        self._facts = Facts(self._records)
+        self._tasks = tasks
+        self._supervisor = supervisor
+        self._pump = tasks.start(self._facts.pump())
+        self._closed = False
+        self.get = self._records.get
+        self.put = self._records.put
+        self.purge = self._records.purge
+        self.batch = self._records.batch
+        self.fill = self._records.fill
+        self.request = self._calls.request
+        self.request_stream = self._calls.request_stream
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def generation(self) -> int:
+        """How many connections were made: a change means that the server may have restarted."""
+        return self._link.generation
+
+    @property
+    def dropped_facts(self) -> int:
+        """Facts lost to overflow or refusal since the start."""
+        return self._facts.dropped
+
+    async def publish(self, subject: str, value: Any) -> None:
+        body = envelope(subject, value, message_id=uuid7(), source=self._name)
+        try:
+            await self._link.send(subject, body, headers=headers_out())
+        except BusError as error:
+            log.debug("%s dropped: %s", subject, error)
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
+        messages: Mailbox[Message] = Mailbox(SUBSCRIBE_CAPACITY)
+
+        def receive(raw: Raw) -> None:
+            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
+
+        subscription = await self._link.open(subject, receive)
+        try:
+            yield messages
+        finally:
+            await subscription.close()
+
+    def serve(
+        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
+    ) -> AbstractAsyncContextManager[None]:
+        from virtbus.bus.service import serving
+
+        return serving(self._link, info, endpoints)
+
+    def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
+        source = OwnConsumer(self._records.call, filters, self._name)
+        return watching(self._link, source, " ".join(filters))
+
+    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
+        source = NodeConsumer(self._records.call, node, service)
+        return watching(self._link, source, f"{node}/{service}")
+
+    def emit(self, subject: str, value: Any, *, message_id: str) -> None:
+        body = envelope(subject, value, message_id=message_id, source=self._name)
+        self._facts.add(Fact(subject, body, message_id, headers_out()))
+
+    def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> Awaitable[list[StoredMessage]]:
+        return self._records.history(subject_filter, after=after, limit=limit)
+
+    async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One call of JetStream's API (`STREAM.CREATE.KV_vm`), for the declaration.
+
+        Raises:
+            ApiError: what it refused, with JetStream's code.
+        """
+        return await self._records.call(f"$JS.API.{verb}", body)
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._facts.flush(FLUSH_FACTS_S if self._link.connected else 0.0)
+        finally:
+            self._tasks.cancel()
+            await self._tasks.settle(3.0)

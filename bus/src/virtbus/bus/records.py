@@ -1,0 +1,282 @@
+"""Records over JetStream: reads from the leader, writes that end done, refused or unknown."""
+
+import asyncio
+import base64
+import json
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.backoff import delays
+from virtbus.bus.ids import uuid7
+from virtbus.bus.link import Link, LinkLostError, Raw
+from virtbus.bus.ports import (
+    Entry,
+    EntryKind,
+    OutcomeUnknownError,
+    StoredMessage,
+    UnavailableError,
+    Write,
+)
+from virtbus.bus.refusals import NO_MESSAGE, STORE_FAILED, ApiError, QueuedError, answer_of
+from virtbus.bus.stamps import time_ns
+
+log = logging.getLogger(__name__)
+
+EXPECT = "Nats-Expected-Last-Subject-Sequence"
+EXPECT_OVER = "Nats-Expected-Last-Subject-Sequence-Subject"
+MESSAGE_ID = "Nats-Msg-Id"
+TTL = "Nats-TTL"
+OPERATION = "KV-Operation"
+_MARKER = "Nats-Marker-Reason"
+_PURGE = {OPERATION: "PURGE", "Nats-Rollup": "sub"}
+
+
+def stream_of(subject: str) -> str:
+    """The stream that holds a subject or filter: `$KV.vm.>` is in KV_vm, `virtbus.cmd.>` in CMD."""
+    tokens = subject.split(".")
+    if tokens[0] == "$KV" and len(tokens) > 1:
+        return f"KV_{tokens[1]}"
+    if tokens[0] == "virtbus" and len(tokens) > 1 and tokens[1] in {"cmd", "evt", "dlq"}:
+        return tokens[1].upper()
+    msg = f"{subject} is in no stream"
+    raise ValueError(msg)
+
+
+def kind_of(headers: dict[str, str] | Any) -> EntryKind:
+    """PURGE for a purge, a delete, or the server's own marker after a TTL."""
+    if headers and (_MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}):
+        return EntryKind.PURGE
+    return EntryKind.PUT
+
+
+def ttl_header(ttl_s: float) -> str:
+    """`Nats-TTL` takes whole seconds, at least one (ADR-43)."""
+    return f"{max(1, math.ceil(ttl_s))}s"
+
+
+def _headers_of(block: str) -> dict[str, str]:
+    """The headers of a stored message (base64 of a NATS/1.0 block)."""
+    lines = base64.b64decode(block).decode("utf-8", "replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+class Records:
+    """Writes and reads of one connection."""
+
+    def __init__(self, link: Link, settings: BusSettings) -> None:
+        self._link = link
+        self._settings = settings
+
+    async def call(
+        self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """One call of JetStream's API, repeated while nobody answers, inside the deadline."""
+        payload = json.dumps(body).encode() if body is not None else b""
+        raw = await self._persist(subject, payload, {}, timeout_s=timeout_s)
+        return answer_of(raw)
+
+    async def _persist(
+        self, subject: str, body: bytes, headers: dict[str, str], *, timeout_s: float | None = None
+    ) -> Raw:
+        """Ask until there is an answer that is no 503.
+
+        A repeat bears the same headers, so the same Nats-Msg-Id: a write is stored once.
+
+        Raises:
+            UnavailableError: every attempt was certainly without effect.
+            OutcomeUnknownError: one may have had an effect.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + (timeout_s or self._settings.write_timeout_s)
+        unknown = False
+        for delay_s in delays(0.02, 0.5):
+            try:
+                await self._link.up(deadline_s - loop.time())
+                raw = await self._link.ask(
+                    subject, body, headers=headers, timeout_s=deadline_s - loop.time()
+                )
+                if not _elsewhere(raw):
+                    return raw
+                failure = "nobody answers for this stream: an election, or it does not exist"
+            except LinkLostError as error:
+                unknown, failure = True, str(error)
+            except UnavailableError as error:
+                failure = str(error)
+            except TimeoutError:
+                unknown, failure = True, "no answer in time"
+            if loop.time() + delay_s >= deadline_s:
+                if unknown:
+                    msg = f"{subject}: {failure}; it may have happened, repeat it with the same id"
+                    raise OutcomeUnknownError(msg)
+                msg = f"{subject}: {failure}"
+                raise UnavailableError(msg)
+            await asyncio.sleep(delay_s)
+        raise AssertionError
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        expect_over: str | None = None,
+        ttl_s: float | None = None,
+    ) -> int:
+        headers = self._expectation(expect, expect_over)
+        if ttl_s is not None:
+            headers[TTL] = ttl_header(ttl_s)
+        return await self.store(key, value, headers)
+
+    async def purge(
+        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+    ) -> int:
+        headers = self._expectation(expect, None) | _PURGE
+        if marker_ttl_s is not None:
+            headers[TTL] = ttl_header(marker_ttl_s)
+        return await self.store(key, b"", headers)
+
+    async def store(
+        self, key: str, value: bytes, headers: dict[str, str], *, message_id: str = ""
+    ) -> int:
+        """Store one message and return its sequence."""
+        headers = {**headers, MESSAGE_ID: message_id or uuid7()}
+        try:
+            answer = answer_of(await self._persist(key, value, headers))
+        except QueuedError:
+            entry = await self.get(key)
+            return entry.revision if entry is not None else 0
+        return int(answer["seq"])
+
+    @staticmethod
+    def _expectation(expect: int | None, expect_over: str | None) -> dict[str, str]:
+        if expect is None:
+            return {}
+        headers = {EXPECT: str(expect)}
+        if expect_over is not None:
+            headers[EXPECT_OVER] = expect_over
+        return headers
+
+    async def get(self, key: str) -> Entry | None:
+        if self._settings.node:
+            return await self._get_direct(key)
+        try:
+            answer = await self.call(
+                f"$JS.API.STREAM.MSG.GET.{stream_of(key)}", {"last_by_subj": key}
+            )
+        except ApiError as error:
+            if error.code == NO_MESSAGE:
+                return None
+            raise
+        message = answer["message"]
+        headers = _headers_of(message["hdrs"]) if message.get("hdrs") else {}
+        return Entry(
+            key=message["subject"],
+            value=base64.b64decode(message.get("data", "")),
+            revision=int(message["seq"]),
+            kind=kind_of(headers),
+            time_ns=time_ns(message.get("time", "")),
+        )
+
+    async def _get_direct(self, key: str) -> Entry | None:
+        """A node may read its own keys only, and only this call names the key in its subject."""
+        raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
+        if raw.status == "404":
+            return None
+        headers = raw.headers
+        return Entry(
+            key=headers.get("Nats-Subject", key),
+            value=raw.body,
+            revision=int(headers.get("Nats-Sequence", "0")),
+            kind=kind_of(headers),
+            time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
+        )
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        """ADR-50: each message stored only with the last one's commit."""
+        if not writes:
+            msg = "an empty batch"
+            raise ValueError(msg)
+        identity = uuid7()
+        last = len(writes)
+        raw = Raw("")
+        for number, write in enumerate(writes, start=1):
+            headers = self._expectation(write.expect, write.expect_over)
+            headers |= {"Nats-Batch-Id": identity, "Nats-Batch-Sequence": str(number)}
+            if write.value is None:
+                headers |= _PURGE
+            if number < last:
+                raw = await self._ask_once(write.key, write.value or b"", headers)
+                if raw.body:
+                    answer_of(raw)
+            else:
+                headers["Nats-Batch-Commit"] = "1"
+                raw = await self._ask_once(write.key, write.value or b"", headers)
+        return int(answer_of(raw)["seq"])
+
+    async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:
+        """A message of a batch: a repeat would break its order, so there is none."""
+        try:
+            await self._link.up(self._settings.write_timeout_s)
+            return await self._link.ask(
+                subject, body, headers=headers, timeout_s=self._settings.write_timeout_s
+            )
+        except (LinkLostError, TimeoutError) as error:
+            if "Nats-Batch-Commit" in headers:
+                msg = f"the batch's end at {subject} was not answered; read, then decide"
+                raise OutcomeUnknownError(msg) from error
+            msg = f"the batch was not accepted at {subject}"
+            raise UnavailableError(msg) from error
+
+    async def fill(self, bucket: str) -> float:
+        info = await self.call(f"$JS.API.STREAM.INFO.KV_{bucket}")
+        most = int(info["config"].get("max_bytes", -1))
+        return int(info["state"]["bytes"]) / most if most > 0 else 0.0
+
+    async def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> list[StoredMessage]:
+        """By one DIRECT.GET batch (ADR-31); the server ends it with status 204."""
+        found: list[StoredMessage] = []
+        done = asyncio.Event()
+
+        def receive(raw: Raw) -> None:
+            if raw.status:
+                done.set()
+            elif "Nats-Sequence" in raw.headers:
+                found.append(
+                    StoredMessage(
+                        raw.headers.get("Nats-Subject", ""),
+                        raw.body,
+                        int(raw.headers["Nats-Sequence"]),
+                        time_ns(raw.headers.get("Nats-Time-Stamp", "")),
+                    )
+                )
+
+        inbox = self._link.inbox()
+        query = {"batch": limit, "next_by_subj": subject_filter, "seq": after + 1}
+        subscription = await self._link.open(inbox, receive)
+        try:
+            await self._link.send(
+                f"$JS.API.DIRECT.GET.{stream_of(subject_filter)}",
+                json.dumps(query).encode(),
+                reply=inbox,
+            )
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await done.wait()
+        except TimeoutError:
+            msg = "the history was not answered in time"
+            raise UnavailableError(msg) from None
+        finally:
+            await subscription.close()
+        return found
+
+
+def _elsewhere(raw: Raw) -> bool:
+    """Nobody took it: no responder, or a JetStream that has no leader or is starting."""
+    if raw.status == "503":
+        return True
+    return b'"code":503' in raw.body[:64] and str(STORE_FAILED).encode() not in raw.body

@@ -1,0 +1,66 @@
+"""What JetStream's error codes mean to a caller (ADR-7; bus.md §5, 12, 17, 19)."""
+
+import json
+from typing import Any
+
+from virtbus.bus.link import Raw
+from virtbus.bus.ports import BusError, ConflictError, DeniedError, FullError, UnavailableError
+
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+STORE_FAILED = 10077
+STREAM_NOT_FOUND = 10059
+NO_MESSAGE = 10037
+CONSUMER_NOT_FOUND = 10014
+_FULL = frozenset({10023, 10047, 10054, 10122})
+"""Insufficient resources, no space left, message over max_msg_size, bucket limits."""
+
+
+class ApiError(BusError):
+    """An error answer of JetStream that has no better class. `code` is JetStream's own."""
+
+    def __init__(self, http: int, code: int, text: str) -> None:
+        super().__init__(f"{text} ({http}/{code})")
+        self.http = http
+        self.code = code
+        self.text = text
+
+
+class QueuedError(ApiError):
+    """A message of this subject waits in the work queue already: to the sender, success."""
+
+
+def answer_of(raw: Raw) -> dict[str, Any]:
+    """The JSON answer of a JetStream call.
+
+    Raises:
+        UnavailableError: nobody answers for it (503: election, or no such stream).
+        ConflictError, FullError, ApiError: what it refused.
+    """
+    if raw.status == "503":
+        msg = "nobody answers for this stream: an election, or it does not exist"
+        raise UnavailableError(msg)
+    try:
+        answer: dict[str, Any] = json.loads(raw.body)
+    except ValueError as error:
+        msg = "JetStream's answer cannot be read"
+        raise BusError(msg) from error
+    failure = answer.get("error")
+    if failure:
+        raise refusal(
+            int(failure.get("code", 0)),
+            int(failure.get("err_code", 0)),
+            str(failure.get("description", "")),
+        )
+    return answer
+
+
+def refusal(http: int, code: int, text: str) -> BusError:
+    """The exception that an error answer means."""
+    if code in WRONG_LAST_SEQUENCE:
+        return ConflictError(text)
+    if code == STORE_FAILED and "per subject" in text:
+        return QueuedError(http, code, text)
+    if code in _FULL or (code == STORE_FAILED and "exceeded" in text):
+        return FullError(text)
+    kind = {403: DeniedError, 503: UnavailableError}.get(http)
+    return kind(text) if kind is not None else ApiError(http, code, text)

@@ -1,0 +1,225 @@
+"""Answering requests as a NATS service (ADR-32), with bounded concurrency.
+
+nats-py's own runs one request at a time per endpoint and cannot leave the queue group out
+(bus.md §1.3), so this is written on subscribe and respond.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK, TRACEPARENT
+from virtbus.bus.discovery import Discovery, Tally
+from virtbus.bus.link import Link, Raw, Subscription
+from virtbus.bus.ports import BusError, Endpoint, FullError, Request, ServiceInfo, UnavailableError
+from virtbus.bus.tasks import Background, background
+from virtbus.bus.tracing import continued
+from virtbus.schemas.envelope import Envelope, open_envelope
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.wire import encode, encode_json, is_json
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_MS = 30_000
+"""The deadline of a request that names none."""
+STOP_S = 1.0
+"""How long requests in hand may still take when the service stops."""
+
+
+def render(value: Any, *, as_json: bool) -> bytes:
+    """A success body: the data itself."""
+    return encode_json(value) if as_json else encode(value)
+
+
+def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
+    """An error's body and ADR-32 headers."""
+    body = {"error": error.body.model_dump(mode="json", exclude_none=True)}
+    headers = {ERROR_CODE: str(error.code), ERROR_TEXT: str(error).replace("\n", " ")[:512]}
+    return render(body, as_json=as_json), headers
+
+
+def refusal_of(error: Exception, subject: str) -> VirtbusError:
+    """What the requester is told of a handler's exception."""
+    match error:
+        case VirtbusError():
+            return error
+        case UnavailableError():
+            return VirtbusError(
+                Code.UNAVAILABLE,
+                "bus_unavailable",
+                "the bus did not take the write; try again",
+                after_ms=500,
+            )
+        case FullError():
+            return VirtbusError(
+                Code.EXHAUSTED,
+                "bus_full",
+                "the bus has no room for this; delete something first",
+                after_ms=5000,
+            )
+        case BusError() | TimeoutError():
+            return VirtbusError(
+                Code.UNAVAILABLE,
+                "bus_outcome_unknown",
+                "whether it happened is not known; repeat it with the same id",
+                retry=Retry.SAME_ID,
+                after_ms=500,
+            )
+        case _:
+            log.error(
+                "handler of %s failed", subject, exc_info=error, extra={"code": "handler_failed"}
+            )
+            return VirtbusError(Code.INTERNAL, "internal", "the service failed; its log says why")
+
+
+def open_request(body: bytes) -> Envelope:
+    """The envelope of a request; VirtbusError 400 when it is malformed."""
+    try:
+        return open_envelope(body)
+    except VirtbusError:
+        raise
+    except ValueError as error:
+        raise VirtbusError(
+            Code.INVALID, "malformed", "the envelope's attributes are not CloudEvents'"
+        ) from error
+
+
+def _deadline(received_s: float, frame: Envelope, now_s: float) -> float:
+    """When the request ends on the loop's clock; VirtbusError 504 when that is over."""
+    deadline_s = received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
+    if now_s > deadline_s:
+        raise VirtbusError(
+            Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
+        )
+    return deadline_s
+
+
+class _Answers:
+    """The way back to one requester."""
+
+    def __init__(self, link: Link, raw: Raw) -> None:
+        self._link = link
+        self._reply = raw.reply
+        self.as_json = is_json(raw.body) or raw.headers.get(CONTENT_TYPE, "").startswith(JSON)
+        self.streamed = False
+
+    async def stream(self, value: Any) -> None:
+        self.streamed = True
+        await self._send(render(value, as_json=self.as_json), {})
+
+    async def last(self, value: Any) -> None:
+        if value is not None or not self.streamed:
+            await self._send(render(value, as_json=self.as_json), {})
+
+    async def refuse(self, error: VirtbusError) -> None:
+        body, headers = render_error(error, as_json=self.as_json)
+        await self._send(body, headers)
+
+    async def _send(self, body: bytes, headers: dict[str, str]) -> None:
+        if self._reply:
+            kind = JSON if self.as_json else MSGPACK
+            await self._link.send(self._reply, body, headers={CONTENT_TYPE: kind, **headers})
+
+
+class Served:
+    """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429."""
+
+    def __init__(self, link: Link, endpoint: Endpoint, tasks: Background) -> None:
+        self._link = link
+        self._endpoint = endpoint
+        self._tasks = tasks
+        self._active = 0
+        self._backlog: deque[tuple[Raw, float]] = deque()
+        self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
+
+    def receive(self, raw: Raw) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._active < self._endpoint.limit:
+            self._active += 1
+            self._tasks.start(self._work(raw, now_s))
+        elif len(self._backlog) < self._endpoint.backlog:
+            self._backlog.append((raw, now_s))
+        else:
+            self.tally.refused("429: over backlog")
+            after_ms = max(100, int(self.tally.mean_s * 1000 * self._endpoint.backlog))
+            self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
+
+    async def _busy(self, raw: Raw, after_ms: int) -> None:
+        error = VirtbusError(
+            Code.EXHAUSTED,
+            "busy",
+            f"too many requests wait; try again in {after_ms} ms",
+            after_ms=after_ms,
+        )
+        await self._answer(_Answers(self._link, raw).refuse(error))
+
+    async def _work(self, raw: Raw, received_s: float) -> None:
+        """This request, then what waits: a slot is kept until the backlog is empty."""
+        try:
+            while True:
+                await self._one(raw, received_s)
+                if not self._backlog:
+                    return
+                raw, received_s = self._backlog.popleft()
+        finally:
+            self._active -= 1
+
+    async def _one(self, raw: Raw, received_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        answers = _Answers(self._link, raw)
+        failure = ""
+        try:
+            frame = open_request(raw.body)
+            deadline_s = _deadline(received_s, frame, started_s)
+            traceparent = raw.headers.get(TRACEPARENT)
+            request = Request(
+                raw.subject,
+                frame.data,
+                frame.id,
+                deadline_s,
+                raw.reply,
+                traceparent,
+                answers.as_json,
+                answers.stream,
+            )
+            with continued(traceparent):
+                value = await self._endpoint.handler(request)
+            await self._answer(answers.last(value))
+        except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
+            refusal = refusal_of(error, raw.subject)
+            failure = f"{refusal.code}: {refusal.reason}"
+            await self._answer(answers.refuse(refusal))
+        self.tally.done(loop.time() - started_s, failure)
+
+    async def _answer(self, sending: Awaitable[None]) -> None:
+        """Send; a requester that cannot be reached asks again."""
+        try:
+            await sending
+        except UnavailableError as error:
+            log.debug("answer of %s lost: %s", self._endpoint.name, error)
+
+
+@asynccontextmanager
+async def serving(
+    link: Link, info: ServiceInfo, endpoints: Sequence[Endpoint]
+) -> AsyncIterator[None]:
+    """Answer while the context is open; at its end requests in hand get STOP_S to finish."""
+    async with background() as tasks:
+        served = [Served(link, endpoint, tasks) for endpoint in endpoints]
+        discovery = Discovery(link, info, [one.tally for one in served], tasks)
+        subscriptions: list[Subscription] = []
+        try:
+            for endpoint, one in zip(endpoints, served, strict=True):
+                subscriptions.append(
+                    await link.open(endpoint.subject, one.receive, queue=endpoint.queue or "")
+                )
+            subscriptions += await discovery.open()
+            yield
+        finally:
+            for subscription in subscriptions:
+                await subscription.close()
+            await tasks.settle(STOP_S)

@@ -1,0 +1,55 @@
+"""A TaskGroup for background work whose owner's own exception leaves it unwrapped."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+class Background:
+    """Tasks that live as long as a context and are cancelled at its end."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` until it returns or the context ends."""
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel what still runs."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for what runs now, at most `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=timeout_s)
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[Background]:
+    """Run background tasks around a body.
+
+    A TaskGroup wraps every exception of its body in a group; callers of the bus expect to catch
+    `VirtbusError` by name, so the body's own exception is raised as it was.
+    """
+    own: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = Background(group)
+            try:
+                yield tasks
+            except BaseException as error:
+                own = error
+                raise
+            finally:
+                tasks.cancel()
+    except BaseExceptionGroup as failures:
+        if own is not None and own in failures.exceptions and len(failures.exceptions) == 1:
+            raise own from own.__cause__
+        raise

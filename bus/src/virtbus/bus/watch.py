@@ -1,0 +1,212 @@
+"""Ordered watches by pull: a list, SYNCED, then changes; a list again whenever in doubt.
+
+nats-py's own watch goes blind after a server restart and loses messages silently (bus.md §5, 1-3).
+Here a pull request with an idle heartbeat is always outstanding; a gap, a missed heartbeat, a new
+connection or an error status leads to one thing: the consumer is made anew and the list sent again.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from enum import StrEnum
+from typing import Protocol
+
+from virtbus.bus.backoff import delays
+from virtbus.bus.link import Link, Raw, Subscription
+from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.ports import BusError, DeniedError, Entry, EntryKind, WatchMark
+from virtbus.bus.records import kind_of
+
+log = logging.getLogger(__name__)
+
+BATCH = 512
+EXPIRES_S = 30.0
+HEARTBEAT_S = 1.0
+SILENCE_S = 2.2
+"""Two heartbeats and a little: then the consumer or the way to it is gone."""
+UP_S = 60.0
+"""How long one attempt waits for a connection; then the next one does."""
+
+
+class Source(Protocol):
+    """A consumer on the server that a watch pulls from."""
+
+    @property
+    def pull_subject(self) -> str: ...
+
+    async def rewind(self) -> int:
+        """Make the list start again; return how many messages wait."""
+
+    async def close(self) -> None:
+        """Remove what should not stay on the server."""
+
+
+class _Doubt(StrEnum):
+    """Why the list starts again."""
+
+    START = "start"
+    ASKED = "asked"
+    GAP = "gap"
+    SILENT = "silent"
+    LINK = "new connection"
+    REFUSED = "refused by the server"
+
+
+_AT_ONCE = frozenset({_Doubt.START, _Doubt.ASKED, _Doubt.LINK})
+"""Starting again for these needs no pause: the server is not in trouble."""
+
+
+class PullWatch:
+    """Keeps `ports.Watch`. The reader's own `async for` drives it: a slow reader slows the pull."""
+
+    def __init__(self, link: Link, source: Source, name: str) -> None:
+        self._link = link
+        self._source = source
+        self._name = name
+        self._raws: Mailbox[Raw] = Mailbox(4 * BATCH)
+        self._ready: deque[Entry | WatchMark] = deque()
+        self._doubt: _Doubt | None = _Doubt.START
+        self._pauses = delays(0.05, 5.0)
+        self._subscription: Subscription | None = None
+        self._inbox = ""
+        self._generation = 0
+        self._left = 0
+        self._next_sequence = 1
+        self._synced = False
+
+    def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
+        return self
+
+    async def __anext__(self) -> Entry | WatchMark:
+        while not self._ready:
+            if self._doubt is None:
+                await self._follow()
+            else:
+                await self._begin(self._doubt)
+        return self._ready.popleft()
+
+    def relist(self) -> None:
+        self._doubt = self._doubt or _Doubt.ASKED
+        self._raws.wake()
+
+    def changed(self) -> None:
+        """The connection was lost or made."""
+        self._doubt = _Doubt.LINK
+        self._raws.wake()
+
+    async def _begin(self, why: _Doubt) -> None:
+        """A new list: RESET, and SYNCED where there is nothing to list."""
+        try:
+            await self.close()
+            if why not in _AT_ONCE:
+                await asyncio.sleep(next(self._pauses))
+            if why is not _Doubt.START:
+                log.info("watch %s lists again: %s", self._name, why, extra={"code": "relist"})
+            await self._link.up(UP_S)
+            self._doubt = None
+            self._generation = self._link.generation
+            self._raws.clear()
+            self._synced, self._next_sequence, self._left = False, 1, 0
+            self._inbox = self._link.inbox()
+            self._subscription = await self._link.open(self._inbox, self._raws.put)
+            waiting = await self._source.rewind()
+            await self._pull()
+        except DeniedError:
+            self._doubt = _Doubt.REFUSED
+            raise
+        except (BusError, TimeoutError) as error:
+            self._doubt = _Doubt.REFUSED
+            log.info("watch %s waits: %s", self._name, error, extra={"code": "watch_waits"})
+            return
+        self._ready.append(WatchMark.RESET)
+        if waiting == 0:
+            self._sync()
+
+    def _sync(self) -> None:
+        self._synced = True
+        self._pauses = delays(0.05, 5.0)
+        self._ready.append(WatchMark.SYNCED)
+
+    async def _pull(self) -> None:
+        """Ask for more behind what is still outstanding."""
+        self._left += BATCH
+        await self._link.send(
+            self._source.pull_subject,
+            b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}'
+            % (BATCH, int(EXPIRES_S * 1e9), int(HEARTBEAT_S * 1e9)),
+            reply=self._inbox,
+        )
+
+    async def _follow(self) -> None:
+        """Take one message in, or notice that none comes."""
+        if not await self._raws.wait(SILENCE_S):
+            self._doubt = _Doubt.SILENT
+        if self._link.generation != self._generation or not self._link.connected:
+            self._doubt = _Doubt.LINK
+        if self._raws.overflowed:
+            self._doubt = _Doubt.GAP
+        raw = self._raws.take()
+        if self._doubt is not None or raw is None:
+            return
+        try:
+            if raw.status:
+                await self._control(raw)
+            else:
+                self._data(raw)
+                if self._left <= BATCH // 2:
+                    await self._pull()
+        except BusError:
+            self._doubt = _Doubt.LINK
+
+    async def _control(self, raw: Raw) -> None:
+        """A status of the server: heartbeat, end of a pull, or trouble."""
+        match raw.status:
+            case "100":
+                if not self._synced:  # idle for a second: the list is through
+                    self._sync()
+            case "408":
+                self._left = 0
+                await self._pull()
+            case _:
+                self._doubt = _Doubt.REFUSED
+
+    def _data(self, raw: Raw) -> None:
+        # $JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>
+        # .<time>.<pending>[.<random>]: nine tokens, or the long form (ADR-15; bus.md §5, 9)
+        tokens = raw.reply.split(".")
+        first = 5 if len(tokens) <= 9 else 7
+        sequence, consumer_sequence, at_ns, pending = map(int, tokens[first : first + 4])
+        if consumer_sequence != self._next_sequence:
+            self._doubt = _Doubt.GAP
+            return
+        self._next_sequence += 1
+        self._left -= 1
+        kind = kind_of(raw.headers)
+        value = raw.body if kind is EntryKind.PUT else b""
+        self._ready.append(Entry(raw.subject, value, sequence, kind, at_ns))
+        if pending == 0 and not self._synced:
+            self._sync()
+
+    async def close(self) -> None:
+        """End the present list's subscription."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.close()
+
+
+@asynccontextmanager
+async def watching(link: Link, source: Source, name: str) -> AsyncIterator[PullWatch]:
+    """A watch that hears of the connection's changes and leaves nothing behind."""
+    watch = PullWatch(link, source, name)
+    forget = link.on_change(watch.changed)
+    try:
+        yield watch
+    finally:
+        forget()
+        await watch.close()
+        if link.connected:
+            with suppress(BusError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await source.close()
