@@ -1,1 +1,4 @@
-"""."""
+"""What imaged decides: headers, names, addresses, disk layouts. Values in, values out.
+
+Must not enter: files, sockets, clocks, tasks.
+"""

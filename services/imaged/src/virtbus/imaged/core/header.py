@@ -1,0 +1,72 @@
+"""The one gate that every image passes: its format, found from its bytes and nothing else."""
+
+from virtbus.imaged.core import qcow2
+from virtbus.imaged.core.formats import ARCHIVES, claims, has_partition_table
+from virtbus.imaged.core.qcow2 import ImageHeader
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.quantity import format_bytes
+
+SECTOR_BYTES = 512
+
+
+def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -> ImageHeader:
+    """What the image is, or why it is refused.
+
+    `head` and `tail` as in `formats.claims`, `size_bytes` the whole file. Raw is accepted only
+    when no known format's magic is anywhere; a file that is two things at once never.
+
+    Raises:
+        VirtbusError: 422 with a reason of `qcow2.parse`, `unlisted_format`, `ambiguous_format` or
+            `header_invalid`; 413 `virtual_size_too_large`.
+    """
+    names = claims(head, tail)
+    if not names:
+        header = _raw(size_bytes)
+    elif names == ("qcow2",) and not has_partition_table(head):
+        header = qcow2.parse(head, size_bytes)
+    elif "qcow2" in names:
+        others = [name for name in names if name != "qcow2"] or ["a partition table"]
+        raise VirtbusError(
+            Code.UNSUPPORTED,
+            "ambiguous_format",
+            f"the image is qcow2 and {' and '.join(others)} at once; "
+            "build a clean one with 'qemu-img convert -O qcow2'",
+        )
+    else:
+        raise _unlisted(names)
+    if header.virtual_size_bytes > max_virtual_bytes:
+        raise VirtbusError(
+            Code.TOO_LARGE,
+            "virtual_size_too_large",
+            f"the image claims a disk of {format_bytes(header.virtual_size_bytes)}; at most "
+            f"{format_bytes(max_virtual_bytes)} are allowed (setting max_virtual_bytes)",
+        )
+    return header
+
+
+def _raw(size_bytes: int) -> ImageHeader:
+    if size_bytes < SECTOR_BYTES:
+        raise VirtbusError(
+            Code.UNSUPPORTED,
+            "header_invalid",
+            f"the image has only {size_bytes} bytes, less than a disk sector; "
+            "check what its source delivers",
+        )
+    # QEMU pads a raw file to whole sectors.
+    return ImageHeader(ImageFormat.RAW, -(-size_bytes // SECTOR_BYTES) * SECTOR_BYTES)
+
+
+def _unlisted(names: tuple[str, ...]) -> VirtbusError:
+    what = " and ".join(names)
+    if "html" in names:
+        step = "its source answers with a web page; use the address of the image file itself"
+    elif ARCHIVES & set(names):
+        step = "unpack it first and offer the image inside"
+    else:
+        step = "convert it with 'qemu-img convert -O qcow2'"
+    return VirtbusError(
+        Code.UNSUPPORTED,
+        "unlisted_format",
+        f"the image is {what}; only qcow2 and raw are accepted: {step}",
+    )

@@ -1,0 +1,27 @@
+"""Bounds of a transfer; every one has a unit and a reason (SRC-06 … SRC-11)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a source may cost before it is given up."""
+
+    max_bytes: int = 64 * 1024**3
+    """The largest image file."""
+    max_virtual_bytes: int = 2 * 1024**4
+    """The largest disk an image may claim (IMG-12)."""
+    min_rate_bytes_s: int = 32 * 1024
+    """Slower than this over a whole window is a stall (SRC-08)."""
+    rate_window_s: float = 60.0
+    connect_timeout_s: float = 10.0
+    header_timeout_s: float = 15.0
+    total_timeout_s: float = 6 * 3600.0
+    """64 GiB at 3 MB/s; the rate limit ends what merely hangs."""
+    max_redirects: int = 3
+    attempts: int = 5
+    backoff_s: float = 1.0
+    """The first pause between attempts; it doubles, with jitter, up to `max_backoff_s`."""
+    max_backoff_s: float = 60.0
+    allow_loopback: bool = True
+    """Whether a URL whose host is literally this machine may be fetched (never by redirect)."""

@@ -1,0 +1,68 @@
+"""What the store knows of a name: one small JSON per link, its file named by the name's hash."""
+
+import hashlib
+import re
+
+from pydantic import Field
+
+from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.model import Fact
+
+MAX_LINK_BYTES = 64 * 1024
+_HEX = re.compile(r"^[0-9a-f]{64}$")
+
+
+class Link(Fact):
+    """`links/<sha256(name)>`: the name as data, and the file it stands for."""
+
+    schema_version: int = 1
+    name: str = Field(max_length=2048)
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    format: ImageFormat
+    size_bytes: int = Field(ge=1)
+    virtual_size_bytes: int = Field(ge=1)
+    url: str = ""
+    etag: str = ""
+    last_modified: str = ""
+
+
+class PartNote(Fact):
+    """Beside a part file: which version of which URL its bytes are, so that it can resume."""
+
+    schema_version: int = 1
+    url: str
+    etag: str = ""
+    last_modified: str = ""
+    total_bytes: int | None = None
+    done_bytes: int = 0
+    """How many bytes are durable; what lies beyond is not trusted after a crash."""
+
+
+def file_name(name: str) -> str:
+    """The file name of a link or part: no byte of the name itself reaches a path (IMG-16)."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_hex_digest(text: str) -> bool:
+    """True for exactly 64 lower-case hex digits, the only file names in `data/`."""
+    return _HEX.fullmatch(text) is not None
+
+
+def hex_of(digest: str) -> str:
+    """The hex part of a checked `sha256:<hex>`; ValueError for anything else (IMG-18)."""
+    algorithm, _, text = digest.partition(":")
+    if algorithm != "sha256" or not is_hex_digest(text):
+        msg = "a digest must be sha256: and 64 lower-case hex digits"
+        raise ValueError(msg)
+    return text
+
+
+def listing(images: dict[str, ImageInfo], links: list[Link]) -> tuple[ImageInfo, ...]:
+    """Images by digest with the names that stand for them, in stable order."""
+    names: dict[str, list[str]] = {}
+    for link in links:
+        names.setdefault(link.digest, []).append(link.name.partition("?")[0])
+    return tuple(
+        image.model_copy(update={"names": tuple(sorted(set(names.get(digest, ()))))})
+        for digest, image in sorted(images.items())
+    )

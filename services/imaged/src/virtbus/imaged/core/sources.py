@@ -1,0 +1,155 @@
+"""Where bytes may come from: URLs, redirects, addresses, and whether a transfer may resume."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+
+from virtbus.schemas.errors import Code, VirtbusError
+
+_REFUSED_NETWORKS = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8",  # connects to this host
+        "169.254.0.0/16",  # link-local, and the metadata service of most clouds
+        "100.100.100.200/32",  # metadata, Alibaba
+        "168.63.129.16/32",  # metadata, Azure
+        "192.0.0.192/32",  # metadata, Oracle
+        "224.0.0.0/3",  # multicast, reserved, broadcast
+        "::/128",
+        "fe80::/10",
+        "fd00:ec2::254/128",  # metadata, AWS
+        "ff00::/8",
+    )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_CONTENT_RANGE = re.compile(r"^bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """What identifies a version of a remote file; a strong ETag, or a date."""
+
+    etag: str = ""
+    last_modified: str = ""
+
+    @property
+    def if_range(self) -> str:
+        """The value of `If-Range`, or empty where the source gave nothing to resume by."""
+        return self.etag if self.etag and not self.etag.startswith("W/") else self.last_modified
+
+
+def shown(url: str) -> str:
+    """`url` as people may see it: without a query, which may hold a signature."""
+    return url.partition("?")[0].partition("#")[0][:300]
+
+
+def check_url(url: str) -> SplitResult:
+    """The parts of an http(s) URL.
+
+    Raises:
+        VirtbusError: 400 `image_url_invalid`, `image_url_credentials`.
+    """
+    try:
+        parts = urlsplit(url)
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_is_good = SplitResult("", "", "", "", ""), False
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good:
+        raise VirtbusError(
+            Code.INVALID,
+            "image_url_invalid",
+            f"{shown(url)!r} is no http(s) URL; write it as https://host/path",
+        )
+    if "@" in parts.netloc:
+        raise VirtbusError(
+            Code.INVALID,
+            "image_url_credentials",
+            "the image URL holds a user name or password, which would end up in records and logs; "
+            "offer the image without, or by a signed URL",
+        )
+    return parts
+
+
+def is_literal_loopback(host: str) -> bool:
+    """True for `localhost` and for addresses written as such in 127.0.0.0/8 or ::1."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_refusal(address: str, *, loopback_allowed: bool) -> str:
+    """Why a connection to this numeric address must not be opened, or empty (SRC-02 … SRC-04)."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    if isinstance(ip, ipaddress.IPv6Address) and ip in _NAT64:
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    if ip.is_loopback:
+        return "" if loopback_allowed else f"{ip} is this machine itself"
+    if any(ip in network for network in _REFUSED_NETWORKS):
+        return f"{ip} is a link-local, metadata or multicast address"
+    return ""
+
+
+def redirect_target(start: str, current: str, location: str) -> str:
+    """The URL that a redirect leads to, checked as a first URL is.
+
+    Raises:
+        VirtbusError: 403 `redirect_refused`: another scheme, https to http, or onto this machine.
+    """
+    target = urljoin(current, location)
+    scheme = target.partition(":")[0].lower()
+    if scheme not in {"http", "https"}:
+        raise _redirect_refused(current, f"leads to a {scheme[:16]!r} URL")
+    parts = check_url(target)
+    if urlsplit(current).scheme == "https" and parts.scheme == "http":
+        raise _redirect_refused(current, "leads from https to http")
+    first = urlsplit(start)
+    if is_literal_loopback(parts.hostname or "") and parts.netloc != first.netloc:
+        raise _redirect_refused(current, "leads to this machine itself")
+    return target
+
+
+def _redirect_refused(url: str, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.DENIED,
+        "redirect_refused",
+        f"the redirect of {shown(url)} {why}; use the final address of the image",
+    )
+
+
+def resumed_total(content_range: str, offset: int) -> int | None:
+    """The whole size by a 206's Content-Range that continues exactly at `offset`, else None."""
+    match = _CONTENT_RANGE.fullmatch(content_range.strip())
+    if match is None:
+        return None
+    first, last, total = (int(group) for group in match.groups())
+    return total if first == offset and last == total - 1 and first <= last else None
+
+
+def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """(root, path components below it) for a `file://` URL.
+
+    Raises:
+        VirtbusError: 403 `file_not_allowed`: another host, outside all roots, or with `.`, `..`,
+            NUL or empty parts, written plainly or by percent signs.
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    local = parts.netloc in {"", "localhost"} and not parts.query and not parts.fragment
+    for root in roots:
+        prefix = root.rstrip("/") + "/"
+        if local and path.startswith(prefix):
+            names = tuple(path[len(prefix) :].split("/"))
+            if all(name not in {"", ".", ".."} and "\0" not in name for name in names):
+                return root, names
+    raise VirtbusError(
+        Code.DENIED,
+        "file_not_allowed",
+        f"{shown(url)} is outside the directories that images may come from; "
+        f"put it beneath {' or '.join(roots)}, or extend the setting allowed_roots",
+    )

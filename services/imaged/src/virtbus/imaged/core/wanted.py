@@ -1,0 +1,69 @@
+"""Which disks a VM's record asks imaged for."""
+
+from dataclasses import dataclass
+
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.image import ImageSource, parse_image_ref
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.vm import VmSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WantedDisk:
+    """One disk by volume name; `source` None is an empty one, `size_bytes` None the image's own."""
+
+    volume: str
+    source: ImageSource | None
+    size_bytes: int | None
+    ref: str = ""
+
+
+def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:
+    """The image and empty disks of a spec in its order.
+
+    Raises:
+        VirtbusError: 400 `disk_too_large` with every disk over the node's limit.
+    """
+    wanted = []
+    for volume in spec.volumes:
+        if volume.image is not None:
+            ref = volume.image.ref
+            wanted.append(WantedDisk(volume.name, parse_image_ref(ref), volume.image.size, ref))
+        elif volume.empty_disk is not None:
+            wanted.append(WantedDisk(volume.name, None, volume.empty_disk.capacity))
+    large = tuple(
+        Detail(
+            path=f"spec.volumes[{disk.volume}]",
+            message=f"{format_bytes(disk.size_bytes)} is more than this node allows",
+            hint=f"ask for at most {format_bytes(max_virtual_bytes)} (setting max_virtual_bytes)",
+        )
+        for disk in wanted
+        if disk.size_bytes is not None and disk.size_bytes > max_virtual_bytes
+    )
+    if large:
+        raise VirtbusError(
+            Code.INVALID,
+            "disk_too_large",
+            f"{large[0].path}: {large[0].message}; {large[0].hint}",
+            details=large,
+        )
+    return tuple(wanted)
+
+
+def overlay_size(disk: WantedDisk, image_virtual_bytes: int) -> int:
+    """The size of a new overlay: what was asked for, else the image's own.
+
+    Raises:
+        VirtbusError: 400 `disk_too_small`: an overlay cannot cut the image off.
+    """
+    if disk.size_bytes is None:
+        return image_virtual_bytes
+    if disk.size_bytes < image_virtual_bytes:
+        raise VirtbusError(
+            Code.INVALID,
+            "disk_too_small",
+            f"volume {disk.volume}: {format_bytes(disk.size_bytes)} is smaller than its image, "
+            f"which has {format_bytes(image_virtual_bytes)}; ask for at least that, or leave "
+            "the size out",
+        )
+    return disk.size_bytes

@@ -1,0 +1,241 @@
+"""The disks of VMs: made once, kept while the VM exists, removed when told so."""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from virtbus.imaged.core import overlay
+from virtbus.imaged.core.overlay import Overlay
+from virtbus.imaged.core.wanted import WantedDisk, overlay_size, wanted_disks
+from virtbus.imaged.edge.diskfiles import DiskFiles
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.store import Store
+from virtbus.imaged.flights import Listener
+from virtbus.imaged.images import Images
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
+from virtbus.schemas.nodework import DiskFile, ImageReady
+from virtbus.schemas.vm import VmRecord
+
+MAX_REMEMBERED = 10_000
+"""Fences kept in memory; the agent's epoch ledger is the durable one."""
+
+
+class Disks:
+    """Ensures and releases; serial per VM, parallel across them."""
+
+    def __init__(
+        self,
+        images: Images,
+        store: Store,
+        files: DiskFiles,
+        threads: DiskThreads,
+        max_virtual_bytes: int,
+    ) -> None:
+        self._images = images
+        self._store = store
+        self._files = files
+        self._threads = threads
+        self._max_virtual_bytes = max_virtual_bytes
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._released: OrderedDict[str, int] = OrderedDict()
+
+    async def ensure(self, record: VmRecord, listener: Listener | None = None) -> ImageReady:
+        """Every disk of the record, made where it is missing; what exists is checked and kept.
+
+        A VM whose disks exist, or whose images are in the store, needs no network and no source.
+
+        Raises:
+            VirtbusError: 400 `disk_too_small`, `disk_too_large`; 409 `stale_epoch`, `released`,
+                `disk_damaged`, `disk_mismatch`; 503 `disk_full`, `store_error`; all that
+                `Images.ensure` raises.
+        """
+        wanted = wanted_disks(record.spec, self._max_virtual_bytes)
+        self._fence(record)
+        async with self._serial(record.uid):
+            self._fence(record)
+            made = await self._all(record.uid, wanted, listener)
+        digest = next((image for _, image in made.values() if image), "")
+        return ImageReady(
+            uid=record.uid,
+            epoch=record.epoch,
+            generation=record.generation,
+            disks={volume: disk for volume, (disk, _) in made.items()},
+            digest=digest,
+        )
+
+    async def _all(
+        self, uid: str, wanted: tuple[WantedDisk, ...], listener: Listener | None
+    ) -> dict[str, tuple[DiskFile, str]]:
+        cached = {disk.volume: self._cached(disk) for disk in wanted}
+        with contextlib.ExitStack() as leases:
+            for image in cached.values():
+                if image is not None:
+                    leases.enter_context(self._store.lease(image.digest))
+            made = await self._threads.run(self._ensure_many, uid, wanted, cached)
+            for disk in wanted:
+                if disk.volume not in made and disk.source is not None:
+                    image = await self._images.ensure(disk.source, listener)
+                    leases.enter_context(self._store.lease(image.digest))
+                    more = await self._threads.run(
+                        self._ensure_many, uid, (disk,), {disk.volume: image}
+                    )
+                    made |= more
+            lost = [digest for _, digest in made.values() if digest and not self._have(digest)]
+            if lost:
+                await self._restore(wanted, made, lost, listener)
+        return made
+
+    def _cached(self, disk: WantedDisk) -> ImageInfo | None:
+        return self._images.cached(disk.source) if disk.source is not None else None
+
+    def _have(self, digest: str) -> bool:
+        return self._store.cached(digest) is not None
+
+    async def _restore(
+        self,
+        wanted: tuple[WantedDisk, ...],
+        made: dict[str, tuple[DiskFile, str]],
+        lost: list[str],
+        listener: Listener | None,
+    ) -> None:
+        """Fetch again the very images that disks rest on and the store has lost."""
+        for disk in wanted:
+            digest = made[disk.volume][1]
+            if disk.source is not None and digest in lost:
+                await self._images.ensure(ImageSource(disk.source.locator, digest), listener)
+
+    # --- in a disk thread ------------------------------------------------------------------
+    def _ensure_many(
+        self, uid: str, wanted: tuple[WantedDisk, ...], images: dict[str, ImageInfo | None]
+    ) -> dict[str, tuple[DiskFile, str]]:
+        """Disk and base digest by volume; a volume whose image is not known is left out."""
+        made = {}
+        for disk in wanted:
+            found = self._files.read(uid, disk.volume)
+            image = images.get(disk.volume)
+            if found is None and (image is not None or disk.source is None):
+                self._make(uid, disk, image)
+                found = self._files.read(uid, disk.volume)
+            if found is not None:
+                digest = self._base_of(disk, found)
+                made[disk.volume] = self._disk_file(uid, disk.volume, found), digest
+        return made
+
+    def _make(self, uid: str, disk: WantedDisk, image: ImageInfo | None) -> None:
+        if image is None:
+            made = Overlay(disk.size_bytes or 0)
+        else:
+            size = overlay_size(disk, image.virtual_size_bytes)
+            made = Overlay(size, str(self._store.path(image.digest)), image.format)
+        layout = overlay.build(
+            made.virtual_size_bytes, made.backing_path, image.format if image else None
+        )
+        self._files.make(uid, disk.volume, layout, made)
+
+    def _base_of(self, disk: WantedDisk, found: Overlay) -> str:
+        """The digest of the image that an existing disk rests on, empty for an empty disk."""
+        path = Path(found.backing_path) if found.backing_path else None
+        if (path is not None) != (disk.source is not None):
+            raise _mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
+        if path is None or disk.source is None:
+            return ""
+        if path.parent != self._store.data_dir or found.backing_format not in set(ImageFormat):
+            raise _mismatch(disk.volume, "it rests on a file outside the image store")
+        digest = f"sha256:{path.name}"
+        if disk.source.digest not in {None, digest}:
+            raise _mismatch(disk.volume, f"it was made of {digest}")
+        return digest
+
+    def _disk_file(self, uid: str, volume: str, found: Overlay) -> DiskFile:
+        return DiskFile(
+            path=str(self._files.path(uid, volume)),
+            format=ImageFormat.QCOW2,
+            virtual_size_bytes=found.virtual_size_bytes,
+        )
+
+    # --- the end ---------------------------------------------------------------------------
+    async def release(self, uid: str, epoch: int) -> bool:
+        """Remove all disks of a VM; False where there were none.
+
+        From then on only a higher epoch may make disks of that uid again.
+
+        Raises:
+            VirtbusError: 409 `stale_epoch`: the VM was assigned anew since; 503 `store_error`.
+        """
+        async with self._serial(uid):
+            if epoch < self._epochs.get(uid, 0):
+                raise _stale(epoch, self._epochs[uid])
+            _remember(self._released, uid, epoch)
+            return await self._threads.run(self._files.remove, uid)
+
+    async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:
+        """The disk files on the host by uid, from the host itself."""
+        return await self._threads.run(self._held, uid)
+
+    def _held(self, uid: str | None) -> dict[str, tuple[str, ...]]:
+        held: dict[str, tuple[str, ...]] = {}
+        for found in self._files.find(uid):
+            files = (found.file,) if found.file else ()
+            held[found.uid] = held.get(found.uid, ()) + files
+        return held
+
+    async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
+        """Remove images that no name, disk, lease or recent use holds; their digests."""
+        used = await self._threads.run(self._used)
+        digests = self._store.garbage(used, grace_s)
+        await self._threads.run(self._store.discard, digests)
+        return digests
+
+    def _used(self) -> frozenset[str]:
+        return frozenset(
+            f"sha256:{Path(found.overlay.backing_path).name}"
+            for found in self._files.find()
+            if found.overlay is not None and found.overlay.backing_path
+        )
+
+    def _fence(self, record: VmRecord) -> None:
+        uid, epoch = record.uid, record.epoch
+        if epoch <= self._released.get(uid, 0):
+            raise VirtbusError(
+                Code.CONFLICT,
+                "released",
+                f"the disks of epoch {epoch} were released; a new assignment has a higher epoch",
+            )
+        if epoch < self._epochs.get(uid, 0):
+            raise _stale(epoch, self._epochs[uid])
+        _remember(self._epochs, uid, epoch)
+
+    @contextlib.asynccontextmanager
+    async def _serial(self, uid: str) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(uid, asyncio.Lock())
+        async with lock:
+            yield
+
+
+def _remember(fences: "OrderedDict[str, int]", uid: str, epoch: int) -> None:
+    fences[uid] = max(epoch, fences.get(uid, 0))
+    fences.move_to_end(uid)
+    while len(fences) > MAX_REMEMBERED:
+        fences.popitem(last=False)
+
+
+def _stale(epoch: int, newest: int) -> VirtbusError:
+    return VirtbusError(
+        Code.CONFLICT,
+        "stale_epoch",
+        f"epoch {epoch} is older than {newest}, which this node works for; read the record again",
+    )
+
+
+def _mismatch(volume: str, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.CONFLICT,
+        "disk_mismatch",
+        f"the disk of volume {volume} exists and is not what the spec asks for: {why}; "
+        "it is left as it is: restore the former spec, or delete the VM and create it again",
+    )

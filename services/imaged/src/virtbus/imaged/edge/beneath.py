@@ -1,0 +1,98 @@
+"""Opening files by directory descriptor, without following a symlink anywhere (IMG-17)."""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Non-blocking, so that a FIFO put in place of a file cannot hang the opener."""
+
+
+PASSABLE = 0o711
+"""QEMU, as its own user, passes through on its way to a disk; only the owner lists."""
+
+
+def make_passable(path: Path) -> None:
+    """Make `path` and its missing parents so that QEMU's user can pass, whatever the umask."""
+    missing = [path, *(parent for parent in path.parents if not parent.exists())]
+    for directory in reversed(missing):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(PASSABLE)
+
+
+def open_directory(name: str, dir_fd: int, mode: int) -> int:
+    """A descriptor of the directory `name` in `dir_fd`, made with `mode` where it is missing."""
+    try:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        return os.open(name, _DIRECTORY, dir_fd=dir_fd)
+    descriptor = os.open(name, _DIRECTORY, dir_fd=dir_fd)
+    os.fchmod(descriptor, mode)  # whatever the umask
+    return descriptor
+
+
+def open_file(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """A descriptor of the regular file `name` in `dir_fd`.
+
+    Raises:
+        OSError: ELOOP for a symlink, EINVAL for anything else that is no regular file.
+    """
+    descriptor = os.open(name, flags | _FILE, mode, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+def open_beneath(root: str, parts: Sequence[str]) -> int:
+    """A read-only descriptor of `parts` below `root`, which itself may be reached by symlinks.
+
+    `parts` come from `core.sources.beneath`, which refuses `..`. Errors as `open_file`.
+    """
+    current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            deeper = os.open(part, _DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = deeper
+        return open_file(parts[-1], current)
+    finally:
+        os.close(current)
+
+
+def read_small(name: str, dir_fd: int, max_bytes: int) -> bytes:
+    """At most `max_bytes` of a regular file; errors as `open_file`."""
+    descriptor = open_file(name, dir_fd)
+    try:
+        return os.pread(descriptor, max_bytes, 0)
+    finally:
+        os.close(descriptor)
+
+
+def replace(name: str, data: bytes, dir_fd: int) -> None:
+    """Write `name` whole or not at all: temporary file, fsync, rename."""
+    temporary = f".tmp-{name}"
+    descriptor = open_file(temporary, dir_fd, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def names(dir_fd: int) -> list[str]:
+    """The names in a directory, sorted."""
+    return sorted(os.listdir(dir_fd))
+
+
+def remove(name: str, dir_fd: int) -> bool:
+    """Unlink `name`; False where it was not there."""
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return False
+    return True

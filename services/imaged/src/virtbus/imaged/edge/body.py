@@ -1,0 +1,91 @@
+"""A response body on its way into a part, held to its size and to a least rate."""
+
+import asyncio
+from typing import Protocol
+
+import aiohttp
+
+from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.localfile import OnBytes, too_large
+from virtbus.imaged.edge.part import CHUNK_BYTES, Part
+from virtbus.imaged.edge.transient import TransientError
+
+
+class Content(Protocol):
+    """What is read from: aiohttp's StreamReader."""
+
+    async def readany(self) -> bytes: ...
+
+
+class Body:
+    """Reads one body. What arrived before a failure is in the part, so that it can resume."""
+
+    def __init__(self, limits: Limits, threads: DiskThreads, url: str, part: Part) -> None:
+        self._limits = limits
+        self._threads = threads
+        self._url = url
+        self._part = part
+        self._buffer = bytearray()
+        self._window_bytes = 0
+        self._window_end_s = 0.0
+
+    async def receive(self, content: Content, total: int | None, on_bytes: OnBytes) -> None:
+        """Take all of `content`; `total` is the whole file's size where it was declared.
+
+        Raises:
+            TransientError: the body ended early, stalled, or the connection broke.
+            VirtbusError: `image_too_large`, `disk_full`, `store_error`.
+        """
+        most = self._limits.max_bytes if total is None else total
+        self._next_window()
+        try:
+            while data := await self._read(content):
+                self._buffer += data
+                if self._part.offset + len(self._buffer) > most:
+                    raise too_large(self._url, most, most)
+                if len(self._buffer) >= CHUNK_BYTES:
+                    await self._flush()
+                on_bytes(self._part.offset + len(self._buffer), total)
+        except (aiohttp.ClientError, TransientError):
+            await self._flush()
+            raise
+        await self._flush()
+        if total is not None and self._part.offset != total:
+            raise TransientError(f"the body ended after {self._part.offset} of {total} bytes")
+
+    async def _read(self, content: Content) -> bytes:
+        while True:
+            try:
+                async with asyncio.timeout_at(self._window_end_s):
+                    data = await content.readany()
+            except TimeoutError:
+                self._check_rate()
+                continue
+            self._window_bytes += len(data)
+            if data and asyncio.get_running_loop().time() >= self._window_end_s:
+                self._check_rate()
+            return data
+
+    def _check_rate(self) -> None:
+        least = self._limits.min_rate_bytes_s * self._limits.rate_window_s
+        if self._window_bytes < least:
+            raise TransientError(
+                f"{self._window_bytes} bytes in {self._limits.rate_window_s:g} s is too slow"
+            )
+        self._next_window()
+
+    def _next_window(self) -> None:
+        self._window_bytes = 0
+        self._window_end_s = asyncio.get_running_loop().time() + self._limits.rate_window_s
+
+    async def _flush(self) -> None:
+        """Write and hash what is buffered; the time it takes is not the server's."""
+        if not self._buffer:
+            return
+        loop = asyncio.get_running_loop()
+        chunk = bytes(self._buffer)
+        self._buffer.clear()
+        began_s = loop.time()
+        await self._threads.run(self._part.write, chunk)
+        self._window_end_s += loop.time() - began_s

@@ -1,0 +1,150 @@
+"""The disks of VMs: `<root>/<uid>/<volume>.qcow2`, made by us, written by QEMU."""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.imaged.core.overlay import HEAD_BYTES, Layout, Overlay, read_overlay
+from virtbus.imaged.edge import beneath
+from virtbus.imaged.edge.part import store_error
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.wire import decode, encode_json
+
+SUFFIX = ".qcow2"
+NOTE_SUFFIX = ".json"
+"""Beside each disk: what it was made as. libvirt gives a running VM's disk to QEMU's user, and an
+imaged that is not root cannot read its header then."""
+_UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDisk:
+    """A disk on the host; `overlay` None where its header cannot be read."""
+
+    uid: str
+    file: str
+    overlay: Overlay | None
+
+
+class DiskFiles:
+    """Makes, reads and removes disk files. All methods block on the disk."""
+
+    def __init__(self, root: Path) -> None:
+        beneath.make_passable(root)
+        self.root = root
+        self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the directory; files stay."""
+        os.close(self._root_fd)
+
+    def path(self, uid: str, volume: str) -> Path:
+        """Where the disk of a volume is; both are checked ids."""
+        return self.root / uid / f"{volume}{SUFFIX}"
+
+    def read(self, uid: str, volume: str) -> Overlay | None:
+        """What the existing disk is, None where there is none.
+
+        Raises:
+            VirtbusError: 409 `disk_damaged`, 503 `store_error`.
+        """
+        try:
+            with self._open(uid) as directory:
+                return _read_disk(volume, directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error(error) from error
+
+    @contextlib.contextmanager
+    def _open(self, uid: str) -> Iterator[int]:
+        directory = os.open(
+            check_uid(uid), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root_fd
+        )
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
+        """Write a disk whole or not at all: temporary file, fsync, link. Never over a disk.
+
+        Raises:
+            VirtbusError: 503 `disk_full`, `store_error`.
+        """
+        try:
+            os.close(beneath.open_directory(check_uid(uid), self._root_fd, beneath.PASSABLE))
+            with self._open(uid) as directory:
+                note = encode_json(dataclasses.asdict(overlay))
+                beneath.replace(volume + NOTE_SUFFIX, note, directory)
+                _write_disk(volume + SUFFIX, layout, directory)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def remove(self, uid: str) -> bool:
+        """Remove all disks of a VM; False where there were none.
+
+        Raises:
+            VirtbusError: 503 `store_error`.
+        """
+        try:
+            with self._open(uid) as directory:
+                for name in beneath.names(directory):
+                    beneath.remove(name, directory)
+                os.rmdir(uid, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise store_error(error) from error
+        return True
+
+    def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
+        """The disks on the host, of one VM or of all."""
+        names = [uid] if uid else beneath.names(self._root_fd)
+        for name in names:
+            path = self.root / name
+            if not _UID.fullmatch(name) or path.is_symlink() or not path.is_dir():
+                continue
+            files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
+            if not files:
+                yield FoundDisk(name, "", None)  # released only when the directory is gone, too
+            for file in files:
+                yield FoundDisk(name, str(file), self._overlay_of(name, file))
+
+    def _overlay_of(self, uid: str, file: Path) -> Overlay | None:
+        if not file.name.endswith(SUFFIX) or file.name.startswith("."):
+            return None
+        try:
+            return self.read(uid, file.name.removesuffix(SUFFIX))
+        except VirtbusError:
+            return None
+
+
+def _read_disk(volume: str, directory: int) -> Overlay:
+    try:
+        return read_overlay(beneath.read_small(volume + SUFFIX, directory, HEAD_BYTES))
+    except PermissionError:
+        note = decode(beneath.read_small(volume + NOTE_SUFFIX, directory, HEAD_BYTES))
+        return Overlay(**note)
+
+
+def _write_disk(final: str, layout: Layout, directory: int) -> None:
+    temporary = f".tmp-{final}"
+    beneath.remove(temporary, directory)
+    descriptor = beneath.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        for offset, data in layout.pieces:
+            os.pwrite(descriptor, data, offset)
+        os.ftruncate(descriptor, layout.length_bytes)
+        os.fsync(descriptor)
+        # link(2), unlike rename(2), cannot replace a disk that is there after all.
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, final, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(descriptor)
+        beneath.remove(temporary, directory)

@@ -1,0 +1,272 @@
+"""The content-addressed image store: `data/<sha256>`, names as links, parts beside them.
+
+    <root>/data/<hex>              an image, 0444, never changed after its rename into place
+    <root>/links/<sha256(name)>    a name (`core.links.Link`), replaced atomically
+    <root>/part/<key>[.json]       what is being fetched
+
+The index in memory is made from the files at `open` and changed only after them, so a crash at
+any instruction loses nothing but a part.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from virtbus.imaged.core.header import inspect
+from virtbus.imaged.core.links import (
+    MAX_LINK_BYTES,
+    Link,
+    file_name,
+    hex_of,
+    is_hex_digest,
+    listing,
+)
+from virtbus.imaged.core.qcow2 import ImageHeader
+from virtbus.imaged.edge import beneath
+from virtbus.imaged.edge.part import (
+    CHECKPOINT_BYTES,
+    NOTE_SUFFIX,
+    Part,
+    disk_full,
+    read_head_and_tail,
+    read_note,
+    store_error,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.quantity import format_bytes
+from virtbus.schemas.wire import encode_json, read
+
+log = logging.getLogger(__name__)
+
+MAX_PART_AGE_S = 24 * 3600
+_ANY_VIRTUAL_SIZE = 1 << 63
+"""What is in the store stays usable when the limit is lowered."""
+
+
+class Store:
+    """The images of a node. Methods block on the disk, except `cached`, `link` and `images`."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        min_free_bytes: int = 2 * 1024**3,
+        min_free_ratio: float = 0.05,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+    ) -> None:
+        """Open the store at `root`, making what is missing, and read what it holds.
+
+        Raises:
+            VirtbusError: 409 `store_in_use`: another imaged has it open.
+        """
+        beneath.make_passable(root)
+        self.data_dir = root / "data"
+        self._min_free_bytes = min_free_bytes
+        self._min_free_ratio = min_free_ratio
+        self._checkpoint_bytes = checkpoint_bytes
+        self._fds: list[int] = []
+        self._root_fd = self._keep(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._lock(root)
+        self._data_fd = self._keep(beneath.open_directory("data", self._root_fd, beneath.PASSABLE))
+        self._links_fd = self._keep(beneath.open_directory("links", self._root_fd, 0o700))
+        self._parts_fd = self._keep(beneath.open_directory("part", self._root_fd, 0o700))
+        self._images: dict[str, ImageInfo] = {}
+        self._links: dict[str, Link] = {}
+        self._leases: Counter[str] = Counter()
+        self._used_ns: dict[str, int] = {}
+        self._scan()
+
+    def _keep(self, descriptor: int) -> int:
+        self._fds.append(descriptor)
+        return descriptor
+
+    def _lock(self, root: Path) -> None:
+        try:
+            fcntl.flock(self._root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise VirtbusError(
+                Code.CONFLICT,
+                "store_in_use",
+                f"another virtbus-imaged has the image store {root} open; stop it first, "
+                "or give this one another state_dir",
+            ) from None
+
+    def close(self) -> None:
+        """Close all descriptors; files stay as they are."""
+        for descriptor in self._fds:
+            os.close(descriptor)
+        self._fds.clear()
+
+    # --- what there is ---------------------------------------------------------------------
+    def _scan(self) -> None:
+        for name in beneath.names(self._data_fd):
+            image = self._read_image(name)
+            if image is not None:
+                self._images[image.digest] = image
+        for name in beneath.names(self._links_fd):
+            link = self._read_link(name)
+            if link is not None:
+                self._links[link.name] = link
+        self._sweep_parts()
+
+    def _read_image(self, name: str) -> ImageInfo | None:
+        if not is_hex_digest(name):
+            return None
+        try:
+            descriptor = beneath.open_file(name, self._data_fd)
+            try:
+                size = os.fstat(descriptor).st_size
+                header = inspect(*read_head_and_tail(descriptor, size), size, _ANY_VIRTUAL_SIZE)
+            finally:
+                os.close(descriptor)
+        except (OSError, VirtbusError) as error:
+            log.warning(
+                "image data/%s is not usable: %s", name, error, extra={"code": "image_damaged"}
+            )
+            return None
+        return _info(name, size, header)
+
+    def _read_link(self, name: str) -> Link | None:
+        if name.startswith(".tmp-"):
+            beneath.remove(name, self._links_fd)
+            return None
+        try:
+            link = read(Link, beneath.read_small(name, self._links_fd, MAX_LINK_BYTES))
+        except (OSError, VirtbusError) as error:
+            log.warning("links/%s is ignored: %s", name, error, extra={"code": "link_damaged"})
+            return None
+        return link if file_name(link.name) == name and link.digest in self._images else None
+
+    def _sweep_parts(self) -> None:
+        oldest = time.time() - MAX_PART_AGE_S
+        names = set(beneath.names(self._parts_fd))
+        keep: set[str] = set()
+        for name in names:
+            if is_hex_digest(name) and read_note(name, self._parts_fd) is not None:
+                status = os.stat(name, dir_fd=self._parts_fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_mtime >= oldest:
+                    keep |= {name, name + NOTE_SUFFIX}
+        for name in names - keep:
+            beneath.remove(name, self._parts_fd)
+
+    def cached(self, digest: str) -> ImageInfo | None:
+        """The image of a digest, if its file is still there (one fstatat), marked as used."""
+        image = self._images.get(digest)
+        if image is None:
+            return None
+        try:
+            status = os.stat(hex_of(digest), dir_fd=self._data_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            status = None
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_size != image.size_bytes:
+            log.warning("image %s vanished or changed", digest, extra={"code": "image_lost"})
+            self._images.pop(digest, None)
+            return None
+        self._used_ns[digest] = time.monotonic_ns()
+        return image
+
+    def link(self, name: str) -> Link | None:
+        """What a name stands for."""
+        return self._links.get(name)
+
+    def links_of(self, url: str) -> tuple[Link, ...]:
+        """The names whose image came from `url`."""
+        return tuple(link for link in self._links.values() if link.url == url)
+
+    def images(self) -> tuple[ImageInfo, ...]:
+        """All images with their names."""
+        return listing(self._images, list(self._links.values()))
+
+    def path(self, digest: str) -> Path:
+        """Where the image of a digest is."""
+        return self.data_dir / hex_of(digest)
+
+    @contextlib.contextmanager
+    def lease(self, digest: str) -> Iterator[None]:
+        """Keep an image from `collect` while a disk is made of it (IMG-22)."""
+        self._leases[digest] += 1
+        try:
+            yield
+        finally:
+            self._leases[digest] -= 1
+            self._used_ns[digest] = time.monotonic_ns()
+
+    # --- change ----------------------------------------------------------------------------
+    def check_room(self, more_bytes: int) -> None:
+        """Raise 503 `disk_full` if `more_bytes` would cross the free-space floor (IMG-23)."""
+        space = os.statvfs(self._data_fd)
+        free = space.f_bavail * space.f_frsize
+        floor = max(
+            int(space.f_blocks * space.f_frsize * self._min_free_ratio), self._min_free_bytes
+        )
+        if free - more_bytes < floor:
+            raise disk_full(
+                f"the image store has {format_bytes(max(free, 0))} free and must keep "
+                f"{format_bytes(floor)} (settings min_free_bytes, min_free_ratio); "
+                f"{format_bytes(more_bytes)} more do not fit"
+            )
+
+    def part(self, key: str) -> Part:
+        """The part file of `key`; one user at a time."""
+        try:
+            return Part(file_name(key), self._parts_fd, self.check_room, self._checkpoint_bytes)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def adopt(self, part: Part, header: ImageHeader) -> ImageInfo:
+        """Move a complete, verified part into `data/`; the image's facts."""
+        image = _info(part.hex_digest, part.offset, header)
+        if self.cached(image.digest) is None:
+            part.publish(self._data_fd, part.hex_digest)
+        self._images[image.digest] = image
+        self._used_ns[image.digest] = time.monotonic_ns()
+        return image
+
+    def write_link(self, link: Link) -> None:
+        """Let a name stand for an image, atomically; nothing where it does already."""
+        if self._links.get(link.name) == link:
+            return
+        try:
+            beneath.replace(file_name(link.name), encode_json(link), self._links_fd)
+        except OSError as error:
+            raise store_error(error) from error
+        self._links[link.name] = link
+
+    # --- garbage ---------------------------------------------------------------------------
+    def garbage(self, used: frozenset[str], grace_s: float) -> tuple[str, ...]:
+        """Digests that no name, no overlay (`used`), no lease and no recent use holds.
+
+        They leave the index at once; give them to `discard`. Call it on the event loop, so that
+        nobody is between "cached" and "leased" meanwhile.
+        """
+        newest_ns = time.monotonic_ns() - int(grace_s * 1e9)
+        held = used | {link.digest for link in self._links.values()} | set(+self._leases)
+        found = []
+        for digest in set(self._images) - held:
+            # What was not used since the start counts from its first sight here.
+            if self._used_ns.setdefault(digest, time.monotonic_ns()) <= newest_ns:
+                del self._images[digest]
+                found.append(digest)
+        return tuple(sorted(found))
+
+    def discard(self, digests: tuple[str, ...]) -> None:
+        """Unlink the files of `garbage`."""
+        for digest in digests:
+            beneath.remove(hex_of(digest), self._data_fd)
+
+
+def _info(hex_digest: str, size_bytes: int, header: ImageHeader) -> ImageInfo:
+    return ImageInfo(
+        digest=f"sha256:{hex_digest}",
+        format=header.format,
+        size_bytes=size_bytes,
+        virtual_size_bytes=header.virtual_size_bytes,
+    )

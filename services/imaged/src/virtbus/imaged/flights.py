@@ -1,0 +1,129 @@
+"""One piece of work for all who ask for it at once (IMG-20)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from virtbus.schemas.errors import Code, VirtbusError
+
+T = TypeVar("T")
+Listener = Callable[[int, int | None], Awaitable[None]]
+"""(bytes done, bytes in all if known), at most 5 times a second."""
+
+PROGRESS_INTERVAL_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class Flight:
+    """What the work sees of its askers."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.askers = 0
+        self.done_bytes = 0
+        self.total_bytes: int | None = None
+        self.stopping = False
+
+    @property
+    def abandoned(self) -> bool:
+        """True once the last asker has left, and not because the service stops."""
+        return self.askers == 0 and not self.stopping
+
+    def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:
+        """Note how far it is; listeners hear of it at their own pace."""
+        self.done_bytes, self.total_bytes = done_bytes, total_bytes
+
+    async def _tell(self) -> None:
+        for listener in tuple(self.listeners):
+            await listener(self.done_bytes, self.total_bytes)
+
+    async def report(self) -> None:
+        """Tell the listeners of each change, until cancelled; then once more."""
+        told: tuple[int, int | None] = (-1, None)
+        try:
+            while True:
+                if told != (self.done_bytes, self.total_bytes):
+                    told = (self.done_bytes, self.total_bytes)
+                    await self._tell()
+                await asyncio.sleep(PROGRESS_INTERVAL_S)
+        finally:
+            if self.done_bytes and not self.abandoned:
+                await self._tell()
+
+
+class Flights(Generic[T]):
+    """Runs work by key, once for all askers; the last asker that leaves cancels it."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._flying: dict[str, tuple[Flight, asyncio.Task[None], asyncio.Future[T]]] = {}
+
+    async def join(
+        self, key: str, work: Callable[[Flight], Awaitable[T]], listener: Listener | None
+    ) -> T:
+        """The result of `work` under `key`, started here or already on its way.
+
+        Raises what the work raises. Cancelling one asker leaves the others theirs.
+        """
+        if key not in self._flying:
+            flight = Flight()
+            result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            task = self._group.create_task(self._fly(key, flight, work, result))
+            self._flying[key] = (flight, task, result)
+        flight, task, result = self._flying[key]
+        flight.askers += 1
+        if listener is not None:
+            flight.listeners.append(listener)
+        try:
+            return await asyncio.shield(result)
+        finally:
+            flight.askers -= 1
+            if listener is not None:
+                flight.listeners.remove(listener)
+            if flight.askers == 0 and not result.done():
+                # A new asker from here on starts anew; the work itself waits for the old one.
+                if self._flying.get(key, (None,))[0] is flight:
+                    del self._flying[key]
+                task.cancel()
+
+    def stop(self) -> None:
+        """Say that the service stops: what is cancelled from here on is resumed by the next one."""
+        for flight, _, _ in self._flying.values():
+            flight.stopping = True
+
+    async def _fly(
+        self,
+        key: str,
+        flight: Flight,
+        work: Callable[[Flight], Awaitable[T]],
+        result: asyncio.Future[T],
+    ) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                reporter = group.create_task(flight.report())
+                try:
+                    value = await work(flight)
+                finally:
+                    reporter.cancel()
+            result.set_result(value)
+        except ExceptionGroup as errors:
+            self._fail(result, errors)
+        finally:
+            if self._flying.get(key, (None,))[0] is flight:
+                del self._flying[key]
+            result.cancel()
+
+    def _fail(self, result: asyncio.Future[T], errors: ExceptionGroup[Exception]) -> None:
+        refused, others = errors.split(VirtbusError)
+        if others is not None:
+            log.error("fetching an image failed", exc_info=others, extra={"code": "pull_failed"})
+        first = refused.exceptions[0] if refused is not None else None
+        if not isinstance(first, VirtbusError):
+            first = VirtbusError(
+                Code.INTERNAL, "internal", "fetching the image failed; see imaged's log"
+            )
+        if not result.done():
+            result.set_exception(first)
+            result.exception()  # retrieved here: the last asker may have left already

@@ -1,0 +1,222 @@
+"""From a reference to an image in the store: resolve, fetch once, verify, adopt, link."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from virtbus.imaged.core.header import inspect
+from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.links import Link
+from virtbus.imaged.core.names import Names
+from virtbus.imaged.core.sources import Validators, shown
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.localfile import Fetched, OnBytes
+from virtbus.imaged.edge.part import Part
+from virtbus.imaged.edge.store import Store
+from virtbus.imaged.flights import Flight, Flights, Listener
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.image import ImageInfo, ImageSource
+
+log = logging.getLogger(__name__)
+
+
+class FileSource(Protocol):
+    """`edge.localfile.LocalFiles`."""
+
+    async def fetch(
+        self, url: str, part: Part, known: Validators, on_bytes: OnBytes
+    ) -> Fetched: ...
+
+
+class HttpSource(Protocol):
+    """`edge.download.Downloads`."""
+
+    async def fetch(
+        self, url: str, part: Part, known: Validators, on_bytes: OnBytes, *, pinned: bool = False
+    ) -> Fetched: ...
+
+
+class NameSource(Protocol):
+    """`edge.namefiles.NameFiles`."""
+
+    def read(self) -> Names: ...
+
+
+class Images:
+    """The images of a node. `changed` is called when the list of images may have changed."""
+
+    def __init__(  # noqa: PLR0913  all collaborators are named here once
+        self,
+        group: asyncio.TaskGroup,
+        *,
+        store: Store,
+        threads: DiskThreads,
+        names: NameSource,
+        files: FileSource,
+        http: HttpSource,
+        limits: Limits,
+        max_pulls: int = 4,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._names = names
+        self._files = files
+        self._http = http
+        self._limits = limits
+        self._changed = changed
+        self._pulls = asyncio.Semaphore(max_pulls)
+        self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def stop(self) -> None:
+        """Say that the service stops, so that what was fetched is kept for the next one."""
+        self._flights.stop()
+
+    def cached(self, source: ImageSource) -> ImageInfo | None:
+        """The image that a reference stands for, if the store has it; touches no network."""
+        if source.digest is not None:
+            return self._store.cached(source.digest)
+        link = self._store.link(source.locator)
+        return self._store.cached(link.digest) if link is not None else None
+
+    async def ensure(self, source: ImageSource, listener: Listener | None = None) -> ImageInfo:
+        """The image, fetched if the store does not have it; errors as `refresh`."""
+        return self.cached(source) or await self.refresh(source, listener)
+
+    async def refresh(self, source: ImageSource, listener: Listener | None = None) -> ImageInfo:
+        """The image as its source has it now; nothing is transferred where that is unchanged.
+
+        All askers of one URL and digest share one transfer. Cancelled as the last of them, the
+        transfer ends and its bytes are gone.
+
+        Raises:
+            VirtbusError: 404 `image_unknown`; 409 `digest_mismatch`; all that `core.header`,
+                `edge.download` and `edge.localfile` raise.
+        """
+        url, pin = await self._resolve(source)
+        known = self._known(source, url)
+
+        async def work(flight: Flight) -> tuple[ImageInfo, Fetched]:
+            return await self._transfer(flight, url, pin, known)
+
+        key = f"{url}\n{pin or ''}"
+        image, fetched = await self._flights.join(key, work, listener)
+        await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
+        self._changed()
+        return image
+
+    async def _resolve(self, source: ImageSource) -> tuple[str, str | None]:
+        if source.is_url:
+            return source.locator, source.digest
+        names = await self._threads.run(self._names.read)
+        rule = names.resolve(source.locator)
+        if source.digest and rule.digest and source.digest != rule.digest:
+            raise _mismatch(
+                source.locator, source.digest, f"the rule of its name pins {rule.digest}"
+            )
+        return rule.locator, source.digest or rule.digest
+
+    def _known(self, source: ImageSource, url: str) -> Validators:
+        link = self._store.link(_link_name(source))
+        if link is None or link.url != url or self._store.cached(link.digest) is None:
+            return Validators()
+        return Validators(link.etag, link.last_modified)
+
+    async def _transfer(
+        self, flight: Flight, url: str, pin: str | None, known: Validators
+    ) -> tuple[ImageInfo, Fetched]:
+        key = f"{url}\n{pin or ''}"
+        async with self._part_lock(key), self._pulls:
+            part = await self._threads.run(self._store.part, key)
+            keep = False
+            try:
+                fetched = await self._fetch(url, pin, part, known, flight.on_bytes)
+                image = await self._adopt(url, pin, part, known, fetched)
+            except VirtbusError as error:
+                keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
+                raise
+            except asyncio.CancelledError:
+                keep = not flight.abandoned
+                raise
+            else:
+                return image, fetched
+            finally:
+                await self._threads.run(_close, part, keep)
+
+    async def _fetch(
+        self, url: str, pin: str | None, part: Part, known: Validators, on_bytes: OnBytes
+    ) -> Fetched:
+        log.info("fetching %s", shown(url), extra={"code": "image_pulling"})
+        if url.startswith("file://"):
+            return await self._files.fetch(url, part, known, on_bytes)
+        return await self._http.fetch(url, part, known, on_bytes, pinned=pin is not None)
+
+    async def _adopt(
+        self, url: str, pin: str | None, part: Part, known: Validators, fetched: Fetched
+    ) -> ImageInfo:
+        if fetched.unchanged:
+            image = self._unchanged(url, known)
+            if pin is not None and image.digest != pin:
+                raise _mismatch(url, pin, f"the bytes have {image.digest}")
+            return image
+        digest = f"sha256:{part.hex_digest}"
+        if pin is not None and digest != pin:
+            raise _mismatch(url, pin, f"the bytes have {digest}")
+        head, tail = await self._threads.run(part.head_and_tail)
+        header = inspect(head, tail, part.offset, self._limits.max_virtual_bytes)
+        image = await self._threads.run(self._store.adopt, part, header)
+        log.info("image %s is %s", shown(url), image.digest, extra={"code": "image_ready"})
+        return image
+
+    def _unchanged(self, url: str, known: Validators) -> ImageInfo:
+        for link in self._store.links_of(url):
+            image = self._store.cached(link.digest)
+            if image is not None and Validators(link.etag, link.last_modified) == known:
+                return image
+        raise VirtbusError(
+            Code.UNAVAILABLE,
+            "image_lost",
+            f"the stored copy of {shown(url)} vanished meanwhile; it is fetched again",
+        )
+
+    @contextlib.asynccontextmanager
+    async def _part_lock(self, key: str) -> AsyncIterator[None]:
+        """One user of a part at a time: an abandoned one may still be on its way out."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            yield
+
+
+def _close(part: Part, keep: bool) -> None:
+    part.close(keep=keep)
+
+
+def _link_name(source: ImageSource) -> str:
+    """A pinned reference has a link of its own, so that it never moves what the name means."""
+    return source.locator if source.digest is None else f"{source.locator}@{source.digest}"
+
+
+def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> Link:
+    return Link(
+        name=_link_name(source),
+        digest=image.digest,
+        format=image.format,
+        size_bytes=image.size_bytes,
+        virtual_size_bytes=image.virtual_size_bytes,
+        url=url,
+        etag=fetched.validators.etag,
+        last_modified=fetched.validators.last_modified,
+    )
+
+
+def _mismatch(what: str, pin: str, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.CONFLICT,
+        "digest_mismatch",
+        f"{shown(what)} is not the pinned {pin}: {why}; nothing was stored: "
+        "pin the digest of the image you mean, or have its server deliver that one",
+    )
