@@ -1,0 +1,71 @@
+"""The message bus of an installation: nats-server, what virtbus declares on it, its nodes.
+
+`virtbus up` does the same inside itself; this is `virtbus-nats` for systemd and compose.
+Credentials are written to run_dir for the services of this host; a further host gets its file
+(`node-<id>.creds`) by hand, with the url that reaches here.
+"""
+
+import secrets
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from virtbus.bus import client, declaration, process, server
+from virtbus.bus.ports import BusError
+from virtbus.bus.settings import ServiceSettings, load
+from virtbus.schemas import wire
+from virtbus.schemas.ids import Id
+from virtbus.schemas.vm import JoinNonce
+
+
+class Settings(ServiceSettings):
+    """Settings of `virtbus-nats`."""
+
+    service: ClassVar[str] = "nats"
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for other hosts")
+    port: int = Field(4222, ge=1, le=65535, description="port to listen on")
+    nodes: list[Id] = Field(
+        default_factory=list, description="ids of further nodes; this host's own is always one"
+    )
+
+
+def link_own(files: server.ServerFiles, node: str) -> None:
+    """Give the node's credentials a name that units can know: `node.creds`."""
+    name = files.run_dir / "node.creds"
+    fresh = name.with_suffix(".new")
+    with suppress(FileNotFoundError):
+        fresh.unlink()
+    fresh.symlink_to(Path(f"node-{node}.creds"))
+    fresh.rename(name)
+
+
+async def serve(settings: Settings) -> None:
+    """Run the server until it ends or this is cancelled.
+
+    Raises:
+        BusError: the server did not start, or ended by itself.
+    """
+    files = server.ServerFiles(settings.state_dir, settings.run_dir)
+    nodes = [settings.node, *settings.nodes]
+    async with server.running(
+        files, nodes=nodes, host=settings.host, port=settings.port
+    ) as running:
+        async with client.connect(running.settings("admin"), name="admin") as bus:
+            await declaration.ensure(bus)
+            for node in nodes:
+                nonce = JoinNonce(nonce=secrets.token_hex(16))
+                await declaration.ensure_node(bus, node, wire.encode(nonce))
+        link_own(files, settings.node)
+        process.notify("READY=1")
+        code = await running.wait()
+        msg = f"nats-server ended by itself with {code}; see {files.log}"
+        raise BusError(msg)
+
+
+if __name__ == "__main__":
+    chosen = load(Settings)
+    sys.exit(process.run(chosen, lambda: serve(chosen)))
