@@ -57,6 +57,7 @@ class NatsBus:
         self.purge = self._records.purge
         self.batch = self._records.batch
         self.fill = self._records.fill
+        self.report = self._records.report
         self.request = self._calls.request
         self.request_stream = self._calls.request_stream
 

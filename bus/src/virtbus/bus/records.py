@@ -13,10 +13,12 @@ from virtbus.bus.backoff import delays
 from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.ports import (
+    ConsumerReport,
     Entry,
     EntryKind,
     OutcomeUnknownError,
     StoredMessage,
+    StreamReport,
     UnavailableError,
     Write,
 )
@@ -235,6 +237,25 @@ class Records:
         info = await self.call(f"$JS.API.STREAM.INFO.KV_{bucket}")
         most = int(info["config"].get("max_bytes", -1))
         return int(info["state"]["bytes"]) / most if most > 0 else 0.0
+
+    async def report(self) -> list[StreamReport]:
+        answer = await self.call("$JS.API.STREAM.LIST", {})
+        return [await self._reported(info) for info in answer.get("streams") or []]
+
+    async def _reported(self, info: dict[str, Any]) -> StreamReport:
+        name, config, state = info["config"]["name"], info["config"], info["state"]
+        consumers = await self.call(f"$JS.API.CONSUMER.LIST.{name}", {})
+        most = int(config.get("max_bytes", -1))
+        return StreamReport(
+            name=name,
+            messages=int(state["messages"]),
+            fill=int(state["bytes"]) / most if most > 0 else 0.0,
+            replicas=int(config["num_replicas"]),
+            consumers=tuple(
+                ConsumerReport(one["name"], int(one["num_pending"]), int(one["num_waiting"]))
+                for one in consumers.get("consumers") or []
+            ),
+        )
 
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

@@ -1,0 +1,17 @@
+"""Subject filters: `*` is one token, `>` at the end is one or more."""
+
+
+def matches(subject_filter: str, subject: str) -> bool:
+    """True when NATS would deliver `subject` to a subscription on `subject_filter`."""
+    if subject_filter == subject:
+        return True
+    wanted = subject_filter.split(".")
+    tokens = subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(tokens) <= len(wanted):
+            return False
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(
+        want in {"*", token} for want, token in zip(wanted, tokens, strict=True)
+    )

@@ -1,0 +1,271 @@
+"""The shipped fake: `ports.Bus` without a server, same contract, deterministic, no threads.
+
+A `MemoryServer` is the state that several `MemoryBus` connections share. Faults are explicit:
+`server.drop` loses core messages, `bus.disconnect()` cuts one connection, `bus.faults` says what
+happens to the next writes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from enum import StrEnum
+from typing import Any
+
+from virtbus.bus.calls import Calls, headers_out
+from virtbus.bus.codec import envelope
+from virtbus.bus.filters import matches
+from virtbus.bus.ids import uuid7
+from virtbus.bus.link import Raw
+from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.memory_link import MemoryLink, MemoryServer
+from virtbus.bus.ports import (
+    Endpoint,
+    Entry,
+    Message,
+    OutcomeUnknownError,
+    ServiceInfo,
+    StoredMessage,
+    StreamReport,
+    UnavailableError,
+    Watch,
+    WatchMark,
+    Write,
+)
+from virtbus.bus.records import stream_of
+from virtbus.bus.service import serving
+from virtbus.bus.shelf import Shelf
+
+__all__ = ["Fault", "MemoryBus", "MemoryServer"]
+
+CAPACITY = 65_536
+
+
+class Fault(StrEnum):
+    """What happens to one write."""
+
+    UNAVAILABLE = "unavailable"
+    """UnavailableError, not stored."""
+    LOST = "lost"
+    """OutcomeUnknownError, not stored."""
+    STORED = "stored"
+    """OutcomeUnknownError, stored all the same."""
+
+
+class MemoryWatch:
+    """Keeps `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`."""
+
+    def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
+        self._link = link
+        self._filters = filters
+        self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
+        self._shelf = link.server.shelf(filters[0])
+
+    def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
+        return self._items
+
+    def relist(self) -> None:
+        self._items.put(WatchMark.RESET)
+        for entry in self._shelf.listed(self._filters):
+            self._items.put(entry)
+        self._items.put(WatchMark.SYNCED)
+
+    def changed(self) -> None:
+        """The connection was lost or made."""
+        if self._link.connected:
+            self.relist()
+
+    def seen(self, entry: Entry) -> None:
+        """Something was written."""
+        if self._link.connected and any(matches(one, entry.key) for one in self._filters):
+            self._items.put(entry)
+
+    def start(self) -> Callable[[], None]:
+        """List and follow; returns what ends that."""
+        self.relist()
+        self._shelf.seen.append(self.seen)
+        forget = self._link.on_change(self.changed)
+
+        def stop() -> None:
+            self._shelf.seen.remove(self.seen)
+            forget()
+
+        return stop
+
+
+class MemoryBus:
+    """One connection to a MemoryServer; the contract of each method is in `ports.Bus`."""
+
+    def __init__(self, server: MemoryServer, name: str = "memory") -> None:
+        self.server = server
+        self.faults: deque[Fault] = deque()
+        self._name = name
+        self._link = MemoryLink(server)
+        self._calls = Calls(self._link, name)
+        self.request = self._calls.request
+        self.request_stream = self._calls.request_stream
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    def disconnect(self) -> None:
+        """Cut this connection: requests under way end, watches stop."""
+        self._link.cut()
+
+    def reconnect(self) -> None:
+        """Join it again: watches list anew."""
+        self._link.join()
+
+    # --- core -----------------------------------------------------------------------------
+    async def publish(self, subject: str, value: Any) -> None:
+        body = envelope(subject, value, message_id=uuid7(), source=self._name)
+        if self._link.connected:
+            await self._link.send(subject, body, headers=headers_out())
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
+        messages: Mailbox[Message] = Mailbox(CAPACITY)
+
+        def receive(raw: Raw) -> None:
+            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
+
+        subscription = await self._link.open(subject, receive)
+        try:
+            yield messages
+        finally:
+            await subscription.close()
+
+    def serve(
+        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
+    ) -> AbstractAsyncContextManager[None]:
+        return serving(self._link, info, endpoints)
+
+    # --- records --------------------------------------------------------------------------
+    async def get(self, key: str) -> Entry | None:
+        self._reachable()
+        return self.server.shelf(key).last(key)
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        expect_over: str | None = None,
+        ttl_s: float | None = None,
+    ) -> int:
+        shelf = self.server.shelf(key)
+
+        def store() -> int:
+            queued = shelf.entries.get(key) if stream_of(key) == "CMD" else None
+            if queued is not None:
+                return queued.revision
+            shelf.check(key, value, expect, expect_over)
+            return shelf.apply(key, value, ttl_s=ttl_s).revision
+
+        return await self._write(store, shelf, ttl_s)
+
+    async def purge(
+        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+    ) -> int:
+        shelf = self.server.shelf(key)
+
+        def store() -> int:
+            shelf.check(key, b"", expect, None)
+            return shelf.apply(key, None, ttl_s=marker_ttl_s).revision
+
+        return await self._write(store, shelf, marker_ttl_s)
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        if not writes:
+            msg = "an empty batch"
+            raise ValueError(msg)
+        shelf = self.server.shelf(writes[0].key)
+
+        def store() -> int:
+            for one in writes:
+                shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
+            return [shelf.apply(one.key, one.value).revision for one in writes][-1]
+
+        return await self._write(store, shelf)
+
+    def _reachable(self) -> None:
+        if not self._link.connected:
+            msg = "no connection to the bus"
+            raise UnavailableError(msg)
+
+    async def _write(
+        self, store: Callable[[], int], shelf: Shelf, ttl_s: float | None = None
+    ) -> int:
+        await asyncio.sleep(0)  # others run between any two writes, as on the wire
+        self._reachable()
+        fault = self.faults.popleft() if self.faults else None
+        if fault is Fault.UNAVAILABLE:
+            msg = "the write did not happen (injected)"
+            raise UnavailableError(msg)
+        if fault is not Fault.LOST:
+            revision = store()
+            if ttl_s is not None:
+                asyncio.get_running_loop().call_later(ttl_s + 0.001, shelf.expire)
+            if fault is None:
+                return revision
+        msg = "the write may have happened (injected)"
+        raise OutcomeUnknownError(msg)
+
+    @asynccontextmanager
+    async def watch(self, *filters: str) -> AsyncIterator[Watch]:
+        watch = MemoryWatch(self._link, filters)
+        stop = watch.start()
+        try:
+            yield watch
+        finally:
+            stop()
+
+    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
+        del service
+        return self.watch(f"$KV.vm.{node}.>")
+
+    async def fill(self, bucket: str) -> float:
+        self._reachable()
+        shelf = self.server.shelf(f"$KV.{bucket}.x")
+        return shelf.size_bytes / shelf.max_bytes if shelf.max_bytes else 0.0
+
+    async def report(self) -> list[StreamReport]:
+        self._reachable()
+        return [
+            StreamReport(
+                name,
+                len(shelf.entries) or len(self.server.stored.get(name, ())),
+                shelf.size_bytes / shelf.max_bytes if shelf.max_bytes else 0.0,
+                1,
+            )
+            for name, shelf in self.server.shelves.items()
+        ]
+
+    # --- facts ----------------------------------------------------------------------------
+    def emit(self, subject: str, value: Any, *, message_id: str) -> None:
+        body = envelope(subject, value, message_id=message_id, source=self._name)
+        stream = stream_of(subject)
+        shelf = self.server.shelf(subject)
+        if message_id in shelf.message_ids:
+            return
+        kept = self.server.stored.setdefault(stream, [])
+        shelf.message_ids[message_id] = len(kept) + 1
+        kept.append(StoredMessage(subject, body, len(kept) + 1, self.server.clock_ns()))
+        self.server.route(Raw(subject, body, headers=headers_out()))
+
+    def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> Awaitable[list[StoredMessage]]:
+        return self._history(subject_filter, after, limit)
+
+    async def _history(self, subject_filter: str, after: int, limit: int) -> list[StoredMessage]:
+        self._reachable()
+        kept = self.server.stored.get(stream_of(subject_filter), [])
+        found = [m for m in kept if m.sequence > after and matches(subject_filter, m.subject)]
+        return found[:limit]
+
+    async def aclose(self) -> None:
+        if self._link.connected:
+            self._link.cut()

@@ -1,0 +1,170 @@
+"""The fake's wire: a MemoryServer routes core messages between the MemoryLinks that share it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from virtbus.bus.filters import matches
+from virtbus.bus.link import LinkLostError, Raw, Receive
+from virtbus.bus.ports import FullError, StoredMessage, UnavailableError
+from virtbus.bus.records import stream_of
+from virtbus.bus.shelf import MAX_PAYLOAD_BYTES, Shelf
+
+
+class _Subscribed:
+    def __init__(self, link: "MemoryLink", subject: str, queue: str, receive: Receive) -> None:
+        self.link = link
+        self.subject = subject
+        self.queue = queue
+        self.receive = receive
+
+    async def close(self) -> None:
+        self.link.server.subscribed.remove(self)
+
+
+class MemoryServer:
+    """What a NATS server would hold. `clock_ns` drives every TTL: advance it, then `expire()`."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self.clock_ns = clock_ns
+        self.shelves: dict[str, Shelf] = {}
+        self.subscribed: list[_Subscribed] = []
+        self.stored: dict[str, list[StoredMessage]] = {}
+        self.drop: Callable[[str], bool] = lambda _: False
+        """Core messages whose subject it is true for are lost."""
+
+    def shelf(self, key: str) -> Shelf:
+        """The bucket of a key, made at first use."""
+        stream = stream_of(key)
+        if stream not in self.shelves:
+            markers = stream in {"KV_node", "KV_lease"}
+            self.shelves[stream] = Shelf(self.clock_ns, markers=markers)
+        return self.shelves[stream]
+
+    def expire(self) -> None:
+        """Let TTLs pass, as far as the clock went."""
+        for shelf in self.shelves.values():
+            shelf.expire()
+
+    def route(self, raw: Raw) -> bool:
+        """Deliver to every subscription and to one of each queue group; False when to none."""
+        if self.drop(raw.subject):
+            return True
+        groups: dict[str, _Subscribed] = {}
+        chosen: list[_Subscribed] = []
+        for one in self.subscribed:
+            if not one.link.connected or not matches(one.subject, raw.subject):
+                continue
+            if not one.queue:
+                chosen.append(one)
+            elif one.queue not in groups:
+                groups[one.queue] = one
+        for one in groups.values():  # the next message goes to the next member
+            self.subscribed.remove(one)
+            self.subscribed.append(one)
+        loop = asyncio.get_running_loop()
+        for one in (*chosen, *groups.values()):
+            loop.call_soon(one.receive, raw)
+        return bool(chosen or groups)
+
+
+class MemoryLink:
+    """Keeps the Link protocol over a MemoryServer, for requests and services."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self.server = server
+        self._generation = 1
+        self._changed: set[Callable[[], None]] = set()
+        self._waiting: set[asyncio.Future[Raw]] = set()
+        self._up = asyncio.Event()
+        self._up.set()
+        self._inboxes = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def inbox(self) -> str:
+        self._inboxes += 1
+        return f"_INBOX.{id(self):x}.{self._inboxes}"
+
+    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
+        self._changed.add(notify)
+        return lambda: self._changed.discard(notify)
+
+    def cut(self) -> None:
+        """Lose the connection."""
+        self._up.clear()
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(LinkLostError("the connection ended before the answer came"))
+        self._tell()
+
+    def join(self) -> None:
+        """Be connected again."""
+        self._generation += 1
+        self._up.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        for notify in tuple(self._changed):
+            notify()
+
+    async def up(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._up.wait()
+        except TimeoutError:
+            msg = "no connection to the bus"
+            raise UnavailableError(msg) from None
+
+    async def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        if not self.connected:
+            msg = "no connection to the bus"
+            raise UnavailableError(msg)
+        if len(body) > MAX_PAYLOAD_BYTES:
+            msg = f"{len(body)} bytes are more than the bus takes ({MAX_PAYLOAD_BYTES})"
+            raise FullError(msg)
+        if not self.server.route(Raw(subject, body, reply, dict(headers or {}))) and reply:
+            self.server.route(Raw(reply, headers={"Status": "503"}))
+
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Raw:
+        future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+        inbox = self.inbox()
+
+        def receive(raw: Raw) -> None:
+            if not future.done():
+                future.set_result(raw)
+
+        subscription = await self.open(inbox, receive)
+        self._waiting.add(future)
+        try:
+            await self.send(subject, body, headers=headers, reply=inbox)
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                return await future
+        finally:
+            self._waiting.discard(future)
+            await subscription.close()
+
+    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> _Subscribed:
+        subscribed = _Subscribed(self, subject, queue, receive)
+        self.server.subscribed.append(subscribed)
+        return subscribed
