@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from virtbus.bus.access import BusSettings
 from virtbus.schemas.ids import Id, is_id
 from virtbus.schemas.wire import problems
 
@@ -56,6 +57,16 @@ class ServiceSettings(BaseSettings):
         description="auto: text on a terminal, else JSON lines",
     )
     otlp_endpoint: str = Field("", description="OTLP/HTTP endpoint for traces; empty: none")
+
+    @property
+    def bus_user(self) -> str:
+        """The role on the bus; a node's services share one."""
+        return f"node-{self.node}"
+
+    def bus(self) -> BusSettings:
+        """The connection: the file of `creds`, else the one that the embedded server wrote."""
+        creds = self.creds or self.run_dir / f"{self.bus_user}.creds"
+        return BusSettings(url=self.server, creds=creds)
 
     @classmethod
     def settings_customise_sources(

@@ -49,6 +49,8 @@ class DiskFile(Fact):
     path: str
     format: ImageFormat
     virtual_size_bytes: int
+    backing_path: str = ""
+    backing_format: ImageFormat | None = None
 
 
 class ImageReady(Fact):

@@ -8,7 +8,7 @@ from virtbus.controller.settings import Settings
 
 async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
-    async with client.connect(client.settings_of(settings), name="controller") as bus:
+    async with client.connect(settings.bus(), name="controller") as bus:
         with tracing.setup("controller", "", bus, settings.otlp_endpoint):
             await Controller(bus, settings).run()
 

@@ -22,3 +22,7 @@ class Settings(ServiceSettings):
         256, ge=1, le=10_000, description="API requests in work at once; more wait, then get 429"
     )
     watches_at_once: int = Field(1000, ge=1, description="client watches served at once")
+
+    @property
+    def bus_user(self) -> str:
+        return "controller"

@@ -59,7 +59,7 @@ class Feeds:
             return take(entry)
         except VirtbusError as error:
             # One bad value must not stop the feed; the last good one stays (MSG-16).
-            log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})  # noqa: TRY400
+            log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
             return None
 
     def _forget(self, bucket: str, missing: set[str]) -> None:

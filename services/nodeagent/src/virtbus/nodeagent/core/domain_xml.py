@@ -1,0 +1,151 @@
+"""A record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
+
+The shape for Linux guests of design §9: q35, no usb, video or sound, virtio throughout, a serial
+console on a UNIX socket. Nothing of a tenant reaches it but checked names, sizes and ids.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
+from virtbus.nodeagent.core.element import Element, el, to_text
+from virtbus.nodeagent.core.metadata import metadata
+from virtbus.nodeagent.core.slots import Slots
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.nodework import DiskFile
+from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
+
+DOMAIN_PREFIX = "vb-"
+QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+
+
+def domain_name(uid: str) -> str:
+    """Libvirt's name of a VM: a function of its uid (design §5)."""
+    return f"{DOMAIN_PREFIX}{uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class DomainInputs:
+    """All that a domain is made of. `disks` and `seeds` are by volume name."""
+
+    record: VmRecord
+    disks: Mapping[str, DiskFile]
+    seeds: Mapping[str, Path]
+    console_socket: Path
+    console_log: Path
+    accelerator: str
+    emulator: str
+    skip_cpu_queries: bool = False
+    """Benches only: `qemu:del` of fast-start.md §3; the domain is tainted."""
+
+
+def render(inputs: DomainInputs) -> str:
+    """The XML to define."""
+    record, spec = inputs.record, inputs.record.spec
+    domain = el(
+        "domain",
+        el("name", domain_name(record.uid)),
+        el("uuid", record.uid),
+        el("metadata", metadata(record)),
+        el("memory", str(-(-spec.domain.memory.guest // 1024)), unit="KiB"),
+        el("vcpu", str(spec.domain.cpu.vcpus), placement="static"),
+        _sysinfo(spec.domain.firmware),
+        _os(spec.domain.firmware),
+        el("features", el("acpi"), el("apic")),
+        _cpu(spec, inputs.accelerator),
+        el("clock", offset="utc"),
+        el("on_poweroff", "destroy"),
+        el("on_reboot", "restart"),
+        el("on_crash", "destroy"),
+        _devices(inputs),
+        _qemu_capabilities() if inputs.skip_cpu_queries else None,
+        type="kvm" if inputs.accelerator == "kvm" else "qemu",
+    )
+    if inputs.skip_cpu_queries:
+        domain.set("xmlns:qemu", QEMU_NAMESPACE)
+    return to_text(domain)
+
+
+def _sysinfo(firmware: Firmware) -> Element | None:
+    if firmware.serial is None:
+        return None
+    serial = el("entry", firmware.serial, name="serial")
+    return el("sysinfo", el("system", serial), type="smbios")
+
+
+def _os(firmware: Firmware) -> Element:
+    smbios = el("smbios", mode="sysinfo") if firmware.serial is not None else None
+    return el("os", el("type", "hvm", arch="x86_64", machine="q35"), smbios)
+
+
+def _cpu(spec: VmSpec, accelerator: str) -> Element:
+    cpu = spec.domain.cpu
+    topology = el("topology", sockets=cpu.sockets, cores=cpu.cores, threads=cpu.threads)
+    if cpu.model is not None:
+        return el(
+            "cpu", el("model", cpu.model, fallback="forbid"), topology, mode="custom", match="exact"
+        )
+    if accelerator == "kvm":
+        return el("cpu", topology, mode="host-passthrough", check="none", migratable="on")
+    return el(
+        "cpu",
+        el("model", "qemu64", fallback="forbid"),
+        topology,
+        mode="custom",
+        match="exact",
+        check="none",
+    )
+
+
+def _devices(inputs: DomainInputs) -> Element:
+    spec = inputs.record.spec
+    slots = Slots(len(spec.domain.devices.interfaces))
+    disks = spec.domain.devices.disks
+    files = dict(inputs.disks) | {
+        name: DiskFile(path=str(path), format=ImageFormat.RAW, virtual_size_bytes=0)
+        for name, path in inputs.seeds.items()
+    }
+    body = [
+        *disk_elements(disks, files, slots, _bootable(spec)),
+        *disk_controllers(disks, slots),
+        el("controller", slots.address(), type="virtio-serial", index=0),
+        el("memballoon", slots.address(), model="virtio"),
+        el("rng", el("backend", "/dev/urandom", model="random"), slots.address(), model="virtio"),
+        _serial(inputs),
+        el(
+            "channel",
+            el("source", mode="bind"),
+            el("target", type="virtio", name="org.qemu.guest_agent.0"),
+            type="unix",
+        ),
+    ]
+    return el(
+        "devices",
+        el("emulator", inputs.emulator),
+        *slots.controllers(),
+        el("controller", type="usb", index=0, model="none"),
+        *body,
+    )
+
+
+def _serial(inputs: DomainInputs) -> Element:
+    """The console: a UNIX socket for one reader, and a log file that libvirt keeps meanwhile."""
+    return el(
+        "serial",
+        el("source", mode="bind", path=str(inputs.console_socket)),
+        el("log", file=str(inputs.console_log), append="on"),
+        el("target", type="isa-serial", port=0),
+        type="unix",
+    )
+
+
+def _bootable(spec: VmSpec) -> str:
+    """The disk to boot from where the spec orders none: the first that holds an image."""
+    if any(disk.boot_order for disk in spec.domain.devices.disks):
+        return ""
+    return next((volume.name for volume in spec.volumes if volume.image is not None), "")
+
+
+def _qemu_capabilities() -> Element:
+    return el("qemu:capabilities", el("qemu:del", capability="cpu-unavailable-features"))

@@ -1,0 +1,25 @@
+"""XML elements by an element API: a value can only ever be text or an attribute (INJ-01)."""
+
+from xml.etree import ElementTree as ET
+
+Element = ET.Element
+
+
+def el(tag: str, *children: "Element | str | None", **attributes: "str | int | None") -> Element:
+    """`<tag attributes>children</tag>`; what is None is left out, `_` in a name becomes `-`."""
+    element = ET.Element(
+        tag,
+        {k.rstrip("_").replace("_", "-"): str(v) for k, v in attributes.items() if v is not None},
+    )
+    for child in children:
+        if isinstance(child, str):
+            element.text = child
+        elif child is not None:
+            element.append(child)
+    return element
+
+
+def to_text(element: Element) -> str:
+    """The document, indented, so that golden files can be read."""
+    ET.indent(element)
+    return ET.tostring(element, encoding="unicode") + "\n"

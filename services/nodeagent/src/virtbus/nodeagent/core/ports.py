@@ -1,0 +1,186 @@
+"""What the agent's core and actors ask of the host (the lead's; edge/ implements it)."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.nodework import Arm
+from virtbus.schemas.vm import VmRecord, VmSecrets
+
+
+class DomainState(StrEnum):
+    """Libvirt's state, as far as the agent tells it apart."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    """PAUSED with reason STARTING_UP: a create is under way."""
+    PAUSED = "paused"
+    SHUTTING_DOWN = "shutting down"
+    SHUT_OFF = "shut off"
+
+
+class Ending(StrEnum):
+    """Why a domain is shut off."""
+
+    UNKNOWN = "unknown"
+    SHUT_DOWN = "shut down"
+    """The guest powered itself off."""
+    ENDED = "ended"
+    """Destroyed, by us or from outside."""
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class DomainFacts:
+    """One domain of ours. `metadata` is None where ours is missing or unreadable."""
+
+    uid: str
+    state: DomainState
+    ending: Ending = Ending.UNKNOWN
+    metadata: "DomainMetadata | None" = None
+
+    @property
+    def active(self) -> bool:
+        return self.state is not DomainState.SHUT_OFF
+
+    @property
+    def starting(self) -> bool:
+        return self.state is DomainState.STARTING
+
+
+@dataclass(frozen=True, slots=True)
+class DomainMetadata:
+    """What the domain's own metadata says (design §5: the hypervisor is the agent's database)."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    epoch: int
+    generation: int
+    spec_hash: str
+    domain_hash: str
+    traceparent: str = ""
+
+
+class DomainChange(StrEnum):
+    """What a lifecycle event says happened."""
+
+    STARTED = "started"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    SHUT_DOWN = "shut down"
+    ENDED = "ended"
+    CRASHED = "crashed"
+    START_FAILED = "start failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DomainEvent:
+    """A hint: re-read the state before acting on it.
+
+    `change` None: libvirt was away, anything may have changed.
+    """
+
+    uid: str
+    change: DomainChange | None
+
+
+class Hypervisor(Protocol):
+    """Libvirt. Every method raises VirtbusError: 503 `libvirt_down`, or the cause in words."""
+
+    async def list_domains(self) -> list[DomainFacts]: ...
+    async def facts(self, uid: str) -> DomainFacts | None: ...
+    async def define(self, xml: str) -> None: ...
+    async def start(self, uid: str) -> None:
+        """Return when the guest runs; raises with the emulator's own last line as cause."""
+
+    async def shutdown(self, uid: str) -> bool:
+        """Ask by ACPI; False when there is no running domain to ask."""
+
+    async def destroy(self, uid: str) -> None:
+        """End the guest; nothing where none runs."""
+
+    async def undefine(self, uid: str) -> None:
+        """Forget the domain; nothing where none is defined."""
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]: ...
+
+
+class RecordFiles(Protocol):
+    """`<state_dir>/vms/<uid>/` and the host's epoch ledger."""
+
+    async def write(self, record: VmRecord) -> None:
+        """Durable on return (fsync, rename); raises the ledger's epoch of the uid."""
+
+    async def list(self) -> Mapping[str, VmRecord]:
+        """Every readable record on disk, by uid."""
+
+    async def remove_work(self, uid: str) -> None:
+        """Remove all of the VM but its record: seeds, console socket and log."""
+
+    async def forget(self, uid: str) -> None:
+        """Remove the record too, and mark the uid removed in the ledger (kept for 24 h)."""
+
+    def epoch(self, uid: str) -> int:
+        """The highest epoch ever acted on; 0 for an unknown uid."""
+
+    def nonce(self) -> str:
+        """The bus incarnation that this node joined; empty before the first join."""
+
+    def set_nonce(self, nonce: str) -> None: ...
+    def console_socket(self, uid: str) -> Path: ...
+    def console_log(self, uid: str) -> Path: ...
+
+
+class Seeds(Protocol):
+    """NoCloud seeds, one a cloud-init volume."""
+
+    async def write(
+        self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
+    ) -> None: ...
+    def paths(self, record: VmRecord) -> Mapping[str, Path]:
+        """Seed file by volume name."""
+
+
+class NetdAdmin(Protocol):
+    """netd's admin socket."""
+
+    async def arm(self, arm: Arm) -> None:
+        """Let the wrapper fetch its tap fds; raises VirtbusError when netd refuses or is away."""
+
+
+class ConsoleSession(Protocol):
+    """One attachment to a VM's serial console; `closed` says why `output` ended."""
+
+    closed: str
+
+    def output(self) -> AsyncIterator[bytes]: ...
+    async def write(self, data: bytes) -> None: ...
+
+
+class Console(Protocol):
+    """Serial consoles and their logs."""
+
+    def attach(self, uid: str) -> AbstractAsyncContextManager[ConsoleSession]:
+        """Take the console over; raises VirtbusError 409 where the guest does not run."""
+
+    def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
+        """The last `tail_bytes`, then what is added (`follow`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What the host is; sizes in bytes."""
+
+    hostname: str
+    cpus: int
+    memory_bytes: int
+    disk_free_bytes: int
+    max_vcpus: int
+    accelerators: tuple[str, ...]
+    versions: Mapping[str, str]

@@ -1,0 +1,52 @@
+"""What a record asks of its VM, given what was asked before."""
+
+from dataclasses import dataclass
+
+from virtbus.nodeagent.core.lifecycle import Event, Phase
+from virtbus.schemas.vm import VmRecord
+
+RESTING = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The part of a record that was already acted on."""
+
+    power_epoch: int = -1
+    generation: int = 0
+    deleting: bool = False
+    delete_grace_s: int | None = None
+    powered: bool | None = None
+
+
+def taken(record: VmRecord) -> Taken:
+    """What is acted on once `record` was."""
+    return Taken(
+        power_epoch=record.power_epoch,
+        generation=record.generation,
+        deleting=record.deleting,
+        delete_grace_s=record.delete_grace_s,
+        powered=record.powered,
+    )
+
+
+def wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
+    """The event that a record is, or None when it asks for nothing new.
+
+    A start that came while the VM was still stopping is new until it rests; a changed spec makes
+    a VM that failed for good try again.
+    """
+    if record.deleting:
+        again = before.deleting and before.delete_grace_s == record.delete_grace_s
+        return None if again else Event.DELETE
+    if not record.powered:
+        return None if before.powered is False else Event.HALT
+    fresh = record.power_epoch > before.power_epoch or before.powered is not True
+    changed = phase is Phase.FAILED and record.generation > before.generation
+    return Event.RUN if fresh or changed else None
+
+
+def grace_s(record: VmRecord) -> int:
+    """Seconds the guest gets to power itself off, by what was asked last."""
+    asked = record.delete_grace_s if record.deleting else record.stop_grace_s
+    return record.spec.termination_grace_s if asked is None else asked

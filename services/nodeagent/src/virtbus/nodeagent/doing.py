@@ -1,0 +1,308 @@
+"""What an action of the table does: each one "ensure", safe to repeat and to be killed in."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from virtbus.bus import tracing
+from virtbus.bus.ports import BusError
+from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
+from virtbus.nodeagent.core.lifecycle import Event, Phase
+from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.core.slots import nic_devices
+from virtbus.nodeagent.tools import Tools
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.nodework import Arm, ArmNic, NetReady, Release
+from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.wire import read
+
+if TYPE_CHECKING:
+    from virtbus.nodeagent.guest import Guest
+
+log = logging.getLogger(__name__)
+
+RELEASE_TIMEOUT_S = 15.0
+RETRY_S = (0.5, 10.0)
+ADOPT_LIMIT_S = 60.0
+
+
+class Doing:
+    """The long actions of one VM, as child tasks of its task group."""
+
+    def __init__(self, guest: "Guest", tools: Tools) -> None:
+        self._guest = guest
+        self._tools = tools
+        self.group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._prepared = 0
+
+    @property
+    def _record(self) -> VmRecord:
+        return self._guest.record
+
+    def _spawn(self, name: str, work: Awaitable[None], on_error: Event | None = None) -> None:
+        """Run `work` as the VM's child of that name, in place of an earlier one.
+
+        An unexpected error is logged whole and becomes `on_error`: it must neither take the
+        other VMs along nor leave this one waiting.
+        """
+        assert self.group is not None  # noqa: S101  set before the first event is taken
+        earlier = self._tasks.pop(name, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._tasks[name] = self.group.create_task(self._guarded(work, on_error))
+
+    async def _guarded(self, work: Awaitable[None], on_error: Event | None) -> None:
+        try:
+            await work
+        except Exception:
+            extra = {"code": "action_failed", "uid": self._record.uid}
+            log.exception("an action failed unexpectedly", extra=extra)
+            if on_error is not None:
+                self._guest.post(on_error)
+
+    def cancel(self) -> None:
+        """End all children."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _stop(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    # --- the way up -----------------------------------------------------------------------
+    def prepare(self) -> None:
+        self._spawn("prepare", self._prepare(), Event.PARTS_FAILED)
+
+    async def _prepare(self) -> None:
+        """Record and seed on disk, image and network made; then PARTS_*."""
+        guest, record, tools = self._guest, self._record, self._tools
+        again = self._prepared > 0 or guest.resumed
+        self._prepared += 1
+        if self._prepared > 1:
+            guest.image.forget()
+            guest.net.forget()
+        after_s = 0.0 if again else tools.settings.ask_after_s
+        with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
+            try:
+                await tools.files.write(record)
+                net = await guest.net.get(record, ask_after_s=after_s) if _nics(record) else None
+                await self._seed(record, net)
+                await guest.image.get(record, ask_after_s=after_s)
+            except VirtbusError as error:
+                guest.failed(error, Kind.VM_FAILED)
+                final = error.body.retry is Retry.NEVER
+                guest.post(Event.PARTS_IMPOSSIBLE if final else Event.PARTS_FAILED)
+                return
+        if guest.phase is Phase.PREPARING and guest.record.powered:
+            guest.post(Event.PARTS_READY)
+
+    async def _seed(self, record: VmRecord, net: NetReady | None) -> None:
+        secrets: VmSecrets | None = None
+        if record.sec_digest is not None:
+            entry = await self._tools.bus.get(subjects.vm_secret(record.node, record.uid))
+            if entry is not None and entry.value:
+                secrets = read(VmSecrets, entry.value)
+        await self._tools.seeds.write(record, secrets, net.interfaces if net else ())
+
+    def start(self) -> None:
+        self._spawn("start", self._start(), Event.START_FAILED)
+
+    async def _start(self) -> None:
+        """Define, arm, create; then STARTED or START_*."""
+        guest, record, tools = self._guest, self._record, self._tools
+        begun_s = time.monotonic()
+        with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
+            try:
+                await self._define(record)
+                await self._arm(record)
+                with tracing.span("libvirt create", uid=record.uid):
+                    await tools.hypervisor.start(record.uid)
+            except VirtbusError as error:
+                guest.failed(error, Kind.DOMAIN_FAILED)
+                later = error.code == Code.UNAVAILABLE
+                guest.post(Event.START_LATER if later else Event.START_FAILED)
+                return
+        guest.seen.domain_hash = domain_hash(record)
+        guest.post(Event.STARTED)
+        took_ms = round((time.monotonic() - begun_s) * 1000, 1)
+        tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)
+
+    async def _define(self, record: VmRecord) -> None:
+        tools, image = self._tools, self._guest.image.latest
+        if image is None:
+            raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")
+        self._guest.seen.accelerator = tools.accelerator(record)
+        with tracing.span("libvirt define", uid=record.uid):
+            await tools.hypervisor.define(
+                render(
+                    DomainInputs(
+                        record=record,
+                        disks=dict(image.disks),
+                        seeds=tools.seeds.paths(record),
+                        console_socket=tools.files.console_socket(record.uid),
+                        console_log=tools.files.console_log(record.uid),
+                        accelerator=self._guest.seen.accelerator,
+                        emulator=str(tools.settings.emulator),
+                        skip_cpu_queries=tools.settings.fast_start,
+                    )
+                )
+            )
+        tools.facts.emit(Kind.DOMAIN_DEFINED, record)
+
+    async def _arm(self, record: VmRecord) -> None:
+        net = self._guest.net.latest
+        if net is None:
+            return
+        devices = nic_devices(len(net.interfaces))
+        nics = tuple(
+            ArmNic(device=device, mac=interface.mac)
+            for device, interface in zip(devices, net.interfaces, strict=True)
+        )
+        await self._tools.netd.arm(
+            Arm(
+                uid=record.uid,
+                epoch=record.epoch,
+                domain_name=domain_name(record.uid),
+                nics=nics,
+                traceparent=tracing.current_traceparent(),
+            )
+        )
+
+    def await_start(self) -> None:
+        self._spawn("start", self._await_start(), Event.START_LATER)
+
+    async def _await_start(self) -> None:
+        """Libvirt is starting it for an agent that died: wait for what becomes of it."""
+        limit_s = time.monotonic() + ADOPT_LIMIT_S
+        while time.monotonic() < limit_s:
+            facts = await self._tools.hypervisor.facts(self._record.uid)
+            if facts is None or not facts.starting:
+                running = facts is not None and facts.active
+                self._guest.post(Event.STARTED if running else Event.START_LATER)
+                return
+            await asyncio.sleep(RETRY_S[0])
+        self._guest.post(Event.START_LATER)
+
+    # --- while it runs --------------------------------------------------------------------
+    def running(self) -> None:
+        """The guest runs: learn when it answers."""
+        self._stop("prepare")
+        self._spawn("ready", self._await_ready())
+
+    def not_running(self) -> None:
+        self._stop("ready")
+
+    async def _await_ready(self) -> None:
+        guest = self._guest
+        if guest.net.latest is None or guest.image.latest is None:
+            await self._learn_parts()
+        reason = await self._tools.reach.answers(
+            guest.record.uid, lambda: guest.net.latest.interfaces if guest.net.latest else ()
+        )
+        guest.seen.ready, guest.seen.ready_ns = reason, time.time_ns()
+        guest.report()
+
+    async def _learn_parts(self) -> None:
+        """An adopted guest: what netd and imaged hold for it (which also brings DHCP back)."""
+        record = self._record
+        try:
+            if _nics(record):
+                await self._guest.net.get(record, ask_after_s=0.0)
+            await self._guest.image.get(record, ask_after_s=0.0)
+        except VirtbusError as error:
+            log.warning(
+                "adopted, but its parts are not whole: %s",
+                error,
+                extra={"code": error.reason, "uid": record.uid},
+            )
+        self._guest.report()
+
+    # --- the way down ---------------------------------------------------------------------
+    def shutdown(self) -> None:
+        self._spawn("shutdown", self._shutdown())
+
+    async def _shutdown(self) -> None:
+        """Ask by ACPI; a guest that is gone, or a libvirt that is, is the timer's business."""
+        try:
+            if not await self._tools.hypervisor.shutdown(self._record.uid):
+                self._guest.post(Event.ENDED)
+        except VirtbusError as error:
+            log.info("ACPI shutdown: %s", error, extra={"uid": self._record.uid})
+
+    def destroy(self) -> None:
+        self._spawn("destroy", self._until_done(self._destroy))
+
+    async def _destroy(self) -> None:
+        with tracing.span("virtbus end guest", uid=self._record.uid):
+            await self._tools.hypervisor.destroy(self._record.uid)
+        self._guest.post(Event.ENDED)
+
+    def release(self) -> None:
+        for name in ("prepare", "shutdown", "ready"):
+            self._stop(name)
+        self._spawn("release", self._until_done(self._release))
+
+    async def _release(self) -> None:
+        """Domain first, then what it used, then our files: never pull a disk from a guest."""
+        record, tools = self._record, self._tools
+        with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
+            starting = self._tasks.get("start")
+            await tools.hypervisor.destroy(record.uid)
+            if starting is not None:
+                await asyncio.wait({starting})
+                await tools.hypervisor.destroy(record.uid)
+            await tools.hypervisor.undefine(record.uid)
+            async with asyncio.TaskGroup() as group:
+                for service in ("netd", "imaged"):
+                    group.create_task(self._let_go(service, record))
+            await tools.files.remove_work(record.uid)
+        self._guest.post(Event.RELEASED)
+
+    async def _let_go(self, service: str, record: VmRecord) -> None:
+        await self._tools.bus.request(
+            subjects.rpc(record.node, service, "release"),
+            Release(uid=record.uid, epoch=record.epoch),
+            timeout_s=RELEASE_TIMEOUT_S,
+        )
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeat an ensure step until it went through: what must end may not be given up."""
+        delay_s = RETRY_S[0]
+        while True:
+            try:
+                await work()
+            except* (VirtbusError, BusError) as group:
+                error = group.exceptions[0]
+                self._guest.seen.message = f"tried again: {error}"
+                self._guest.report()
+                log.warning(
+                    "tried again in %.1f s: %s",
+                    delay_s,
+                    error,
+                    extra={"code": "step_retry", "uid": self._record.uid},
+                )
+            else:
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RETRY_S[1])
+
+    async def forget(self) -> None:
+        """The record is purged: the status goes too, and the host forgets the VM."""
+        record = self._record
+        await self._tools.files.forget(record.uid)
+        try:
+            await self._tools.bus.purge(
+                subjects.vm_status(record.node, record.uid), marker_ttl_s=86_400
+            )
+        except BusError as error:
+            log.info("status left: %s", error, extra={"code": "status_left", "uid": record.uid})
+
+
+def _nics(record: VmRecord) -> bool:
+    return bool(record.spec.domain.devices.interfaces)

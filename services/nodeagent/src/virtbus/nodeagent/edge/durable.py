@@ -1,0 +1,30 @@
+"""Files that are either whole or not there: write beside, fsync, rename, fsync the directory."""
+
+import os
+from pathlib import Path
+
+
+def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Make `path` hold `data`, mode 0600, whatever the umask; durable on return if asked."""
+    part = path.with_name(f".{path.name}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.replace(path)
+    if durable:
+        sync_dir(path.parent)
+
+
+def sync_dir(path: Path) -> None:
+    """Make renames and removals in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,28 @@
+"""What this host is: CPUs, memory, disk, versions."""
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from virtbus.nodeagent.core.ports import HostFacts
+
+
+def memory_bytes() -> int:
+    """The host's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def host_facts(
+    state_dir: Path, *, max_vcpus: int, accelerators: tuple[str, ...], versions: dict[str, str]
+) -> HostFacts:
+    """The facts as they are now; only the free disk changes."""
+    return HostFacts(
+        hostname=platform.node(),
+        cpus=os.cpu_count() or 1,
+        memory_bytes=memory_bytes(),
+        disk_free_bytes=shutil.disk_usage(state_dir).free,
+        max_vcpus=max_vcpus,
+        accelerators=accelerators,
+        versions={"kernel": platform.release(), **versions},
+    )

@@ -1,0 +1,171 @@
+"""What the agent keeps on disk: a record a VM, the epoch ledger, the join nonce, VERSION.
+
+<state_dir>/VERSION            version of this layout
+<state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h after the removal
+<state_dir>/agent/nonce        the bus incarnation that this node joined
+<state_dir>/vms/<uid>/record   the desired record, without secrets
+<state_dir>/vms/<uid>/seed-*   seeds
+<run_dir>/vms/<uid>/           the console's socket
+<state_dir>/consoles/<uid>.log the console's log
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+from virtbus.nodeagent.edge.durable import replace, sync_dir
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import decode, encode, read
+
+log = logging.getLogger(__name__)
+
+LAYOUT_VERSION = 1
+REMOVED_KEPT_S = 86_400
+
+
+class StateFiles:
+    """The `RecordFiles` port. `open` first; it refuses a second agent on the same state."""
+
+    def __init__(self, state_dir: Path, run_dir: Path) -> None:
+        self._state = state_dir
+        self._run = run_dir
+        self._agent = state_dir / "agent"
+        self.vms = state_dir / "vms"
+        self._consoles = state_dir / "consoles"
+        self._ledger: dict[str, list[int]] = {}
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Make the directories, take the lock, read the ledger.
+
+        Raises:
+            VirtbusError: 409 `second_agent`; 422 `state_newer` for a layout of a newer program.
+        """
+        for path in (self._agent, self.vms, self._consoles, self._run / "vms"):
+            path.mkdir(mode=0o711, parents=True, exist_ok=True)
+            path.chmod(0o711)
+        self._lock = os.open(self._agent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"another nodeagent works on {self._state}; stop it, or give --state-dir"
+            raise VirtbusError(Code.CONFLICT, "second_agent", message) from None
+        self._check_version()
+        self._read_ledger()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_version(self) -> None:
+        path = self._state / "VERSION"
+        text = path.read_text().strip() if path.exists() else ""
+        if not text:
+            replace(path, f"{LAYOUT_VERSION}\n".encode())
+        elif not text.isdigit() or int(text) > LAYOUT_VERSION:
+            message = (
+                f"{path} says version {text[:20]!r}, this program knows {LAYOUT_VERSION}; "
+                "install the newer virtbus again, or move the state away"
+            )
+            raise VirtbusError(Code.UNSUPPORTED, "state_newer", message)
+
+    # --- ledger ---------------------------------------------------------------------------
+    def _read_ledger(self) -> None:
+        path = self._agent / "ledger"
+        if not path.exists():
+            return
+        now_s = int(time.time())
+        entries = decode(path.read_bytes())
+        self._ledger = {
+            uid: [int(epoch), int(removed_s)]
+            for uid, (epoch, removed_s) in entries.items()
+            if not removed_s or now_s - removed_s < REMOVED_KEPT_S
+        }
+
+    def _write_ledger(self) -> None:
+        replace(self._agent / "ledger", encode(self._ledger))
+
+    def epoch(self, uid: str) -> int:
+        return self._ledger.get(uid, [0, 0])[0]
+
+    # --- records --------------------------------------------------------------------------
+    async def write(self, record: VmRecord) -> None:
+        """Record first, then the ledger: a ledger entry without a record is harmless."""
+        folder = self.vms / check_uid(record.uid)
+        known = self._ledger.get(record.uid)
+        raised = known is None or known[0] < record.epoch or known[1] != 0
+        self._ledger[record.uid] = [max(self.epoch(record.uid), record.epoch), 0]
+
+        def save() -> None:
+            folder.mkdir(mode=0o711, exist_ok=True)
+            folder.chmod(0o711)
+            (self._run / "vms" / record.uid).mkdir(mode=0o711, parents=True, exist_ok=True)
+            replace(folder / "record", encode(record))
+            if raised:
+                self._write_ledger()
+
+        try:
+            await asyncio.to_thread(save)
+        except OSError as error:
+            message = f"cannot write under {self._state}: {error.strerror}; free space there"
+            raise VirtbusError(Code.UNAVAILABLE, "state_write", message) from error
+
+    async def list(self) -> dict[str, VmRecord]:
+        def load() -> dict[str, VmRecord]:
+            found = {}
+            for path in sorted(self.vms.glob("*/record")):
+                try:
+                    record = read(VmRecord, path.read_bytes())
+                except (OSError, VirtbusError) as error:
+                    log.error("unreadable %s: %s", path, error, extra={"code": "bad_record_file"})
+                    continue
+                found[record.uid] = record
+            return found
+
+        return await asyncio.to_thread(load)
+
+    async def remove_work(self, uid: str) -> None:
+        def remove() -> None:
+            for path in (self.vms / check_uid(uid)).glob("seed-*"):
+                path.unlink(missing_ok=True)
+            for path in (self.vms / uid).glob(".seed-*"):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self._run / "vms" / uid, ignore_errors=True)
+            for path in self._consoles.glob(f"{uid}.log*"):
+                path.unlink(missing_ok=True)
+
+        await asyncio.to_thread(remove)
+
+    async def forget(self, uid: str) -> None:
+        self._ledger[uid] = [self.epoch(uid), int(time.time())]
+
+        def remove() -> None:
+            shutil.rmtree(self.vms / check_uid(uid), ignore_errors=True)
+            sync_dir(self.vms)
+            self._write_ledger()
+
+        await asyncio.to_thread(remove)
+
+    # --- the bus that was joined ------------------------------------------------------------
+    def nonce(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self._agent / "nonce").read_text().strip()
+        return ""
+
+    def set_nonce(self, nonce: str) -> None:
+        replace(self._agent / "nonce", f"{nonce}\n".encode())
+
+    # --- consoles -------------------------------------------------------------------------
+    def console_socket(self, uid: str) -> Path:
+        return self._run / "vms" / check_uid(uid) / "console.sock"
+
+    def console_log(self, uid: str) -> Path:
+        return self._consoles / f"{check_uid(uid)}.log"

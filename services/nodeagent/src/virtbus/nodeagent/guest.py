@@ -1,0 +1,284 @@
+"""One VM on this node: takes its events in order, walks the table, does what the table says.
+
+Long actions run as children of the VM's task group and answer with an event, so that a delete
+reaches a VM whatever it is waiting for.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from virtbus.nodeagent.core.lifecycle import (
+    VISIBLE,
+    Action,
+    Event,
+    Phase,
+    backoff_s,
+    step,
+)
+from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.core.ports import DomainFacts
+from virtbus.nodeagent.core.recovery import missed
+from virtbus.nodeagent.core.wishes import RESTING, Taken, grace_s, taken, wish
+from virtbus.nodeagent.doing import Doing
+from virtbus.nodeagent.parts import Awaited
+from virtbus.nodeagent.status import StatusWriter
+from virtbus.nodeagent.tools import Tools
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.vm import Condition, VmRecord, VmStatus
+
+log = logging.getLogger(__name__)
+
+SOON_S = 1.0
+READY, RESTART_REQUIRED = "Ready", "RestartRequired"
+
+
+@dataclass
+class Seen:
+    """What the agent tells of the VM beside its phase."""
+
+    reason: str = ""
+    message: str = ""
+    started_ns: int | None = None
+    restarts: int = 0
+    attempt: int = 0
+    ready: str = ""
+    ready_ns: int = 0
+    domain_hash: str = ""
+    accelerator: str = ""
+
+
+class Guest:
+    """The actor of one VM. All methods but `run` only enqueue, and never wait."""
+
+    def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool) -> None:
+        self.record = record
+        self.phase = Phase.NEW
+        self.seen = Seen()
+        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady)
+        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady)
+        self.resumed = resumed
+        self._tools = tools
+        self._taken = Taken()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._status = StatusWriter(tools.bus)
+        self._doing = Doing(self, tools)
+        self._timer: asyncio.TimerHandle | None = None
+        self._actions: dict[Action, Callable[[], None]] = {
+            Action.PREPARE: self._doing.prepare,
+            Action.START: self._doing.start,
+            Action.AWAIT_START: self._doing.await_start,
+            Action.SHUTDOWN: self._begin_shutdown,
+            Action.DESTROY: self._doing.destroy,
+            Action.RELEASE: self._begin_release,
+            Action.RETRY_SOON: self._retry_soon,
+            Action.RETRY_BACKED_OFF: self._retry_backed_off,
+            Action.RESET_ATTEMPTS: self._reset_attempts,
+        }
+
+    def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
+        """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
+        record = self.record
+        if first is not None:
+            self._taken = Taken(record.power_epoch, record.generation, powered=True)
+            if facts is not None and facts.metadata is not None:
+                self.seen.domain_hash = facts.metadata.domain_hash
+            self.post(first)
+        event = wish(record, self._taken, self.phase)
+        if event is not None:
+            self._taken = taken(record)
+            self.post(event)
+
+    def compare(self, facts: DomainFacts | None) -> None:
+        """The domain is this now: post what was missed (events are hints)."""
+        event = missed(self.phase, facts)
+        if event is not None:
+            self.post(event)
+
+    # --- what others tell it --------------------------------------------------------------
+    def wanted(self, record: VmRecord) -> None:
+        """The record is now this; older epochs and unchanged wishes do nothing."""
+        if record.epoch < self.record.epoch:
+            return
+        self.record = record
+        event = wish(record, self._taken, self.phase)
+        if event is not Event.RUN or self.phase is not Phase.STOPPING:
+            self._taken = taken(record)  # a start while it stops is taken up once it rests
+        if event is not None:
+            self.post(event)
+        else:
+            self.report()
+
+    def post(self, event: Event) -> None:
+        """Something happened."""
+        self._events.put_nowait(event)
+
+    def part(self, ready: ImageReady | NetReady) -> None:
+        """Imaged or netd told of its part."""
+        if isinstance(ready, ImageReady):
+            self.image.told(ready)
+        else:
+            self.net.told(ready)
+            if self.phase in {Phase.RUNNING, Phase.PAUSED}:
+                self.report()
+
+    # --- its life -------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Live until nothing of the VM is left; then the task ends."""
+        async with asyncio.TaskGroup() as group:
+            self._doing.group = group
+            writer = group.create_task(self._status.run())
+            try:
+                while self.phase is not Phase.GONE:
+                    await self._take(await self._events.get())
+            finally:
+                self._set_timer(None, 0)
+                self._doing.cancel()
+                writer.cancel()
+
+    async def _take(self, event: Event) -> None:
+        before = self.phase
+        self.phase, actions = step(before, event, self.record.spec.run_strategy)
+        log.debug(
+            "%s: %s -> %s %s",
+            event,
+            before,
+            self.phase,
+            list(actions),
+            extra={"uid": self.record.uid},
+        )
+        self._note(event, before)
+        for action in actions:
+            if action is Action.FORGET:
+                await self._doing.forget()
+            else:
+                self._actions[action]()
+        if self.phase is not before or actions:
+            self.report()
+        if self.phase in RESTING and before is not self.phase:
+            self._taken_again()
+
+    def _taken_again(self) -> None:
+        """A wish that came while the VM was on its way down counts once it rests."""
+        event = wish(self.record, self._taken, self.phase)
+        if event is not None:
+            self._taken = taken(self.record)
+            self.post(event)
+
+    def _note(self, event: Event, before: Phase) -> None:
+        """Times and facts of what happened."""
+        if self.phase is Phase.RUNNING and before is not Phase.RUNNING:
+            self._doing.running()
+            if event is Event.STARTED and before is not Phase.NEW:
+                self.seen.started_ns = time.time_ns()
+                self.seen.reason = self.seen.message = ""
+        if before in {Phase.RUNNING, Phase.PAUSED} and self.phase not in {
+            Phase.RUNNING,
+            Phase.PAUSED,
+        }:
+            self._doing.not_running()
+        if event in {Event.SHUT_DOWN, Event.ENDED, Event.CRASHED}:
+            self.seen.started_ns, self.seen.ready = None, ""
+            self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
+            if self.phase is Phase.WAITING:
+                self.seen.restarts += 1
+                self.seen.reason, self.seen.message = (
+                    "guest_ended",
+                    f"the guest {event}; restarting",
+                )
+
+    def _begin_shutdown(self) -> None:
+        grace = grace_s(self.record)
+        self._tools.facts.emit(Kind.DOMAIN_STOPPING, self.record, message=f"grace {grace} s")
+        if grace:
+            self._doing.shutdown()
+            self._set_timer(Event.GRACE_OVER, grace)
+        else:
+            self._doing.destroy()
+
+    def _begin_release(self) -> None:
+        self._set_timer(None, 0)
+        self._doing.release()
+
+    def _retry_soon(self) -> None:
+        self._set_timer(Event.RETRY, SOON_S)
+
+    def _retry_backed_off(self) -> None:
+        self.seen.attempt += 1
+        self._set_timer(Event.RETRY, backoff_s(self.seen.attempt))
+
+    def _reset_attempts(self) -> None:
+        self.seen.attempt = 0
+
+    def _set_timer(self, event: Event | None, after_s: float) -> None:
+        """One timer a VM: a later one replaces an earlier one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if event is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(after_s, self.post, event)
+
+    # --- what it tells --------------------------------------------------------------------
+    def failed(self, error: VirtbusError, kind: Kind) -> None:
+        """Remember why, and tell it as a fact."""
+        self.seen.reason, self.seen.message = error.reason, str(error)
+        self._tools.facts.emit(kind, self.record, reason=error.reason, message=str(error))
+        level = logging.INFO if error.expected else logging.WARNING
+        log.log(level, "%s: %s", kind, error, extra={"code": error.reason, "uid": self.record.uid})
+
+    def report(self) -> None:
+        """Tell the bus what is so now."""
+        self._status.report(self.status())
+
+    def status(self) -> VmStatus:
+        """The VM's status as it is now."""
+        seen, net, image = self.seen, self.net.latest, self.image.latest
+        return VmStatus(
+            uid=self.record.uid,
+            node=self.record.node,
+            epoch=self.record.epoch,
+            generation=self.record.generation,
+            power_epoch=self.record.power_epoch,
+            state=VISIBLE[self.phase],
+            reason=seen.reason,
+            message=seen.message or self._silence(),
+            conditions=self._conditions(),
+            interfaces=net.interfaces if net else (),
+            accelerator=seen.accelerator,
+            image_digest=image.digest if image else "",
+            started_ns=seen.started_ns,
+            updated_ns=time.time_ns(),
+            restarts=seen.restarts,
+            released=self.phase in {Phase.RELEASED, Phase.GONE},
+        )
+
+    def _silence(self) -> str:
+        if self.phase is not Phase.PREPARING:
+            return ""
+        return "; ".join(filter(None, (self.image.silent, self.net.silent)))
+
+    def _conditions(self) -> tuple[Condition, ...]:
+        conditions = [
+            Condition(
+                type=READY,
+                status=bool(self.seen.ready),
+                reason=self.seen.ready,
+                since_ns=self.seen.ready_ns,
+            )
+        ]
+        wanted = domain_hash(self.record)
+        if self.seen.domain_hash not in {"", wanted} and self.phase is Phase.RUNNING:
+            message = "stop and start the VM to take over its new spec"
+            conditions.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
+        if self.seen.attempt:
+            conditions.append(
+                Condition(
+                    type="Retrying", status=True, reason=self.seen.reason, attempt=self.seen.attempt
+                )
+            )
+        return tuple(conditions)

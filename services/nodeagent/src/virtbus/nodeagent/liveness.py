@@ -1,0 +1,128 @@
+"""The node's liveness record: written every few seconds with a TTL, and at once when it changes."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.settings import Settings
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
+from virtbus.schemas.nodework import Tele
+from virtbus.schemas.wire import encode, validate
+
+log = logging.getLogger(__name__)
+
+TTL_S = 15.0
+SILENT_S = 12.0
+"""A service of the node that said nothing for three of its beats is told as not ready."""
+VERSION = "0.1.0"
+
+
+class Liveness:
+    """What the node says of itself on `$KV.node.<id>`."""
+
+    def __init__(self, bus: Bus, settings: Settings, host: Callable[[], HostFacts]) -> None:
+        self.state = NodeState.RECOVERING
+        self._bus = bus
+        self._settings = settings
+        self._host = host
+        self._instance = secrets.token_hex(8)
+        self._started_ns = time.time_ns()
+        self._message = ""
+        self._tele: dict[str, Tele] = {}
+        self._heard_s: dict[str, float] = {}
+        self._wake = asyncio.Event()
+
+    def say(self, message: str) -> None:
+        """Why the node is not ready."""
+        self._message = message
+        self._wake.set()
+
+    def ready(self) -> None:
+        """Host and records have been compared."""
+        self.state, self._message = NodeState.READY, ""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Beat; never returns by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear())
+            while True:
+                await self._beat()
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(self._settings.heartbeat_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+
+    async def _hear(self) -> None:
+        async with self._bus.subscribe(subjects.tele_all(self._settings.node)) as messages:
+            async for message in messages:
+                try:
+                    tele = validate(Tele, open_envelope(message.body).data)
+                except VirtbusError as error:
+                    log.warning("unreadable telemetry: %s", error, extra={"code": "bad_event"})
+                    continue
+                changed = self._changed(tele)
+                self._tele[tele.service] = tele
+                self._heard_s[tele.service] = asyncio.get_running_loop().time()
+                if changed:
+                    self._wake.set()
+
+    def _changed(self, tele: Tele) -> bool:
+        known = self._tele.get(tele.service)
+        return (
+            known is None
+            or known.state.state is not tele.state.state
+            or known.images != tele.images
+            or known.networks != tele.networks
+        )
+
+    async def _beat(self) -> None:
+        record = self._record()
+        try:
+            await self._bus.put(subjects.node_record(record.node), encode(record), ttl_s=TTL_S)
+        except BusError as error:
+            log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
+
+    def _services(self) -> dict[str, ServiceState]:
+        now_s = asyncio.get_running_loop().time()
+        services = {"agent": ServiceState(state=self.state, version=VERSION, message=self._message)}
+        for name in ("imaged", "netd"):
+            tele = self._tele.get(name)
+            if tele is None or now_s - self._heard_s[name] > SILENT_S:
+                services[name] = ServiceState(message="does not answer")
+            else:
+                services[name] = tele.state
+        return services
+
+    def _record(self) -> NodeRecord:
+        host, settings = self._host(), self._settings
+        images = [image for tele in self._tele.values() for image in tele.images]
+        networks = [network.name for tele in self._tele.values() for network in tele.networks]
+        return NodeRecord(
+            node=settings.node,
+            hostname=host.hostname,
+            instance=self._instance,
+            state=self.state,
+            cpus=host.cpus,
+            memory_bytes=host.memory_bytes,
+            disk_free_bytes=host.disk_free_bytes,
+            max_vcpus=host.max_vcpus,
+            accelerators=host.accelerators,
+            labels=settings.labels,
+            networks=tuple(sorted(networks)) or ("default",),
+            image_names=tuple(sorted({name for image in images for name in image.names})),
+            image_digests=tuple(sorted({image.digest for image in images})),
+            services=self._services(),
+            versions=dict(host.versions),
+            started_ns=self._started_ns,
+            time_ns=time.time_ns(),
+        )

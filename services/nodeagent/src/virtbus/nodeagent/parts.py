@@ -1,0 +1,96 @@
+"""What imaged and netd make for a VM: told by events, asked for when they are silent."""
+
+import asyncio
+import logging
+from typing import Generic, TypeVar
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nodework import Ensure, ImageReady, NetReady
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+Part = TypeVar("Part", ImageReady, NetReady)
+
+ASK_TIMEOUT_S = 10.0
+ASK_AGAIN_S = (0.25, 5.0)
+
+
+class Awaited(Generic[Part]):
+    """One part of a VM, of one service."""
+
+    def __init__(self, bus: Bus, service: str, model: type[Part]) -> None:
+        self._bus = bus
+        self._service = service
+        self._model: type[Part] = model
+        self.latest: Part | None = None
+        self._arrived = asyncio.Event()
+        self.silent = ""
+
+    def told(self, part: Part) -> None:
+        """A ready event arrived."""
+        self.latest = part
+        self._arrived.set()
+
+    def forget(self) -> None:
+        """What was told is of an earlier run."""
+        self.latest = None
+        self._arrived.clear()
+
+    async def get(self, record: VmRecord, *, ask_after_s: float) -> Part:
+        """The part for this record's epoch and generation, however long it takes.
+
+        Raises:
+            VirtbusError: the service says that it cannot.
+        """
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(self._ask(record, ask_after_s))
+            try:
+                part = await self._next(record.epoch)
+            finally:
+                asking.cancel()
+        if part.error is not None:
+            self.forget()
+            raise VirtbusError.of(part.error)
+        return part
+
+    async def _next(self, epoch: int) -> Part:
+        while True:
+            if self.latest is not None and self.latest.epoch >= epoch:
+                return self.latest
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def _ask(self, record: VmRecord, after_s: float) -> None:
+        """Ask again and again, ever slower; an answer counts as an event."""
+        delay_s = after_s
+        while True:
+            await asyncio.sleep(delay_s)
+            try:
+                answer = await self._bus.request(
+                    subjects.rpc(record.node, self._service, "ensure"),
+                    Ensure(record=record),
+                    timeout_s=ASK_TIMEOUT_S,
+                )
+                self.silent = ""
+                self.told(validate(self._model, answer))
+            except VirtbusError as error:
+                if error.code != Code.UNAVAILABLE:
+                    self.told(self._model.model_validate(self._refusal(record, error)))
+                self.silent = f"{self._service}: {error}"
+            except BusError:
+                self.silent = f"{self._service} does not answer; see `virtbus status`"
+            delay_s = min(max(delay_s * 2, ASK_AGAIN_S[0]), ASK_AGAIN_S[1])
+
+    def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
+        refusal: dict[str, object] = {
+            "uid": record.uid,
+            "epoch": record.epoch,
+            "error": error.body,
+        }
+        if self._model is NetReady:
+            refusal["phase"] = "failed"
+        return refusal

@@ -1,0 +1,112 @@
+"""`node.<id>.rpc.agent.*`: inspect, and the console and log streams."""
+
+import asyncio
+import base64
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from virtbus.bus.ports import Bus, Endpoint, Message, Request, ServiceInfo
+from virtbus.nodeagent.core.ports import Console, ConsoleSession
+from virtbus.nodeagent.guest import Guest
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_id
+from virtbus.schemas.nodework import ConsoleData, ConsoleOpen, Held, Inspect, LogsRead
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+STREAMS_AT_ONCE = 200
+RENEW_S = 30.0
+
+
+class AgentRpc:
+    """What others may ask of the agent."""
+
+    def __init__(self, bus: Bus, node: str, console: Console) -> None:
+        self._bus = bus
+        self._node = node
+        self._console = console
+        self._guests: Mapping[str, Guest] = {}
+
+    @asynccontextmanager
+    async def serve(self, guests: Mapping[str, Guest]) -> AsyncIterator[None]:
+        """Answer while the context is open; `guests` is the agent's own, live map."""
+        self._guests = guests
+        info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
+        async with self._bus.serve(info, self._endpoints()):
+            yield
+
+    def _endpoints(self) -> list[Endpoint]:
+        handlers = {"inspect": self._inspect, "console": self._open, "logs": self._logs}
+        return [
+            Endpoint(
+                f"agent-{verb}",
+                subjects.rpc(self._node, "agent", verb),
+                handler,
+                limit=STREAMS_AT_ONCE,
+                backlog=0,
+            )
+            for verb, handler in handlers.items()
+        ]
+
+    async def _inspect(self, request: Request) -> Held:
+        want = validate(Inspect, request.data)
+        return Held(
+            things={
+                uid: (str(guest.phase),)
+                for uid, guest in self._guests.items()
+                if want.uid in {None, uid}
+            }
+        )
+
+    def _known(self, uid: str) -> None:
+        if uid not in self._guests:
+            message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
+            raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
+
+    # --- console --------------------------------------------------------------------------
+    async def _open(self, request: Request) -> None:
+        want = validate(ConsoleOpen, request.data)
+        self._known(want.uid)
+        subject = f"{subjects.rpc(self._node, 'agent', 'console')}.{check_id(want.session)}"
+        async with (
+            self._bus.subscribe(subject) as keys,
+            self._console.attach(want.uid) as session,
+        ):
+            await request.stream(ConsoleData(input_subject=subject))
+            async with asyncio.TaskGroup() as group:
+                limit = asyncio.timeout(RENEW_S)
+                typing = group.create_task(self._type(keys, session, limit))
+                try:
+                    async with limit:
+                        async for output in session.output():
+                            await request.stream(ConsoleData(data=output))
+                    closed = session.closed or "the guest stopped"
+                except TimeoutError:
+                    closed = "the client went silent"
+                finally:
+                    typing.cancel()
+                await request.stream(ConsoleData(closed=closed))
+
+    async def _type(
+        self, keys: AsyncIterator[Message], session: ConsoleSession, limit: asyncio.Timeout
+    ) -> None:
+        """Input of the client; an empty one only says that it is there."""
+        async for message in keys:
+            limit.reschedule(asyncio.get_running_loop().time() + RENEW_S)
+            data = open_envelope(message.body).data
+            text = data.get("data", b"") if isinstance(data, dict) else b""
+            await session.write(base64.b64decode(text) if isinstance(text, str) else text)
+
+    # --- logs -----------------------------------------------------------------------------
+    async def _logs(self, request: Request) -> None:
+        want = validate(LogsRead, request.data)
+        self._known(want.uid)
+        lines = self._console.read_log(want.uid, tail_bytes=want.tail_bytes, follow=want.follow)
+        async for output in lines:
+            await request.stream(ConsoleData(data=output))
+        await request.stream(ConsoleData(closed="end of log"))

@@ -1,0 +1,252 @@
+"""The nodeagent's loop: records in, one actor a VM, host events in, liveness out."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from virtbus.bus.ports import Bus, Entry, EntryKind, Message, WatchMark
+from virtbus.bus.process import notify
+from virtbus.nodeagent.core.lifecycle import Event, Phase
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.core.recovery import found
+from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.tools import Tools
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeState
+from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.vm import JoinNonce, VmRecord
+from virtbus.schemas.wire import decode, read, validate
+
+log = logging.getLogger(__name__)
+
+STASH_LIMIT = 1000
+CHANGES: dict[DomainChange, Event] = {
+    DomainChange.STARTED: Event.STARTED,
+    DomainChange.PAUSED: Event.PAUSED,
+    DomainChange.RESUMED: Event.RESUMED,
+    DomainChange.SHUT_DOWN: Event.SHUT_DOWN,
+    DomainChange.ENDED: Event.ENDED,
+    DomainChange.CRASHED: Event.CRASHED,
+    DomainChange.START_FAILED: Event.START_FAILED,
+}
+
+
+def _part(subject: str, data: object) -> ImageReady | NetReady:
+    if subject.endswith(".image"):
+        return validate(ImageReady, data)
+    return validate(NetReady, data)
+
+
+class NodeAgent:
+    """The VMs of one node."""
+
+    def __init__(self, tools: Tools, liveness: Liveness, rpc: AgentRpc) -> None:
+        self._tools = tools
+        self._bus: Bus = tools.bus
+        self._node = tools.settings.node
+        self._liveness = liveness
+        self._rpc = rpc
+        self._guests: dict[str, Guest] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._domains: dict[str, DomainFacts] = {}
+        self._on_disk: dict[str, VmRecord] = {}
+        self._stash: dict[str, list[ImageReady | NetReady]] = {}
+        self._absent: dict[str, float] = {}
+        self._listed: set[str] = set()
+        self._nonce = ""
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            group.create_task(self._liveness.run())
+            async with (
+                self._bus.subscribe(subjects.ready_all(self._node)) as ready,
+                self._tools.hypervisor.events() as events,
+                self._rpc.serve(self._guests),
+                self._bus.node_watch(self._node, "agent") as watch,
+            ):
+                group.create_task(self._hear_ready(ready))
+                self._on_disk = dict(await self._tools.files.list())
+                self._domains = {d.uid: d for d in await self._domains_when_up()}
+                group.create_task(self._hear_libvirt(events))
+                group.create_task(self._resync(watch.relist))
+                async for item in watch:
+                    self._take(item)
+
+    async def _domains_when_up(self) -> list[DomainFacts]:
+        """What libvirt has; waits for it, for without it nothing is known."""
+        while True:
+            try:
+                return await self._tools.hypervisor.list_domains()
+            except VirtbusError as error:
+                log.warning("waiting for libvirt: %s", error, extra={"code": error.reason})
+                self._liveness.say(str(error))
+                await asyncio.sleep(1.0)
+
+    # --- records --------------------------------------------------------------------------
+    def _take(self, item: Entry | WatchMark) -> None:
+        if item is WatchMark.RESET:
+            self._listed = set()
+        elif item is WatchMark.SYNCED:
+            self._synced()
+        elif isinstance(item, Entry):
+            uid = item.key.rsplit(".", maxsplit=1)[-1]
+            try:
+                self._take_entry(uid, item)
+            except VirtbusError as error:
+                # The last good record stays in force (MSG-16).
+                log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
+
+    def _take_entry(self, uid: str, entry: Entry) -> None:
+        if uid == subjects.JOIN_KEY:
+            if entry.kind is EntryKind.PUT:
+                self._nonce = read(JoinNonce, entry.value).nonce
+            return
+        if entry.kind is EntryKind.PURGE:
+            self._purged(uid)
+            return
+        data = decode(entry.value)
+        record = validate(VmRecord, data)
+        self._listed.add(uid)
+        self._absent.pop(uid, None)
+        if record.epoch < self._tools.files.epoch(uid):
+            log.warning(
+                "epoch %d is older than what this node acted on",
+                record.epoch,
+                extra={"code": "stale_epoch", "uid": uid},
+            )
+            return
+        guest = self._guests.get(uid)
+        if guest is None:
+            self._adopt(record)
+        else:
+            guest.wanted(record)
+
+    def _purged(self, uid: str) -> None:
+        guest = self._guests.get(uid)
+        if guest is not None:
+            guest.post(Event.PURGED)
+            self._absent.setdefault(uid, asyncio.get_running_loop().time())
+
+    def _adopt(self, record: VmRecord) -> Guest:
+        """An actor for a VM that had none, told of what already stands on the host."""
+        assert self._group is not None  # noqa: S101  set before the watch begins
+        facts = self._domains.pop(record.uid, None)
+        known = record.uid in self._on_disk
+        self._on_disk.pop(record.uid, None)
+        guest = Guest(record, self._tools, resumed=known or facts is not None)
+        self._guests[record.uid] = guest
+        for part in self._stash.pop(record.uid, ()):
+            guest.part(part)
+        first = found(facts, powered=record.powered and not record.deleting)
+        guest.begin(facts, first)
+        self._group.create_task(self._live(guest))
+        return guest
+
+    async def _live(self, guest: Guest) -> None:
+        try:
+            await guest.run()
+        finally:
+            self._guests.pop(guest.record.uid, None)
+            self._absent.pop(guest.record.uid, None)
+
+    # --- what a complete list leaves out ----------------------------------------------------
+    def _synced(self) -> None:
+        """The list is complete: adopt what only the host knows, note what the bus no longer has."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._same_bus():
+            return
+        for uid, record in list(self._on_disk.items()):
+            if uid not in self._listed:
+                self._adopt(record)
+        for uid in self._guests:
+            if uid not in self._listed:
+                self._absent.setdefault(uid, now_s)
+        if self._liveness.state is NodeState.RECOVERING:
+            log.info("ready: %d VM(s)", len(self._guests), extra={"code": "ready"})
+            self._liveness.ready()
+            notify("READY=1")
+
+    def _same_bus(self) -> bool:
+        """True when this bus is the one that the node joined; else hold all and say so."""
+        known = self._tools.files.nonce()
+        if known == "" and self._nonce:
+            self._tools.files.set_nonce(self._nonce)
+            return True
+        if known == self._nonce:
+            return True
+        log.error(
+            "this bus is not the one that the node joined: guests are held, nothing is removed",
+            extra={"code": "other_bus"},
+        )
+        self._liveness.say("the bus was made anew; run `virtbus node join` once it is restored")
+        return False
+
+    async def _resync(self, relist: Callable[[], None]) -> None:
+        """Compare bus and host in full, again and again; end what has no record for long."""
+        settings = self._tools.settings
+        while True:
+            await asyncio.sleep(settings.resync_s)
+            relist()
+            await self._compare()
+            limit_s = asyncio.get_running_loop().time() - settings.orphan_grace_s
+            for uid, since_s in list(self._absent.items()):
+                guest = self._guests.get(uid)
+                if guest is not None and since_s < limit_s:
+                    log.warning(
+                        "no record for %.0f s: ended",
+                        settings.orphan_grace_s,
+                        extra={"code": "orphan", "uid": uid},
+                    )
+                    guest.post(Event.DELETE)
+
+    # --- what the host says ----------------------------------------------------------------
+    async def _hear_ready(self, messages: AsyncIterator[Message]) -> None:
+        async for message in messages:
+            data = open_envelope(message.body).data
+            try:
+                part = _part(message.subject, data)
+            except VirtbusError as error:
+                log.warning("unreadable ready event: %s", error, extra={"code": "bad_event"})
+                continue
+            guest = self._guests.get(part.uid)
+            if guest is not None:
+                guest.part(part)
+            elif len(self._stash) < STASH_LIMIT:
+                self._stash.setdefault(part.uid, []).append(part)
+
+    async def _hear_libvirt(self, events: AsyncIterator[DomainEvent]) -> None:
+        async for event in events:
+            if event.change is None:
+                await self._compare()
+                continue
+            await self._domain_event(event)
+
+    async def _domain_event(self, event: DomainEvent) -> None:
+        """A hint: what libvirt shows now decides (an event may be late)."""
+        guest = self._guests.get(event.uid)
+        if guest is None or event.change is None:
+            return
+        if guest.phase is Phase.STARTING and event.change is DomainChange.STARTED:
+            return  # the start itself tells, with its error where it failed after all
+        facts = await self._tools.hypervisor.facts(event.uid)
+        active = facts is not None and facts.active
+        if active == (
+            event.change in {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
+        ):
+            guest.post(CHANGES[event.change])
+
+    async def _compare(self) -> None:
+        """Tell each actor what its domain is now; lost events end here (F11)."""
+        try:
+            domains = {d.uid: d for d in await self._tools.hypervisor.list_domains()}
+        except VirtbusError as error:
+            log.warning("compared later: %s", error, extra={"code": error.reason})
+            return
+        for uid, guest in list(self._guests.items()):
+            guest.compare(domains.get(uid))

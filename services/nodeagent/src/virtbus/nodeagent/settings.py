@@ -1,0 +1,44 @@
+"""The nodeagent's knobs."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from virtbus.bus.settings import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Settings of `virtbus-nodeagent`."""
+
+    service: ClassVar[str] = "nodeagent"
+
+    libvirt_uri: str = Field("qemu:///system", description="the hypervisor")
+    emulator: Path = Field(
+        Path("/usr/local/libexec/virtbus/vmwrapper"),
+        description="what libvirt runs instead of QEMU; netd installs it",
+    )
+    accelerator: str = Field(
+        "auto", pattern="^(auto|kvm|tcg)$", description="auto: KVM where a probe guest really runs"
+    )
+    labels: dict[str, str] = Field(default_factory=dict, description="labels of this node")
+    heartbeat_s: float = Field(
+        4.0, gt=0, description="seconds between liveness records; their TTL is 15 s"
+    )
+    resync_s: float = Field(
+        300.0, gt=0, description="seconds between full comparisons of bus and host"
+    )
+    orphan_grace_s: float = Field(
+        600.0, gt=0, description="seconds a VM without a record runs on before it is ended"
+    )
+    ask_after_s: float = Field(
+        0.25, gt=0, description="silence in seconds after which imaged and netd are asked"
+    )
+    simulate: bool = Field(
+        False, description="libvirt's test driver, recorded netd and imaged; needs no root"
+    )
+    fast_start: bool = Field(
+        False,
+        description="benches only: skip libvirt's CPU queries (qemu:del, see ADR 0007); "
+        "a domain saved so may not be restorable",
+    )

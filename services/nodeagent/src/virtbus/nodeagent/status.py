@@ -1,0 +1,59 @@
+"""Writes statuses: the latest of each VM wins, one put at a time, until the bus has it."""
+
+import asyncio
+import logging
+import random
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.schemas import subjects
+from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+RETRY_S = (0.1, 5.0)
+
+
+class StatusWriter:
+    """One VM's status. `report` never waits; `run` is a task of the VM."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._latest: VmStatus | None = None
+        self._told: VmStatus | None = None
+        self._dirty = asyncio.Event()
+
+    def report(self, status: VmStatus) -> None:
+        """Make `status` the one to be told; an unchanged one is not told again."""
+        self._latest = status
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Put whatever is latest; never returns by itself."""
+        delay_s = RETRY_S[0]
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            status = self._latest
+            if status is None or _same(status, self._told):
+                continue
+            try:
+                await self._bus.put(subjects.vm_status(status.node, status.uid), encode(status))
+            except BusError as error:
+                log.info(
+                    "status is told again in %.1f s: %s",
+                    delay_s,
+                    error,
+                    extra={"code": "status_retry", "uid": status.uid},
+                )
+                await asyncio.sleep(delay_s * random.uniform(0.8, 1.2))  # noqa: S311  jitter
+                delay_s = min(delay_s * 2, RETRY_S[1])
+                self._dirty.set()
+                continue
+            self._told, delay_s = status, RETRY_S[0]
+
+
+def _same(one: VmStatus, other: VmStatus | None) -> bool:
+    if other is None:
+        return False
+    return one.model_copy(update={"updated_ns": other.updated_ns}) == other

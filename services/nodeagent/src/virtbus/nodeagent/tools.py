@@ -1,0 +1,69 @@
+"""What a VM's actor works with: the ports, wired once by the service."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from virtbus.bus.ports import Bus
+from virtbus.nodeagent.core.ports import Hypervisor, NetdAdmin, RecordFiles, Seeds
+from virtbus.nodeagent.edge.reach import Reach
+from virtbus.nodeagent.settings import Settings
+from virtbus.schemas import subjects
+from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.vm import VmRecord
+
+
+class Facts:
+    """The agent's voice on the event stream."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+        self._count = 0
+        self._run = time.time_ns()
+
+    def emit(
+        self,
+        kind: Kind,
+        record: VmRecord,
+        *,
+        reason: str = "",
+        message: str = "",
+        took_ms: float | None = None,
+    ) -> None:
+        """Store one fact; told after the deed, never awaited."""
+        self._count += 1
+        event = Event(
+            kind=kind,
+            uid=record.uid,
+            node=self._node,
+            epoch=record.epoch,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            reason=reason,
+            message=message,
+            service="nodeagent",
+            at_ns=time.time_ns(),
+            took_ms=took_ms,
+        )
+        self._bus.emit(
+            subjects.event(self._node, record.uid, kind),
+            event,
+            message_id=f"{self._run}:{self._count}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The ports of one agent."""
+
+    bus: Bus
+    settings: Settings
+    hypervisor: Hypervisor
+    files: RecordFiles
+    seeds: Seeds
+    netd: NetdAdmin
+    reach: Reach
+    facts: Facts
+    accelerator: Callable[[VmRecord], str]
