@@ -6,6 +6,7 @@ BIN := .venv/bin
 # More words for pytest or the bench: make unit ARGS='-k claims -x'
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
+GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
 .PHONY: help setup sync fmt check docs docs-check unit integration e2e test demo bench install uninstall clean
 
 help: ## this list
@@ -15,7 +16,7 @@ setup: ## packages, Python environment, libvirt, guest image: whatever is missin
 	@tools/setup
 
 sync: ## only the Python environment
-	@tools/uv sync --locked
+	@tools/uv sync --locked --quiet
 
 fmt: ## format and mend what ruff can
 	@$(BIN)/ruff format .
@@ -29,10 +30,10 @@ check: sync docs-check ## lock, format, lint, types, contracts, generated docs
 	@$(BIN)/lint-imports
 
 docs: sync ## rewrite what is generated from the code
-	@$(BIN)/python -m virtbus.schemas.generate
+	@$(GENERATE)
 
 docs-check: sync
-	@$(BIN)/python -m virtbus.schemas.generate --check
+	@$(GENERATE) --check
 
 unit: sync ## tests that need nothing but Python
 	@$(BIN)/python -m pytest -m 'not integration and not e2e' $(ARGS)
