@@ -3,16 +3,28 @@
 Creates what is missing and updates what differs; it never deletes, so it may run at any time.
 """
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from virtbus.bus.consumers import node_consumer
-from virtbus.bus.ports import BusError, ConflictError, Entry
+from virtbus.bus.ports import (
+    BusError,
+    ConflictError,
+    Entry,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from virtbus.bus.refusals import STREAM_NOT_FOUND, ApiError
+
+log = logging.getLogger(__name__)
 
 WATCHING_SERVICES = ("agent", "imaged", "netd")
 """Who of a node watches its records; each has the consumer `n-<node>-<service>`."""
 COMMANDS = "cmd"
+
+RETRY_S = 1.0
 
 _SECOND = 1_000_000_000
 _MIB = 1024 * 1024
@@ -26,6 +38,15 @@ class Admin(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int: ...
+
+
+class Renewed(Admin, Protocol):
+    """An Admin that says when its connection is a new one."""
+
+    @property
+    def generation(self) -> int: ...
+
+    async def renewed(self, generation: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +130,23 @@ async def ensure(admin: Admin, *, replicas: int = 1, sizes: Sizes | None = None)
     """
     for config in streams(sizes or Sizes(), replicas):
         await _ensure_stream(admin, config)
+
+
+async def keep(bus: Renewed, *, replicas: int = 1, sizes: Sizes | None = None) -> None:
+    """Ensure now and after every new connection, until cancelled.
+
+    A bus of one server that restarts has lost its memory stream (KV_node), which by itself makes
+    no node lost: whoever may declare makes it again, and the nodes' next renewals fill it.
+    """
+    while True:
+        generation = bus.generation
+        try:
+            await ensure(bus, replicas=replicas, sizes=sizes)
+        except (UnavailableError, OutcomeUnknownError) as error:
+            log.warning("declaration waits: %s", error, extra={"code": "declaration_waits"})
+            await asyncio.sleep(RETRY_S)
+            continue
+        await bus.renewed(generation)
 
 
 async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:

@@ -70,6 +70,18 @@ class NatsBus:
         """How many connections were made: a change means that the server may have restarted."""
         return self._link.generation
 
+    async def renewed(self, generation: int) -> int:
+        """Wait until there is a connection later than `generation`; return its number."""
+        changed = asyncio.Event()
+        forget = self._link.on_change(changed.set)
+        try:
+            while self._link.generation <= generation or not self._link.connected:
+                changed.clear()
+                await changed.wait()
+        finally:
+            forget()
+        return self._link.generation
+
     @property
     def dropped_facts(self) -> int:
         """Facts lost to overflow or refusal since the start."""

@@ -5,7 +5,8 @@ import base64
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from virtbus.bus.access import BusSettings
@@ -13,6 +14,7 @@ from virtbus.bus.backoff import delays
 from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.ports import (
+    ConflictError,
     ConsumerReport,
     Entry,
     EntryKind,
@@ -47,9 +49,9 @@ def stream_of(subject: str) -> str:
     raise ValueError(msg)
 
 
-def kind_of(headers: dict[str, str] | Any) -> EntryKind:
+def kind_of(headers: Mapping[str, str]) -> EntryKind:
     """PURGE for a purge, a delete, or the server's own marker after a TTL."""
-    if headers and (_MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}):
+    if _MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}:
         return EntryKind.PURGE
     return EntryKind.PUT
 
@@ -64,6 +66,13 @@ def _headers_of(block: str) -> dict[str, str]:
     lines = base64.b64decode(block).decode("utf-8", "replace").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if ":" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Whether an attempt before the present one may have had an effect."""
+
+    before: bool = False
 
 
 class Records:
@@ -82,11 +91,18 @@ class Records:
         return answer_of(raw)
 
     async def _persist(
-        self, subject: str, body: bytes, headers: dict[str, str], *, timeout_s: float | None = None
+        self,
+        subject: str,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        timeout_s: float | None = None,
+        sent: "_Sent | None" = None,
     ) -> Raw:
         """Ask until there is an answer that is no 503.
 
-        A repeat bears the same headers, so the same Nats-Msg-Id: a write is stored once.
+        A repeat bears the same headers, so the same Nats-Msg-Id: a write is stored once. `sent`
+        is told whether an earlier attempt may have had an effect.
 
         Raises:
             UnavailableError: every attempt was certainly without effect.
@@ -94,7 +110,7 @@ class Records:
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + (timeout_s or self._settings.write_timeout_s)
-        unknown = False
+        sent = sent or _Sent()
         for delay_s in delays(0.02, 0.5):
             try:
                 await self._link.up(deadline_s - loop.time())
@@ -105,13 +121,13 @@ class Records:
                     return raw
                 failure = "nobody answers for this stream: an election, or it does not exist"
             except LinkLostError as error:
-                unknown, failure = True, str(error)
+                sent.before, failure = True, str(error)
             except UnavailableError as error:
                 failure = str(error)
             except TimeoutError:
-                unknown, failure = True, "no answer in time"
+                sent.before, failure = True, "no answer in time"
             if loop.time() + delay_s >= deadline_s:
-                if unknown:
+                if sent.before:
                     msg = f"{subject}: {failure}; it may have happened, repeat it with the same id"
                     raise OutcomeUnknownError(msg)
                 msg = f"{subject}: {failure}"
@@ -146,11 +162,20 @@ class Records:
     ) -> int:
         """Store one message and return its sequence."""
         headers = {**headers, MESSAGE_ID: message_id or uuid7()}
+        sent = _Sent()
         try:
-            answer = answer_of(await self._persist(key, value, headers))
+            answer = answer_of(await self._persist(key, value, headers, sent=sent))
         except QueuedError:
             entry = await self.get(key)
             return entry.revision if entry is not None else 0
+        except ConflictError:
+            # The server compares before it looks for duplicates: the conflict of a repeated
+            # write may be with its own first attempt, which bears our message id.
+            if sent.before:
+                last, stored = await self._last(key)
+                if last is not None and stored.get(MESSAGE_ID) == headers[MESSAGE_ID]:
+                    return last.revision
+            raise
         return int(answer["seq"])
 
     @staticmethod
@@ -163,39 +188,46 @@ class Records:
         return headers
 
     async def get(self, key: str) -> Entry | None:
+        entry, _ = await self._last(key)
+        return entry
+
+    async def _last(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
+        """The last message of a key and its headers."""
         if self._settings.node:
-            return await self._get_direct(key)
+            return await self._last_direct(key)
         try:
             answer = await self.call(
                 f"$JS.API.STREAM.MSG.GET.{stream_of(key)}", {"last_by_subj": key}
             )
         except ApiError as error:
             if error.code == NO_MESSAGE:
-                return None
+                return None, {}
             raise
         message = answer["message"]
         headers = _headers_of(message["hdrs"]) if message.get("hdrs") else {}
-        return Entry(
+        entry = Entry(
             key=message["subject"],
             value=base64.b64decode(message.get("data", "")),
             revision=int(message["seq"]),
             kind=kind_of(headers),
             time_ns=time_ns(message.get("time", "")),
         )
+        return entry, headers
 
-    async def _get_direct(self, key: str) -> Entry | None:
+    async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
         """A node may read its own keys only, and only this call names the key in its subject."""
         raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
         if raw.status == "404":
-            return None
+            return None, {}
         headers = raw.headers
-        return Entry(
+        entry = Entry(
             key=headers.get("Nats-Subject", key),
             value=raw.body,
             revision=int(headers.get("Nats-Sequence", "0")),
             kind=kind_of(headers),
             time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
         )
+        return entry, headers
 
     async def batch(self, writes: Sequence[Write]) -> int:
         """ADR-50: each message stored only with the last one's commit."""

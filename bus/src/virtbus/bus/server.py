@@ -162,13 +162,17 @@ class Server:
         role = permissions.node(node)
         if role.user not in self._roles:
             self._roles[role.user] = role
-            self._write_config()
-            self.reload()
-        self._write_creds(role)
+        self.rewrite()
         return self.settings(role.user)
 
-    def reload(self) -> None:
-        """Read the configuration again (SIGHUP); changed users are disconnected."""
+    def rewrite(self) -> None:
+        """Write the files anew from the passwords and let the server read them (SIGHUP).
+
+        Users whose password changed are disconnected, and log in with what their file then says.
+        """
+        self._write_config()
+        for role in self._roles.values():
+            self._write_creds(role)
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGHUP)
 
@@ -272,6 +276,12 @@ class Server:
             lines = self._files.log.read_text(encoding="utf-8", errors="replace").splitlines()
             last = next((line for line in reversed(lines) if "[FTL]" in line), "")
         return f"{message}; see {self._files.log}" + (f": {last}" if last else "")
+
+    async def kill(self) -> None:
+        """End the process as a crash would (tests, chaos)."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     async def stop(self) -> None:
         """End the process: politely, then not."""

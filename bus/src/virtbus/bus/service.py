@@ -14,7 +14,15 @@ from typing import Any
 from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK, TRACEPARENT
 from virtbus.bus.discovery import Discovery, Tally
 from virtbus.bus.link import Link, Raw, Subscription
-from virtbus.bus.ports import BusError, Endpoint, FullError, Request, ServiceInfo, UnavailableError
+from virtbus.bus.ports import (
+    ConflictError,
+    Endpoint,
+    FullError,
+    OutcomeUnknownError,
+    Request,
+    ServiceInfo,
+    UnavailableError,
+)
 from virtbus.bus.tasks import Background, background
 from virtbus.bus.tracing import continued
 from virtbus.schemas.envelope import Envelope, open_envelope
@@ -60,7 +68,14 @@ def refusal_of(error: Exception, subject: str) -> VirtbusError:
                 "the bus has no room for this; delete something first",
                 after_ms=5000,
             )
-        case BusError() | TimeoutError():
+        case ConflictError():
+            return VirtbusError(
+                Code.CONFLICT,
+                "changed_meanwhile",
+                "the record changed meanwhile; read it again",
+                retry=Retry.SAME_ID,
+            )
+        case OutcomeUnknownError() | TimeoutError():
             return VirtbusError(
                 Code.UNAVAILABLE,
                 "bus_outcome_unknown",

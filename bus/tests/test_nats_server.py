@@ -1,0 +1,460 @@
+"""The embedded server and a real connection: restarts, permissions, discovery, raw clients."""
+
+import asyncio
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nats.aio.client
+import pytest
+
+from virtbus.bus import declaration, server
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import NatsLink, connect
+from virtbus.bus.link import LinkLostError, Raw
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import (
+    BusError,
+    ConflictError,
+    DeniedError,
+    Endpoint,
+    Entry,
+    FullError,
+    Request,
+    ServiceInfo,
+    UnavailableError,
+    WatchMark,
+)
+from virtbus.bus.records import Records
+from virtbus.bus.refusals import ApiError
+from virtbus.bus.tasks import background
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+KEY = f"$KV.vm.n1.{UID}"
+SUBJECT = "virtbus.api.v1.vm.get"
+INFO = ServiceInfo("controller", "1.2.3", "tests", {"node": "n1"})
+
+
+async def echo(request: Request) -> Any:
+    return {"data": request.data}
+
+
+async def raw_client(nats_server: server.Server, files: server.ServerFiles) -> Any:
+    """What any NATS client is with the client's printed credentials."""
+    creds = json.loads(files.creds("client").read_text())
+    client = nats.aio.client.Client()
+    await client.connect(nats_server.url, user=creds["user"], password=creds["password"])
+    return client
+
+
+# --- restarts ---------------------------------------------------------------------------------
+
+
+async def restarted(running: server.Server) -> None:
+    await running.stop()
+    await running.start(server.binary(), running.port)
+
+
+@pytest.mark.parametrize("kind", ["own", "node"])
+async def test_a_watch_lists_again_after_a_server_restart(nats: server.Server, kind: str) -> None:
+    user = "controller" if kind == "own" else "node-n1"
+    async with (
+        connect(nats.settings("controller"), name="c") as writer,
+        connect(nats.settings(user), name="w") as reader,
+        reader.watch("$KV.vm.n1.>") if kind == "own" else reader.node_watch("n1", "agent") as watch,
+    ):
+        await writer.put(KEY, b"before")
+        items = aiter(watch)
+        while await anext(items) is not WatchMark.SYNCED:
+            pass
+        await restarted(nats)
+        async with asyncio.timeout(10):
+            while await anext(items) is not WatchMark.RESET:
+                pass
+            listed = []
+            while (item := await anext(items)) is not WatchMark.SYNCED:
+                listed.append(item)
+        assert b"before" in [item.value for item in listed if isinstance(item, Entry)]
+        await writer.put(KEY, b"after")
+        async with asyncio.timeout(10):
+            item = await anext(items)
+        assert isinstance(item, Entry)
+        assert item.value == b"after"
+
+
+async def test_a_killed_server_is_noticed_and_followed_again(
+    nats: server.Server, controller: NatsBus
+) -> None:
+    async with controller.watch("$KV.st.>") as watch:
+        items = aiter(watch)
+        assert [await anext(items), await anext(items)] == [WatchMark.RESET, WatchMark.SYNCED]
+        await nats.kill()
+        await nats.start(server.binary(), nats.port)
+        async with asyncio.timeout(10):
+            assert [await anext(items), await anext(items)] == [WatchMark.RESET, WatchMark.SYNCED]
+
+
+async def test_requests_and_writes_under_a_restart_end_done(
+    nats: server.Server, controller: NatsBus
+) -> None:
+    """A restart in between costs time; a request whose answer was lost is repeated by id."""
+    written: list[int] = []
+
+    async def write(request: Request) -> Any:
+        key = f"$KV.vm.n1.{UID[:-3]}{request.data['n']:03d}"
+        try:
+            revision = await controller.put(key, request.id.encode(), expect=0)
+        except ConflictError:
+            entry = await controller.get(key)
+            assert entry is not None
+            assert entry.value == request.id.encode()
+            return entry.revision
+        written.append(request.data["n"])
+        return revision
+
+    async def ask(client: NatsBus, number: int) -> None:
+        assert await client.request(SUBJECT, {"n": number}, timeout_s=20) > 0
+
+    async with (
+        controller.serve(INFO, [Endpoint("get", SUBJECT, write)]),
+        connect(nats.settings("client"), name="cli") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(100):
+            group.create_task(ask(client, number))
+            if number == 50:
+                group.create_task(restarted(nats))
+            await asyncio.sleep(0.002)
+    assert sorted(written) == list(range(100))
+
+
+async def test_writes_while_the_server_is_away_are_unavailable_and_leave_no_ghost(
+    nats: server.Server,
+) -> None:
+    settings = nats.settings("controller", write_timeout_s=0.3)
+    async with connect(settings, name="c") as bus:
+        await nats.stop()
+        with pytest.raises(UnavailableError):
+            await bus.put(KEY, b"ghost")
+        await nats.start(server.binary(), nats.port)
+        async with asyncio.timeout(10):
+            while not bus.connected:
+                await asyncio.sleep(0.01)
+        assert await bus.get(KEY) is None
+
+
+async def test_changed_credentials_close_and_the_right_ones_bring_it_back(
+    nats: server.Server, files: server.ServerFiles
+) -> None:
+    async with (
+        connect(nats.settings("controller"), name="c") as bus,
+        bus.watch("$KV.vm.n1.>") as watch,
+    ):
+        items = aiter(watch)
+        while await anext(items) is not WatchMark.SYNCED:
+            pass
+        passwords = json.loads(files.passwords.read_text())
+        passwords["controller"] = "another-one"
+        files.passwords.write_text(json.dumps(passwords))
+        nats.rewrite()
+        async with asyncio.timeout(15):
+            while await anext(items) is not WatchMark.SYNCED:
+                pass
+        await bus.put(KEY, b"x")
+
+
+async def test_the_memory_bucket_is_declared_again_after_a_restart(
+    nats: server.Server, controller: NatsBus, node: NatsBus
+) -> None:
+    await node.put("$KV.node.n1", b"alive", ttl_s=15)
+    async with background() as tasks:
+        tasks.start(declaration.keep(controller))
+        await restarted(nats)
+        await node.put("$KV.node.n1", b"alive", ttl_s=15)
+    entry = await controller.get("$KV.node.n1")
+    assert entry is not None
+    assert entry.value == b"alive"
+
+
+async def test_a_write_that_is_repeated_after_a_lost_answer_finds_itself(
+    nats: server.Server,
+) -> None:
+    """The server compares before it deduplicates, so a naive repeat would be told of a conflict."""
+    link = NatsLink(nats.settings("controller"), "c")
+    await link.first()
+    async with background() as tasks:
+        tasks.start(link.run())
+        records = Records(LosesOneAnswer(link), nats.settings("controller"))
+        revision = await records.put(KEY, b"x", expect=0)
+        entry = await records.get(KEY)
+        assert entry is not None
+        assert entry.revision == revision
+
+
+class LosesOneAnswer(NatsLink):
+    """A link whose first answer never arrives."""
+
+    def __init__(self, real: NatsLink) -> None:
+        self._real = real
+        self._lost_one = False
+
+    async def up(self, timeout_s: float) -> None:
+        await self._real.up(timeout_s)
+
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Raw:
+        answer = await self._real.ask(subject, body, headers=headers, timeout_s=timeout_s)
+        if not self._lost_one:
+            self._lost_one = True
+            raise LinkLostError("cut (test)")
+        return answer
+
+
+async def test_facts_emitted_while_the_server_is_away_are_stored_later(
+    nats: server.Server, node: NatsBus, controller: NatsBus
+) -> None:
+    await nats.stop()
+    for number in range(20):
+        node.emit(f"virtbus.evt.n1.{UID}.vm.accepted", {"n": number}, message_id=f"f{number}")
+    await nats.start(server.binary(), nats.port)
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                if len(await controller.history("virtbus.evt.>")) == 20:
+                    break
+            except BusError:
+                pass
+            await asyncio.sleep(0.05)
+    assert node.dropped_facts == 0
+
+
+# --- permissions ------------------------------------------------------------------------------
+
+
+async def test_a_node_does_its_own_things_and_is_denied_others(
+    node: NatsBus, controller: NatsBus
+) -> None:
+    await controller.put(KEY, b"mine")
+    await controller.put(f"$KV.vm.n2.{UID}", b"not mine")
+    await controller.put(f"$KV.sec.n1.{UID}", b"secret")
+    assert (entry := await node.get(KEY)) is not None
+    assert entry.value == b"mine"
+    assert (entry := await node.get(f"$KV.sec.n1.{UID}")) is not None
+    assert entry.value == b"secret"
+    assert await node.get(f"$KV.st.n1.{UID}") is None
+    first = await node.put(f"$KV.st.n1.{UID}", b"s", expect=0)
+    await node.put(f"$KV.st.n1.{UID}", b"s", expect=first)
+    await node.put("$KV.node.n1", b"alive", ttl_s=15)
+    for denied in (f"$KV.vm.n1.{UID}", f"$KV.st.n2.{UID}", "$KV.node.n2", "$KV.lease.gc"):
+        with pytest.raises(DeniedError):
+            await node.put(denied, b"x")
+    for hidden in (f"$KV.vm.n2.{UID}", f"$KV.sec.n2.{UID}"):
+        with pytest.raises(DeniedError):
+            await node.get(hidden)
+    for verb in ("STREAM.INFO.KV_vm", "CONSUMER.CREATE.KV_vm.x", "STREAM.DELETE.KV_vm"):
+        with pytest.raises(DeniedError):
+            await node.js_api(verb, {})
+    with pytest.raises(DeniedError):
+        async with node.watch("$KV.vm.>") as watch:
+            await anext(aiter(watch))
+    with pytest.raises(DeniedError):
+        async with node.subscribe("virtbus.node.n2.>"):
+            pass
+    with pytest.raises(DeniedError):
+        async with node.node_watch("n2", "agent") as watch:
+            await anext(aiter(watch))
+
+
+async def test_a_node_answers_requests_and_streams_to_clients(
+    nats: server.Server, node: NatsBus
+) -> None:
+    subject = "virtbus.node.n1.rpc.agent.logs"
+
+    async def logs(request: Request) -> Any:
+        for number in range(100):
+            await request.stream(number)
+
+    async with (
+        node.serve(ServiceInfo("agent", "1.0.0"), [Endpoint("logs", subject, logs)]),
+        connect(nats.settings("client"), name="cli") as client,
+        client.request_stream(subject, {}, idle_timeout_s=5) as replies,
+    ):
+        items = aiter(replies)
+        assert [await anext(items) for _ in range(100)] == list(range(100))
+
+
+async def test_a_client_may_use_the_api_and_nothing_below(nats: server.Server) -> None:
+    async with connect(nats.settings("client"), name="cli") as client:
+        for denied in (KEY, "virtbus.cmd.n1.restart.u.o", "virtbus.evt.n1.u.vm.accepted"):
+            with pytest.raises(DeniedError):
+                await client.put(denied, b"x")
+        with pytest.raises(DeniedError):
+            await client.request("virtbus.node.n1.rpc.netd.release", {}, timeout_s=5)
+
+
+async def test_a_controller_cannot_delete_a_stream(controller: NatsBus) -> None:
+    with pytest.raises(DeniedError):
+        await controller.js_api("STREAM.DELETE.KV_vm")
+
+
+async def test_unknown_credentials_are_denied_at_once(nats: server.Server) -> None:
+    settings = BusSettings(url=nats.url, user="client", password="wrong")
+    with pytest.raises(DeniedError, match="credentials"):
+        async with connect(settings, name="x"):
+            pass
+
+
+async def test_no_server_is_unavailable_after_the_given_time() -> None:
+    settings = BusSettings(url="nats://127.0.0.1:1", connect_timeout_s=0.5)
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+        async with connect(settings, name="x"):
+            pass
+
+
+async def test_the_bodys_own_exception_leaves_the_connection_unwrapped(
+    nats: server.Server,
+) -> None:
+    with pytest.raises(LookupError):
+        async with connect(nats.settings("client"), name="x"):
+            raise LookupError
+
+
+# --- the wire for others ----------------------------------------------------------------------
+
+
+async def test_any_nats_client_may_speak_json(
+    nats: server.Server, controller: NatsBus, files: server.ServerFiles
+) -> None:
+    async with controller.serve(INFO, [Endpoint("get", SUBJECT, echo)]):
+        client = await raw_client(nats, files)
+        try:
+            answer = await client.request(SUBJECT, b'{"name":"web"}', timeout=5)
+            assert json.loads(answer.data) == {"data": {"name": "web"}}
+            assert answer.headers["Content-Type"] == "application/json"
+            answer = await client.request(SUBJECT, b"", timeout=5)
+            answer = await client.request(SUBJECT, b'{"name"', timeout=5)
+            assert json.loads(answer.data)["error"]["code"] == 400
+            assert answer.headers["Nats-Service-Error-Code"] == "400"
+            answer = await client.request(SUBJECT, b"\xc1", timeout=5)
+            assert answer.headers["Nats-Service-Error-Code"] == "400"
+        finally:
+            await client.close()
+
+
+async def test_discovery_answers_ping_info_and_stats(
+    nats: server.Server, controller: NatsBus, files: server.ServerFiles
+) -> None:
+    async with controller.serve(INFO, [Endpoint("get", SUBJECT, echo)]):
+        client = await raw_client(nats, files)
+        try:
+            for _ in range(3):
+                await client.request(SUBJECT, b"{}", timeout=5)
+            ping = json.loads((await client.request("$SRV.PING", b"", timeout=5)).data)
+            assert ping["type"] == "io.nats.micro.v1.ping_response"
+            info = json.loads((await client.request("$SRV.INFO.controller", b"", timeout=5)).data)
+            assert info["endpoints"] == [
+                {"name": "get", "subject": SUBJECT, "queue_group": "q", "metadata": {}}
+            ]
+            subject = f"$SRV.STATS.controller.{ping['id']}"
+            stats = json.loads((await client.request(subject, b"", timeout=5)).data)
+            assert stats["endpoints"][0]["num_requests"] == 3
+            assert stats["endpoints"][0]["average_processing_time"] > 0
+        finally:
+            await client.close()
+
+
+# --- declaration and server -------------------------------------------------------------------
+
+
+async def test_ensuring_twice_changes_nothing_and_a_drift_is_put_right(
+    nats: server.Server,
+) -> None:
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        before = await admin.js_api("STREAM.INFO.EVT")
+        await declaration.ensure(admin)
+        assert await declaration.ensure_node(admin, "n1", b"another") == b"nonce-1"
+        assert (await admin.js_api("STREAM.INFO.EVT"))["config"] == before["config"]
+        sizes = declaration.Sizes(evt=512 * 1024 * 1024)
+        await declaration.ensure(admin, sizes=sizes)
+        after = await admin.js_api("STREAM.INFO.EVT")
+        assert after["config"]["max_bytes"] == sizes.evt
+        assert after["state"] == before["state"]
+
+
+async def test_a_full_bucket_refuses_the_write_and_says_how_full_it_is(
+    nats: server.Server, controller: NatsBus
+) -> None:
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        await declaration.ensure(admin, sizes=declaration.Sizes(st=64 * 1024))
+    for number in range(3):
+        await controller.put(f"$KV.st.n1.{UID[:-1]}{number}", b"x" * 20_000)
+    assert 0.8 < await controller.fill("st") <= 1.0
+    with pytest.raises(FullError):
+        await controller.put(f"$KV.st.n1.{UID}", b"x" * 20_000)
+
+
+async def test_a_stream_that_does_not_exist_is_unavailable_in_time(nats: server.Server) -> None:
+    settings = nats.settings("admin", write_timeout_s=0.3)
+    async with connect(settings, name="admin") as admin:
+        with pytest.raises(UnavailableError):
+            await admin.put("$KV.nothing.here", b"x")
+        with pytest.raises(ApiError):
+            await admin.get("$KV.nothing.here")
+
+
+async def test_credentials_are_private_and_survive_a_restart(files: server.ServerFiles) -> None:
+    async with server.running(files, port=-1):
+        first = json.loads(files.creds("client").read_text())
+        for path in (files.passwords, files.config, files.creds("admin")):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    async with server.running(files, port=-1):
+        assert json.loads(files.creds("client").read_text())["password"] == first["password"]
+
+
+async def test_an_orphaned_server_gives_way(files: server.ServerFiles) -> None:
+    async with server.running(files, port=-1) as first, server.running(files, port=-1) as second:
+        assert await first.wait() is not None
+        async with connect(second.settings("admin"), name="admin") as admin:
+            assert admin.connected
+
+
+async def test_a_node_joins_a_running_server(nats: server.Server, controller: NatsBus) -> None:
+    settings = await nats.add_node("n9")
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        await declaration.ensure_node(admin, "n9", b"n")
+    async with (
+        connect(settings, name="n9") as joined,
+        joined.node_watch("n9", "netd") as watch,
+    ):
+        items = aiter(watch)
+        assert await anext(items) is WatchMark.RESET
+        entry = await anext(items)
+        assert isinstance(entry, Entry)
+        assert (entry.key, entry.value) == ("$KV.vm.n9._join", b"n")
+    assert controller.generation == 1
+
+
+async def test_no_consumer_is_left_when_a_watch_ends(controller: NatsBus) -> None:
+    async with controller.watch("$KV.vm.>") as watch:
+        await anext(aiter(watch))
+    reports = {report.name: report for report in await controller.report()}
+    assert all(one.name.startswith("n-") for one in reports["KV_vm"].consumers)
+
+
+async def test_a_port_that_is_taken_gives_another(tmp_path: Path) -> None:
+    one = server.ServerFiles(tmp_path / "s1", tmp_path / "r1")
+    two = server.ServerFiles(tmp_path / "s2", tmp_path / "r2")
+    async with server.running(one, port=-1) as first:
+        with pytest.raises(BusError, match="did not start"):
+            async with server.running(two, port=first.port):
+                pass
