@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -22,6 +23,23 @@ from virtbus.schemas.vm import VmRecord
 
 MAX_REMEMBERED = 10_000
 """Fences kept in memory; the agent's epoch ledger is the durable one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ensured:
+    """The answer, and whether any disk was missing before."""
+
+    ready: ImageReady
+    made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A disk that exists, on the image `digest` (empty for an empty disk); `made` just now."""
+
+    file: DiskFile
+    digest: str
+    made: bool
 
 
 class Disks:
@@ -44,7 +62,7 @@ class Disks:
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._released: OrderedDict[str, int] = OrderedDict()
 
-    async def ensure(self, record: VmRecord, listener: Listener | None = None) -> ImageReady:
+    async def ensure(self, record: VmRecord, listener: Listener | None = None) -> Ensured:
         """Every disk of the record, made where it is missing; what exists is checked and kept.
 
         A VM whose disks exist, or whose images are in the store, needs no network and no source.
@@ -58,19 +76,19 @@ class Disks:
         self._fence(record)
         async with self._serial(record.uid):
             self._fence(record)
-            made = await self._all(record.uid, wanted, listener)
-        digest = next((image for _, image in made.values() if image), "")
-        return ImageReady(
+            found = await self._all(record.uid, wanted, listener)
+        ready = ImageReady(
             uid=record.uid,
             epoch=record.epoch,
             generation=record.generation,
-            disks={volume: disk for volume, (disk, _) in made.items()},
-            digest=digest,
+            disks={volume: disk.file for volume, disk in found.items()},
+            digest=next((disk.digest for disk in found.values() if disk.digest), ""),
         )
+        return Ensured(ready, any(disk.made for disk in found.values()))
 
     async def _all(
         self, uid: str, wanted: tuple[WantedDisk, ...], listener: Listener | None
-    ) -> dict[str, tuple[DiskFile, str]]:
+    ) -> dict[str, _Found]:
         cached = {disk.volume: self._cached(disk) for disk in wanted}
         with contextlib.ExitStack() as leases:
             for image in cached.values():
@@ -85,7 +103,7 @@ class Disks:
                         self._ensure_many, uid, (disk,), {disk.volume: image}
                     )
                     made |= more
-            lost = [digest for _, digest in made.values() if digest and not self._have(digest)]
+            lost = [d.digest for d in made.values() if d.digest and not self._have(d.digest)]
             if lost:
                 await self._restore(wanted, made, lost, listener)
         return made
@@ -99,31 +117,33 @@ class Disks:
     async def _restore(
         self,
         wanted: tuple[WantedDisk, ...],
-        made: dict[str, tuple[DiskFile, str]],
+        made: dict[str, _Found],
         lost: list[str],
         listener: Listener | None,
     ) -> None:
         """Fetch again the very images that disks rest on and the store has lost."""
         for disk in wanted:
-            digest = made[disk.volume][1]
+            digest = made[disk.volume].digest
             if disk.source is not None and digest in lost:
                 await self._images.ensure(ImageSource(disk.source.locator, digest), listener)
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
         self, uid: str, wanted: tuple[WantedDisk, ...], images: dict[str, ImageInfo | None]
-    ) -> dict[str, tuple[DiskFile, str]]:
+    ) -> dict[str, _Found]:
         """Disk and base digest by volume; a volume whose image is not known is left out."""
         made = {}
         for disk in wanted:
             found = self._files.read(uid, disk.volume)
             image = images.get(disk.volume)
-            if found is None and (image is not None or disk.source is None):
+            missing = found is None and (image is not None or disk.source is None)
+            if missing:
                 self._make(uid, disk, image)
                 found = self._files.read(uid, disk.volume)
             if found is not None:
                 digest = self._base_of(disk, found)
-                made[disk.volume] = self._disk_file(uid, disk.volume, found), digest
+                file = self._disk_file(uid, disk.volume, found)
+                made[disk.volume] = _Found(file, digest, missing)
         return made
 
     def _make(self, uid: str, disk: WantedDisk, image: ImageInfo | None) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core.header import inspect
@@ -60,7 +61,9 @@ class Images:
         limits: Limits,
         max_pulls: int = 4,
         changed: Callable[[], None] = lambda: None,
+        span: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
+        self._span = span
         self._store = store
         self._threads = threads
         self._names = names
@@ -134,8 +137,9 @@ class Images:
             part = await self._threads.run(self._store.part, key)
             keep = False
             try:
-                fetched = await self._fetch(url, pin, part, known, flight.on_bytes)
-                image = await self._adopt(url, pin, part, known, fetched)
+                with self._span("virtbus pull image"):
+                    fetched = await self._fetch(url, pin, part, known, flight.on_bytes)
+                    image = await self._adopt(url, pin, part, known, fetched)
             except VirtbusError as error:
                 keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
                 raise

@@ -44,6 +44,16 @@ def shown(url: str) -> str:
     return url.partition("?")[0].partition("#")[0][:300]
 
 
+def url_invalid(url: str) -> VirtbusError:
+    """400 `image_url_invalid`."""
+    return VirtbusError(
+        Code.INVALID,
+        "image_url_invalid",
+        f"{shown(url)!r} is no http(s) URL that can be used; write it as https://host/path, "
+        "an address as four decimal numbers",
+    )
+
+
 def check_url(url: str) -> SplitResult:
     """The parts of an http(s) URL.
 
@@ -56,11 +66,7 @@ def check_url(url: str) -> SplitResult:
     except ValueError:
         parts, port_is_good = SplitResult("", "", "", "", ""), False
     if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good:
-        raise VirtbusError(
-            Code.INVALID,
-            "image_url_invalid",
-            f"{shown(url)!r} is no http(s) URL; write it as https://host/path",
-        )
+        raise url_invalid(url)
     if "@" in parts.netloc:
         raise VirtbusError(
             Code.INVALID,

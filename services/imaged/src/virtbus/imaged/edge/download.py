@@ -27,6 +27,7 @@ from virtbus.imaged.core.sources import (
     redirect_target,
     resumed_total,
     shown,
+    url_invalid,
 )
 from virtbus.imaged.edge.body import Body
 from virtbus.imaged.edge.diskthreads import DiskThreads
@@ -92,7 +93,7 @@ class Downloads:
         while await self._threads.run(part.hash_more):
             pass
         request = _Request(self._limits, self._threads, url, part, known, on_bytes, pinned)
-        attempt = 0
+        attempt, last = 0, ""
         try:
             async with asyncio.timeout(self._limits.total_timeout_s):
                 while True:
@@ -102,10 +103,10 @@ class Downloads:
                     except TransientError as error:
                         if attempt >= self._limits.attempts:
                             raise _unreachable(url, str(error), attempt) from error
-                        pause_s = self._pause_s(attempt, error.after_s)
+                        pause_s, last = self._pause_s(attempt, error.after_s), f"; {error}"
                     await self._sleep(pause_s)
         except TimeoutError:
-            why = f"it took longer than {self._limits.total_timeout_s:.0f} s"
+            why = f"it took longer than {self._limits.total_timeout_s:g} s{last}"
             raise _unreachable(url, why, attempt) from None
 
     def _pause_s(self, attempt: int, after_s: float) -> float:
@@ -160,6 +161,8 @@ class _Request:
         except aiohttp.ClientError as error:
             if guard.refused:
                 raise _address_refused(url, guard.refused) from error
+            if isinstance(error, aiohttp.InvalidURL):
+                raise url_invalid(url) from error
             if isinstance(error, aiohttp.ClientSSLError):
                 raise _unreachable(url, f"TLS: {error}"[:300], 1) from error
             raise TransientError(f"{type(error).__name__}: {error}"[:300]) from error

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import stat
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -77,6 +78,7 @@ class Store:
         self._data_fd = self._keep(beneath.open_directory("data", self._root_fd, beneath.PASSABLE))
         self._links_fd = self._keep(beneath.open_directory("links", self._root_fd, 0o700))
         self._parts_fd = self._keep(beneath.open_directory("part", self._root_fd, 0o700))
+        self._linking = threading.Lock()
         self._images: dict[str, ImageInfo] = {}
         self._links: dict[str, Link] = {}
         self._leases: Counter[str] = Counter()
@@ -232,13 +234,15 @@ class Store:
 
     def write_link(self, link: Link) -> None:
         """Let a name stand for an image, atomically; nothing where it does already."""
-        if self._links.get(link.name) == link:
-            return
-        try:
-            beneath.replace(file_name(link.name), encode_json(link), self._links_fd)
-        except OSError as error:
-            raise store_error(error) from error
-        self._links[link.name] = link
+        with self._linking:  # all askers of one transfer come here at once
+            if self._links.get(link.name) == link:
+                return
+            try:
+                beneath.replace(file_name(link.name), encode_json(link), self._links_fd)
+                os.fsync(self._links_fd)
+            except OSError as error:
+                raise store_error(error) from error
+            self._links[link.name] = link
 
     # --- garbage ---------------------------------------------------------------------------
     def garbage(self, used: frozenset[str], grace_s: float) -> tuple[str, ...]:

@@ -1,0 +1,107 @@
+"""What imaged says of its work: ready events, facts, progress."""
+
+import time
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from virtbus.bus.ports import Bus
+from virtbus.imaged.flights import Listener
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.image import Progress
+from virtbus.schemas.nodework import ImageReady
+from virtbus.schemas.vm import VmRecord
+
+STEP = "image"
+
+
+class Spans(Protocol):
+    """`virtbus.bus.tracing.span`."""
+
+    def __call__(
+        self, name: str, *, uid: str = "", parent: str | None = None
+    ) -> AbstractContextManager[Any]: ...
+
+
+class Facts:
+    """Tells the bus; nothing here decides or can fail the work."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+
+    async def ready(self, ready: ImageReady) -> None:
+        """The fast path of a create; may be lost."""
+        await self._bus.publish(subjects.ready(self._node, ready.uid, STEP), ready)
+
+    def made(self, record: VmRecord, ready: ImageReady, took_ms: float) -> None:
+        """Disks were made."""
+        self._emit(Kind.IMAGE_READY, record, took_ms=took_ms, detail={"digest": ready.digest})
+
+    def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
+        """Disks could not be made; one fact for each reason of a generation, not one a try."""
+        self._emit(
+            Kind.IMAGE_FAILED,
+            record,
+            reason=error.reason,
+            message=str(error),
+            detail={"attempt": str(attempt)},
+        )
+
+    def released(self, uid: str, epoch: int) -> None:
+        """Disks were removed."""
+        event = Event(
+            kind=Kind.DISKS_RELEASED,
+            uid=uid,
+            node=self._node,
+            epoch=epoch,
+            service="imaged",
+            at_ns=time.time_ns(),
+        )
+        self._send(event)
+
+    def listener(self, record: VmRecord) -> Listener:
+        """Progress of a VM's image; its first call is the fact that a pull began."""
+        tell = self.progress(record.uid)
+        begun = False
+
+        async def listen(done_bytes: int, total_bytes: int | None) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                self._emit(Kind.IMAGE_PULLING, record)
+            await tell(done_bytes, total_bytes)
+
+        return listen
+
+    def progress(self, uid: str) -> Listener:
+        """Progress under `uid`, of a VM or of a pull's job."""
+        subject = subjects.progress(self._node, uid, STEP)
+
+        async def listen(done_bytes: int, total_bytes: int | None) -> None:
+            value = Progress(uid=uid, step=STEP, done_bytes=done_bytes, total_bytes=total_bytes)
+            await self._bus.publish(subject, value)
+
+        return listen
+
+    def _emit(self, kind: Kind, record: VmRecord, **more: Any) -> None:
+        event = Event(
+            kind=kind,
+            uid=record.uid,
+            node=self._node,
+            epoch=record.epoch,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            service="imaged",
+            at_ns=time.time_ns(),
+            **more,
+        )
+        self._send(event)
+
+    def _send(self, event: Event) -> None:
+        identity = f"{event.uid}:{event.epoch}:{event.generation}:{event.kind}:{event.reason}"
+        self._bus.emit(
+            subjects.event(self._node, event.uid, event.kind), event, message_id=identity
+        )

@@ -1,0 +1,125 @@
+"""`rpc.imaged.<verb>`: what the services of the node and the controller ask."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.ports import Request
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.facts import Facts
+from virtbus.imaged.images import Images
+from virtbus.imaged.work import Work
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref
+from virtbus.schemas.nodework import (
+    Ensure,
+    Held,
+    ImageReady,
+    Inspect,
+    PullImage,
+    Release,
+    Released,
+    Tele,
+)
+from virtbus.schemas.wire import invalid, validate
+
+log = logging.getLogger(__name__)
+
+ANSWER_BEFORE_S = 0.2
+"""An answer leaves this long before the deadline, so that it is not a silence."""
+
+
+class Requests:
+    """The handlers. Each may be repeated."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        work: Work,
+        disks: Disks,
+        images: Images,
+        facts: Facts,
+        tele: Callable[[], Tele],
+    ) -> None:
+        self._group = group
+        self._work = work
+        self._disks = disks
+        self._images = images
+        self._facts = facts
+        self._tele = tele
+        self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
+
+    async def ensure(self, request: Request) -> ImageReady:
+        """The VM's disks, or why not; 503 `image_pulling` when the deadline comes first."""
+        record = validate(Ensure, request.data).record
+        try:
+            async with asyncio.timeout_at(request.deadline_s - ANSWER_BEFORE_S):
+                return await self._work.ensure(record)
+        except TimeoutError:
+            raise VirtbusError(
+                Code.UNAVAILABLE,
+                "image_pulling",
+                "the image is still being fetched; ask again, or wait for the ready event",
+                after_ms=1000,
+            ) from None
+
+    async def release(self, request: Request) -> Released:
+        """Remove a VM's disks; the same answer when there are none."""
+        want = validate(Release, request.data)
+        uid = _uid(want.uid)
+        self._work.drop(uid, up_to_epoch=want.epoch)
+        if await self._disks.release(uid, want.epoch):
+            log.info("disks removed", extra={"code": "disks_released", "uid": uid})
+            self._facts.released(uid, want.epoch)
+        return Released(uid=uid)
+
+    async def inspect(self, request: Request) -> Held:
+        """The disk files on the host, of one VM or of all."""
+        want = validate(Inspect, request.data)
+        return Held(things=await self._disks.held(_uid(want.uid) if want.uid else None))
+
+    async def list(self, request: Request) -> Tele:
+        """The images of this node."""
+        del request
+        return self._tele()
+
+    async def pull(self, request: Request) -> ImageInfo:
+        """Fetch an image, or a newer one under its name. It goes on past the deadline."""
+        want = validate(PullImage, request.data)
+        try:
+            source = parse_image_ref(want.ref)
+        except ValueError as error:
+            raise invalid((Detail(path="ref", message=str(error)),)) from None
+        task = self._pulling.get(want.ref)
+        if task is None:
+            task = self._group.create_task(self._pull(want.ref, source, _uid(want.job)))
+            self._pulling[want.ref] = task
+        left_s = request.deadline_s - ANSWER_BEFORE_S - asyncio.get_running_loop().time()
+        await asyncio.wait({task}, timeout=max(left_s, 0))
+        if not task.done():
+            raise VirtbusError(
+                Code.DEADLINE,
+                "image_pulling",
+                "the image is still being fetched, and goes on; repeat the request to wait longer",
+            )
+        outcome = task.result()
+        if isinstance(outcome, VirtbusError):
+            raise outcome
+        return outcome
+
+    async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
+        try:
+            return await self._images.refresh(source, self._facts.progress(job))
+        except VirtbusError as error:
+            log.warning("%s", error, extra={"code": error.reason})
+            return error
+        finally:
+            del self._pulling[ref]
+
+
+def _uid(text: str) -> str:
+    try:
+        return check_uid(text)
+    except ValueError as error:
+        raise invalid((Detail(path="uid", message=str(error)),)) from None

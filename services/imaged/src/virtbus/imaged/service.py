@@ -1,0 +1,223 @@
+"""imaged's loop: records in, disks and ready events out; requests of the repair path."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from virtbus.bus import process
+from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.diskfiles import DiskFiles
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.localfile import LocalFiles
+from virtbus.imaged.edge.namefiles import NameFiles
+from virtbus.imaged.edge.store import Store
+from virtbus.imaged.facts import Facts, Spans
+from virtbus.imaged.images import Images
+from virtbus.imaged.requests import Requests
+from virtbus.imaged.settings import Settings
+from virtbus.imaged.work import Work
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import is_id
+from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.nodework import Tele
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import decode, validate
+
+log = logging.getLogger(__name__)
+
+VERBS = ("ensure", "release", "inspect", "pull", "list")
+_CHANGE_SETTLES_S = 0.1
+
+
+def _no_span(
+    name: str, *, uid: str = "", parent: str | None = None
+) -> contextlib.AbstractContextManager[Any]:
+    del name, uid, parent
+    return contextlib.nullcontext()
+
+
+class Imaged:
+    """The service on one node."""
+
+    def __init__(self, bus: Bus, settings: Settings, span: Spans = _no_span) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._span = span
+        self._version = importlib.metadata.version("virtbus-imaged")
+        self._changed = asyncio.Event()
+        self._store: Store | None = None
+        self._requests: Requests | None = None
+        self._listed: set[str] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            VirtbusError: 409 `store_in_use`: another imaged works in this state_dir.
+        """
+        info = ServiceInfo("virtbus-imaged", self._version, "images and disks of a node")
+        threads = DiskThreads()
+        try:
+            async with asyncio.TaskGroup() as group, self._bus.serve(info, self._endpoints()):
+                group.create_task(self._tell_state())
+                store = await threads.run(self._open_store)
+                with contextlib.closing(store), self._disk_files() as files:
+                    await self._work(group, store, files, threads)
+        finally:
+            threads.close()
+
+    async def _work(
+        self, group: asyncio.TaskGroup, store: Store, files: DiskFiles, threads: DiskThreads
+    ) -> None:
+        limits = self._settings.limits
+        images = Images(
+            group,
+            store=store,
+            threads=threads,
+            names=NameFiles(self._settings.names_dir, self._settings.names, self._settings.roots),
+            files=LocalFiles(self._settings.roots, limits, threads),
+            http=Downloads(limits, threads),
+            limits=limits,
+            max_pulls=self._settings.max_pulls,
+            changed=self._changed.set,
+            span=self._span,
+        )
+        disks = Disks(images, store, files, threads, limits.max_virtual_bytes)
+        facts = Facts(self._bus, self._settings.node)
+        work = Work(group, disks, facts, self._span)
+        self._store = store
+        self._requests = Requests(group, work, disks, images, facts, self._tele)
+        self._changed.set()
+        process.notify("READY=1")
+        log.info("ready: %d images", len(store.images()), extra={"code": "ready"})
+        group.create_task(self._collect(disks))
+        try:
+            await self._follow(work)
+        finally:
+            images.stop()
+
+    def _open_store(self) -> Store:
+        return Store(
+            self._settings.state_dir / "images",
+            min_free_bytes=self._settings.min_free_bytes,
+            min_free_ratio=self._settings.min_free_ratio,
+        )
+
+    @contextlib.contextmanager
+    def _disk_files(self) -> Iterator[DiskFiles]:
+        files = DiskFiles(self._settings.state_dir / "disks")
+        try:
+            yield files
+        finally:
+            files.close()
+
+    # --- records ---------------------------------------------------------------------------
+    async def _follow(self, work: Work) -> None:
+        """Follow this node's records; compare with the whole list now and then (rule 3)."""
+        async with (
+            self._bus.node_watch(self._settings.node, "imaged") as watch,
+            asyncio.TaskGroup() as group,
+        ):
+
+            async def relist() -> None:
+                while True:
+                    await asyncio.sleep(self._settings.relist_interval_s)
+                    watch.relist()
+
+            group.create_task(relist())
+            async for item in watch:
+                match item:
+                    case WatchMark.RESET:
+                        self._listed.clear()
+                    case WatchMark.SYNCED:
+                        work.keep_only(self._listed)
+                    case Entry():
+                        self._see(item, work)
+
+    def _see(self, entry: Entry, work: Work) -> None:
+        uid = entry.key.rpartition(".")[2]
+        if not is_id(uid):
+            return  # the join nonce
+        self._listed.discard(uid)
+        record = self._record(entry) if entry.kind is EntryKind.PUT else None
+        if record is None or record.deleting or record.node != self._settings.node:
+            work.drop(uid)  # the agent alone says when disks go
+            return
+        self._listed.add(uid)
+        work.want(record)
+
+    def _record(self, entry: Entry) -> VmRecord | None:
+        try:
+            value = decode(entry.value)
+            if isinstance(value, dict) and value.get("tombstone"):
+                return None
+            return validate(VmRecord, value)
+        except VirtbusError as error:
+            log.error(
+                "record %s cannot be read: %s",
+                entry.key,
+                error,
+                extra={"code": "record_unreadable"},
+            )
+            return None
+
+    # --- requests --------------------------------------------------------------------------
+    def _endpoints(self) -> list[Endpoint]:
+        node = self._settings.node
+        return [
+            Endpoint(verb, subjects.rpc(node, "imaged", verb), self._handler(verb))
+            for verb in VERBS
+        ]
+
+    def _handler(self, verb: str) -> Any:
+        async def handle(request: Request) -> Any:
+            if self._requests is None:
+                raise VirtbusError(
+                    Code.UNAVAILABLE,
+                    "recovering",
+                    "imaged is reading its store; ask again",
+                    after_ms=500,
+                )
+            return await getattr(self._requests, verb)(request)
+
+        return handle
+
+    # --- state -----------------------------------------------------------------------------
+    def _tele(self) -> Tele:
+        state = NodeState.RECOVERING if self._store is None else NodeState.READY
+        return Tele(
+            service="imaged",
+            state=ServiceState(state=state, version=self._version, seen_ns=time.time_ns()),
+            images=self._store.images() if self._store is not None else (),
+        )
+
+    async def _tell_state(self) -> None:
+        """Say how it is: at each change, and at least every `tele_interval_s`."""
+        subject = subjects.tele(self._settings.node, "imaged")
+        while True:
+            self._changed.clear()
+            await self._bus.publish(subject, self._tele())
+            await asyncio.sleep(min(_CHANGE_SETTLES_S, self._settings.tele_interval_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.tele_interval_s):
+                    await self._changed.wait()
+
+    async def _collect(self, disks: Disks) -> None:
+        while True:
+            await asyncio.sleep(self._settings.gc_interval_s)
+            try:
+                digests = await disks.collect_garbage(self._settings.gc_grace_s)
+            except OSError as error:
+                log.warning("no garbage collected: %s", error, extra={"code": "gc_failed"})
+                continue
+            for digest in digests:
+                log.info("image %s removed: unused", digest, extra={"code": "image_removed"})
+            if digests:
+                self._changed.set()

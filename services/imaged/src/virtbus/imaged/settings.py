@@ -1,0 +1,94 @@
+"""imaged's knobs."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from virtbus.bus.settings import CONFIG_DIR, ServiceSettings
+from virtbus.imaged.core.limits import Limits
+from virtbus.schemas.quantity import Bytes
+
+GIB = 1024**3
+_LIMITS = Limits()
+
+
+class Settings(ServiceSettings):
+    """Settings of `virtbus-imaged`."""
+
+    service: ClassVar[str] = "imaged"
+
+    allowed_roots: tuple[Path, ...] = Field(
+        (),
+        description="directories that file:// images may come from; default: images/src in "
+        "state_dir, and /usr/share/virtbus/images",
+    )
+    names_dir: Path = Field(
+        CONFIG_DIR / "images.d",
+        description="*.toml files of [[image]] tables: name or regexp, url, digest",
+    )
+    names: dict[str, str] = Field(
+        default_factory=dict, description="more image names, each with its URL[@sha256:digest]"
+    )
+    min_free_bytes: Bytes = Field(
+        2 * GIB, ge=0, description="bytes of the store's disk that images never take"
+    )
+    min_free_ratio: float = Field(
+        0.05, ge=0, lt=1, description="share of the store's disk that images never take"
+    )
+    max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
+    max_virtual_bytes: Bytes = Field(
+        _LIMITS.max_virtual_bytes,
+        ge=1024**2,
+        description="bytes of the largest disk, of an image or asked for",
+    )
+    max_pulls: int = Field(4, ge=1, le=64, description="images fetched at once; SHA-256 needs CPU")
+    min_rate_bytes_s: Bytes = Field(
+        _LIMITS.min_rate_bytes_s, ge=0, description="bytes per second; slower is a stall"
+    )
+    rate_window_s: float = Field(
+        _LIMITS.rate_window_s, gt=0, description="seconds over which the rate is taken"
+    )
+    connect_timeout_s: float = Field(
+        _LIMITS.connect_timeout_s, gt=0, description="seconds until a source must be connected"
+    )
+    header_timeout_s: float = Field(
+        _LIMITS.header_timeout_s, gt=0, description="seconds until a source must answer"
+    )
+    pull_timeout_s: float = Field(
+        _LIMITS.total_timeout_s, gt=0, description="seconds until an image must be here"
+    )
+    allow_loopback: bool = Field(
+        _LIMITS.allow_loopback,
+        description="fetch URLs whose host is literally this machine (never by redirect or DNS)",
+    )
+    gc_interval_s: float = Field(
+        3600.0, ge=1, description="seconds between looks for images that nothing uses"
+    )
+    gc_grace_s: float = Field(
+        3600.0, ge=0, description="seconds that an image without name and disks is kept"
+    )
+    relist_interval_s: float = Field(
+        300.0, ge=1, description="seconds between full comparisons with the records"
+    )
+    tele_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """`allowed_roots`, or its default."""
+        default = (self.state_dir / "images" / "src", Path("/usr/share/virtbus/images"))
+        return tuple(str(root) for root in self.allowed_roots or default)
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of a transfer."""
+        return Limits(
+            max_bytes=self.max_bytes,
+            max_virtual_bytes=self.max_virtual_bytes,
+            min_rate_bytes_s=self.min_rate_bytes_s,
+            rate_window_s=self.rate_window_s,
+            connect_timeout_s=self.connect_timeout_s,
+            header_timeout_s=self.header_timeout_s,
+            total_timeout_s=self.pull_timeout_s,
+            allow_loopback=self.allow_loopback,
+        )

@@ -1,0 +1,153 @@
+"""Each VM's disks, ensured for as long as its record is there."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from virtbus.bus.backoff import delays
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.facts import Facts, Spans
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.nodework import ImageReady
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+
+
+@dataclass(slots=True)
+class _Job:
+    """One VM in work. `outcome` is of the attempt that runs, `failed` of the one before."""
+
+    record: VmRecord
+    outcome: "asyncio.Future[ImageReady]"
+    task: "asyncio.Task[None] | None" = None
+    failed: ImageReady | None = None
+    again: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        return self.record.epoch, self.record.generation
+
+
+class Work:
+    """Serial per VM, parallel across; what fails for a while is tried again, ever more slowly.
+
+    A job lives from `want` until its disks are there, or `drop`.
+    """
+
+    def __init__(self, group: asyncio.TaskGroup, disks: Disks, facts: Facts, span: Spans) -> None:
+        self._group = group
+        self._disks = disks
+        self._facts = facts
+        self._span = span
+        self._jobs: dict[str, _Job] = {}
+
+    def want(self, record: VmRecord) -> None:
+        """Ensure the record's disks, now; a newer record replaces the attempt of an older one."""
+        job = self._jobs.get(record.uid)
+        age = record.epoch, record.generation
+        if job is not None and age < job.age:
+            return
+        if job is not None and age == job.age:
+            job.again.set()
+            return
+        if job is not None:
+            self._cancel(job)
+        job = _Job(record, asyncio.get_running_loop().create_future())
+        self._jobs[record.uid] = job
+        job.task = self._group.create_task(self._run(job))
+
+    async def ensure(self, record: VmRecord) -> ImageReady:
+        """The outcome for this record: of the attempt that runs, else of the last one if it failed.
+
+        Never raises a VirtbusError: it is in the outcome.
+        """
+        job = self._jobs.get(record.uid)
+        age = record.epoch, record.generation
+        if job is not None and job.age == age and job.failed is not None:
+            return job.failed
+        if job is not None and age < job.age:
+            error = VirtbusError(Code.CONFLICT, "stale_epoch", "a newer record is in work")
+            return _refused(record, error)
+        self.want(record)
+        return await asyncio.shield(self._jobs[record.uid].outcome)
+
+    def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
+        """Stop working for a VM: its record is gone, or about to end."""
+        job = self._jobs.get(uid)
+        if job is None or (up_to_epoch is not None and job.record.epoch > up_to_epoch):
+            return
+        del self._jobs[uid]
+        self._cancel(job)
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        """Stop working for all VMs that a complete list does not name."""
+        for uid in set(self._jobs) - set(uids):
+            self.drop(uid)
+
+    def _cancel(self, job: _Job) -> None:
+        if job.task is not None:
+            job.task.cancel()
+        if not job.outcome.done():
+            error = VirtbusError(
+                Code.UNAVAILABLE, "record_changed", "the record changed; ask with the new one"
+            )
+            job.outcome.set_result(_refused(job.record, error))
+
+    async def _run(self, job: _Job) -> None:
+        pauses = delays(FIRST_RETRY_S, LAST_RETRY_S)
+        attempt = 0
+        while True:
+            attempt += 1
+            ready = await self._attempt(job.record, attempt)
+            await self._facts.ready(ready)
+            if not job.outcome.done():
+                job.outcome.set_result(ready)
+            if ready.error is None:
+                if self._jobs.get(job.record.uid) is job:
+                    del self._jobs[job.record.uid]
+                return
+            job.failed = ready
+            await _pause(job, None if ready.error.retry is Retry.NEVER else next(pauses))
+            job.failed = None
+            job.outcome = asyncio.get_running_loop().create_future()
+
+    async def _attempt(self, record: VmRecord, attempt: int) -> ImageReady:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            with self._span("virtbus ensure image", uid=record.uid, parent=record.traceparent):
+                done = await self._disks.ensure(record, self._facts.listener(record))
+        except VirtbusError as error:
+            log.warning("%s", error, extra={"code": error.reason, "uid": record.uid})
+            return self._failed(record, error, attempt)
+        except Exception:  # boundary: one VM's fault must not end the others' work
+            log.exception("ensuring disks failed", extra={"code": "internal", "uid": record.uid})
+            message = "imaged failed to make the disks; see its log"
+            return self._failed(record, VirtbusError(Code.INTERNAL, "internal", message), attempt)
+        if done.made:
+            self._facts.made(record, done.ready, (loop.time() - began_s) * 1000)
+        return done.ready
+
+    def _failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> ImageReady:
+        self._facts.failed(record, error, attempt)
+        return _refused(record, error)
+
+
+async def _pause(job: _Job, longest_s: float | None) -> None:
+    """Until somebody wants it again, or `longest_s` (None: only when wanted)."""
+    job.again.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            await job.again.wait()
+
+
+def _refused(record: VmRecord, error: VirtbusError) -> ImageReady:
+    return ImageReady(
+        uid=record.uid, epoch=record.epoch, generation=record.generation, error=error.body
+    )

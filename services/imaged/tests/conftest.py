@@ -1,0 +1,91 @@
+"""Fixtures: a web server on loopback, and imaged wired as its service wires it."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+# pytest's importlib mode puts no test folder on the path; what tests share is imported from here.
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web
+
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.diskfiles import DiskFiles
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.localfile import LocalFiles
+from virtbus.imaged.edge.namefiles import NameFiles
+from virtbus.imaged.edge.store import Store
+from virtbus.imaged.images import Images
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Web]:
+    site = Web()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", site.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    listener = web.TCPSite(runner, "127.0.0.1", 0)
+    await listener.start()
+    site.base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield site
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def threads() -> Iterator[DiskThreads]:
+    pool = DiskThreads()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
+    """A node on tmp_path; leaving it is a clean stop, and the next one finds its state."""
+
+    @contextlib.asynccontextmanager
+    async def make(
+        *, state: Path | None = None, min_free_bytes: int = 0, checkpoint_bytes: int = 64 * 1024,
+        **limits: float,
+    ) -> AsyncIterator[Node]:  # fmt: skip
+        bounds = replace(FAST, **limits)  # type: ignore[arg-type]  # ints and floats by name
+        state = state or tmp_path / "state"
+        source_dir, names_dir = tmp_path / "source", tmp_path / "images.d"
+        for path in (source_dir, names_dir):
+            path.mkdir(exist_ok=True)
+        store = Store(
+            state / "images",
+            min_free_bytes=min_free_bytes,
+            min_free_ratio=0.0,
+            checkpoint_bytes=checkpoint_bytes,
+        )
+        files = DiskFiles(state / "disks")
+        roots = (str(source_dir),)
+        try:
+            async with asyncio.TaskGroup() as group:
+                images = Images(
+                    group,
+                    store=store,
+                    threads=threads,
+                    names=NameFiles(names_dir, {}, roots),
+                    files=LocalFiles(roots, bounds, threads),
+                    http=Downloads(bounds, threads),
+                    limits=bounds,
+                )
+                disks = Disks(images, store, files, threads, bounds.max_virtual_bytes)
+                yield Node(state, source_dir, store, files, images, disks, names_dir)
+                images.stop()
+        finally:
+            files.close()
+            store.close()
+
+    return make

@@ -1,0 +1,36 @@
+"""Records of VMs as the controller writes them."""
+
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.vm import EmptyDisk, ImageVolume, VmRecord, VmSpec, Volume
+
+NODE = "n1"
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+
+
+def uid(number: int) -> str:
+    return check_uid(f"0192f0c1-2d3e-7abc-8def-{number:012x}")
+
+
+def volume(ref: str, size: int | None = None, name: str = "root") -> Volume:
+    return Volume(name=name, image=ImageVolume(ref=ref, size=size))
+
+
+def empty(capacity: int, name: str = "data") -> Volume:
+    return Volume(name=name, empty_disk=EmptyDisk(capacity=capacity))
+
+
+def record(
+    *volumes: Volume, uid: str = UID, epoch: int = 1, generation: int = 1, deleting: bool = False
+) -> VmRecord:
+    return VmRecord(
+        uid=uid,
+        namespace="default",
+        name="web",
+        spec=VmSpec(volumes=volumes),
+        spec_hash="",
+        node=NODE,
+        epoch=epoch,
+        generation=generation,
+        created_ns=1,
+        deleting=deleting,
+    )

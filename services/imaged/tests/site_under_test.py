@@ -1,0 +1,130 @@
+"""A real HTTP server on loopback, and imaged's parts wired as the service wires them."""
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from virtbus.imaged.core import overlay
+from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.diskfiles import DiskFiles
+from virtbus.imaged.edge.store import Store
+from virtbus.imaged.images import Images
+
+MIB = 1024**2
+FAST = Limits(
+    max_bytes=64 * MIB,
+    min_rate_bytes_s=1024,
+    rate_window_s=0.4,
+    connect_timeout_s=2,
+    header_timeout_s=1,
+    total_timeout_s=15,
+    backoff_s=0.01,
+    max_backoff_s=0.02,
+)
+
+
+def qcow2_image(virtual_bytes: int = 16 * MIB, payload: int = 3 * MIB) -> bytes:
+    """An acceptable qcow2 file: its tables, then `payload` bytes that are like no others."""
+    layout = overlay.build(virtual_bytes)
+    data = bytearray(layout.length_bytes)
+    for offset, piece in layout.pieces:
+        data[offset : offset + len(piece)] = piece
+    return bytes(data) + os.urandom(payload)
+
+
+def qcow2_with_backing() -> bytes:
+    data = bytearray(qcow2_image(payload=0))
+    struct.pack_into(">QI", data, 8, 512, 11)
+    data[512:523] = b"/etc/shadow"
+    return bytes(data)
+
+
+@dataclass
+class Web:
+    """A server whose answers the test writes; `requests` is what was asked of it."""
+
+    base: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    handlers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = field(
+        default_factory=dict
+    )
+    requests: list[web.Request] = field(default_factory=list)
+    etags: dict[str, str] = field(default_factory=dict)
+
+    def url(self, path: str) -> str:
+        return f"{self.base}/{path}"
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        path = request.path.lstrip("/")
+        if path in self.handlers:
+            return await self.handlers[path](request)
+        if path not in self.files:
+            raise web.HTTPNotFound
+        etag = self.etags.get(path, '"v1"')
+        if request.headers.get("If-None-Match") == etag:
+            return web.Response(status=304)
+        data, headers = self.files[path], {"ETag": etag}
+        wanted = request.headers.get("Range", "")
+        if wanted and request.headers.get("If-Range") == etag:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            return web.Response(status=206, body=data[start:], headers=headers)
+        return web.Response(body=data, headers=headers)
+
+
+@contextlib.asynccontextmanager
+async def raw_server(body: bytes, *, hang: bool = False) -> AsyncIterator[str]:
+    """Answers each connection with exactly these bytes, whatever HTTP says of them."""
+    gone = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(body)
+            await writer.drain()
+            if hang:
+                await gone.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        gone.set()
+        listener.close()
+
+
+@dataclass
+class Node:
+    """imaged without its bus."""
+
+    state: Path
+    source_dir: Path
+    store: Store
+    files: DiskFiles
+    images: Images
+    disks: Disks
+    names_dir: Path
+
+    def tree(self) -> list[str]:
+        """All files of the state dir but locks."""
+        return sorted(
+            str(path.relative_to(self.state)) for path in self.state.rglob("*") if path.is_file()
+        )
+
+    def parts(self) -> list[str]:
+        return [name for name in self.tree() if name.startswith("images/part/")]
+
+    def data(self) -> list[str]:
+        return [name for name in self.tree() if name.startswith("images/data/")]
+
+
+NodeMaker = Callable[..., contextlib.AbstractAsyncContextManager[Node]]

@@ -1,0 +1,312 @@
+"""Disks of VMs: made once, kept, released; IMG-12, IMG-22, IMG-23, kill -9 in a pull (F4)."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from services.imaged.tests.records import UID, empty, record, uid, volume
+from services.imaged.tests.site_under_test import MIB, NodeMaker, Web, qcow2_image
+
+from virtbus.imaged.disks import Disks
+from virtbus.schemas.errors import Retry, VirtbusError
+from virtbus.schemas.image import parse_image_ref
+from virtbus.schemas.vm import VmRecord
+
+
+async def refused(disks: Disks, wanted: VmRecord) -> VirtbusError:
+    with pytest.raises(VirtbusError) as caught:
+        await disks.ensure(wanted)
+    return caught.value
+
+
+async def test_ensure_makes_overlay_and_empty_disk_that_qemu_img_accepts(
+    make_node: NodeMaker, server: Web
+) -> None:
+    server.files["a"] = qcow2_image(payload=0)
+    wanted = record(volume(server.url("a"), 32 * MIB), empty(8 * MIB))
+    async with make_node() as node:
+        done = await node.disks.ensure(wanted)
+        assert done.made
+        root, data = done.ready.disks["root"], done.ready.disks["data"]
+        assert (root.virtual_size_bytes, data.virtual_size_bytes) == (32 * MIB, 8 * MIB)
+        assert root.path == str(node.state / "disks" / UID / "root.qcow2")
+        assert done.ready.digest.startswith("sha256:")
+        assert (node.state / "disks" / UID).stat().st_mode & 0o777 == 0o711
+        assert Path(root.path).stat().st_mode & 0o777 == 0o600
+        if shutil.which("qemu-img"):
+            for path in (root.path, data.path):
+                subprocess.run(["qemu-img", "check", "-q", path], check=True)
+            out = subprocess.run(
+                ["qemu-img", "info", "--backing-chain", "--output=json", root.path],
+                check=True, capture_output=True,
+            ).stdout  # fmt: skip
+            assert len(json.loads(out)) == 2
+
+
+async def test_an_existing_disk_is_kept_and_needs_no_source(
+    make_node: NodeMaker, server: Web
+) -> None:
+    server.files["a"] = qcow2_image()
+    wanted = record(volume(server.url("a")))
+    async with make_node() as node:
+        first = await node.disks.ensure(wanted)
+        path = Path(first.ready.disks["root"].path)
+        with path.open("r+b") as file:
+            file.seek(100_000)
+            file.write(b"guest")
+        del server.files["a"]
+        before = path.stat()
+        again = await node.disks.ensure(wanted)
+        assert (again.ready, again.made) == (first.ready, False)
+        assert path.stat().st_ino == before.st_ino
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+        assert len(server.requests) == 1
+
+
+async def test_a_moved_name_leaves_existing_disks_on_their_image(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        source = node.source_dir / "tiny.qcow2"
+        source.write_bytes(qcow2_image())
+        first = await node.disks.ensure(record(volume("tiny")))
+        source.write_bytes(qcow2_image())
+        await node.images.refresh(parse_image_ref("tiny"))
+        again = await node.disks.ensure(record(volume("tiny")))
+        other = await node.disks.ensure(record(volume("tiny"), uid=uid(2)))
+        assert again.ready.digest == first.ready.digest != other.ready.digest
+        assert await node.disks.collect_garbage(0) == ()
+        await node.disks.release(UID, 1)
+        assert await node.disks.collect_garbage(0) == (first.ready.digest,)
+        assert len(node.data()) == 1
+
+
+async def test_a_lost_base_image_is_fetched_again_with_the_same_bytes(
+    make_node: NodeMaker,
+) -> None:
+    async with make_node() as node:
+        source = node.source_dir / "tiny.qcow2"
+        source.write_bytes(qcow2_image())
+        wanted = record(volume("tiny"))
+        digest = (await node.disks.ensure(wanted)).ready.digest
+        node.store.path(digest).unlink()
+        assert (await node.disks.ensure(wanted)).ready.digest == digest
+        assert node.store.path(digest).exists()
+        node.store.path(digest).unlink()
+        source.write_bytes(qcow2_image())
+        assert (await refused(node.disks, wanted)).reason == "digest_mismatch"
+
+
+async def test_recently_used_and_leased_images_are_no_garbage(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
+        source = parse_image_ref("tiny")
+        image = await node.images.refresh(source)
+        (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
+        await node.images.refresh(source)  # nothing names the first one now
+        assert await node.disks.collect_garbage(3600) == ()
+        with node.store.lease(image.digest):
+            assert await node.disks.collect_garbage(0) == ()
+        assert await node.disks.collect_garbage(0) == (image.digest,)
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"), [(8 * MIB, "disk_too_small"), (3 * 1024**4, "disk_too_large")]
+)
+async def test_impossible_sizes_are_refused(make_node: NodeMaker, size: int, reason: str) -> None:
+    async with make_node() as node:
+        (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
+        error = await refused(node.disks, record(volume("tiny", size)))
+        assert (error.reason, error.code) == (reason, 400)
+        assert not any(name.startswith("disks/") for name in node.tree())
+
+
+async def test_release_removes_all_and_fences_what_is_late(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        await node.disks.ensure(record(empty(MIB), epoch=3))
+        assert (await refused(node.disks, record(empty(MIB), epoch=2))).reason == "stale_epoch"
+        with pytest.raises(VirtbusError, match="older"):
+            await node.disks.release(UID, 2)
+        assert await node.disks.held() == {UID: (str(node.state / "disks" / UID / "data.qcow2"),)}
+        assert await node.disks.release(UID, 3)
+        assert not await node.disks.release(UID, 3)
+        assert await node.disks.held() == {}
+        assert not (node.state / "disks" / UID).exists()
+        assert (await refused(node.disks, record(empty(MIB), epoch=3))).reason == "released"
+        await node.disks.ensure(record(empty(MIB), epoch=4))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (empty(MIB, "root"), volume("tiny")),
+        (volume("tiny"), empty(MIB, "root")),
+        (volume("tiny"), volume(f"tiny@sha256:{'0' * 64}")),
+    ],
+)
+async def test_a_disk_that_is_not_what_is_asked_for_is_left_alone(
+    make_node: NodeMaker, before: object, after: object
+) -> None:
+    async with make_node() as node:
+        (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
+        await node.disks.ensure(record(before))  # type: ignore[arg-type]  # parametrized
+        tree = node.tree()
+        error = await refused(node.disks, record(after, generation=2))  # type: ignore[arg-type]
+        assert error.reason == "disk_mismatch"
+        assert node.tree() == tree
+
+
+@pytest.mark.parametrize("damage", ["empty", "foreign", "symlink", "other_base"])
+async def test_a_damaged_or_foreign_disk_is_reported_and_left_alone(
+    make_node: NodeMaker, damage: str
+) -> None:
+    async with make_node() as node:
+        (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
+        wanted = record(volume("tiny"))
+        path = Path((await node.disks.ensure(wanted)).ready.disks["root"].path)
+        if damage == "symlink":
+            path.unlink()
+            path.symlink_to("/etc/passwd")
+        elif damage == "other_base":
+            path.write_bytes(path.read_bytes().replace(b"/images/data/", b"/images/dbta/"))
+        else:
+            path.write_bytes(b"" if damage == "empty" else b"x" * 5000)
+        error = await refused(node.disks, wanted)
+        assert error.reason in {"disk_damaged", "store_error", "disk_mismatch"}
+        assert path.is_symlink() or path.exists()
+        assert await node.disks.release(UID, 1)
+
+
+async def test_a_disk_half_made_by_a_killed_process_is_made_again(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        wanted = record(empty(MIB))
+        directory = node.state / "disks" / UID
+        directory.mkdir()
+        (directory / ".tmp-data.qcow2").write_bytes(b"half")
+        assert list(await node.disks.held()) == [UID]
+        await node.disks.ensure(wanted)
+        assert not (directory / ".tmp-data.qcow2").exists()
+
+
+async def test_many_at_once_are_made_from_one_image(make_node: NodeMaker, server: Web) -> None:
+    server.files["a"] = qcow2_image()
+    async with make_node() as node, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(node.disks.ensure(record(volume(server.url("a")), uid=uid(n))))
+            for n in range(64)
+        ]
+        await asyncio.wait(tasks)
+        assert len(server.requests) == 1
+        assert len(await node.disks.held()) == 64
+
+
+_CHILD = """
+import asyncio, sys
+from pathlib import Path
+from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.sources import Validators
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.store import Store
+
+async def main(state, url):
+    threads = DiskThreads()
+    store = Store(Path(state) / "images", min_free_bytes=0, checkpoint_bytes=65536)
+    part = store.part(url + "\\n")
+    await Downloads(Limits(), threads).fetch(url, part, Validators(), lambda *_: None)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.integration
+async def test_kill_9_in_the_middle_of_a_pull_is_resumed_by_the_next_process(
+    make_node: NodeMaker, server: Web, tmp_path: Path
+) -> None:
+    data = qcow2_image(payload=8 * MIB)
+
+    async def stall(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(data)), "ETag": '"v1"'})
+        await response.prepare(request)
+        await response.write(data[: 4 * MIB])
+        await asyncio.Event().wait()
+        return response
+
+    server.handlers["a"] = stall
+    state = tmp_path / "state"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CHILD, str(state), server.url("a")
+    )
+    try:
+        deadline = time.monotonic() + 15
+        while not list(state.glob("images/part/*.json")) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        await child.wait()
+    del server.handlers["a"]
+    server.files["a"] = data
+    async with make_node(state=state) as node:
+        assert len(node.parts()) == 2
+        image = await node.images.ensure(parse_image_ref(server.url("a")))
+        assert node.store.path(image.digest).read_bytes() == data
+        assert "Range" in server.requests[-1].headers
+        assert node.parts() == []
+
+
+async def test_parts_that_cannot_resume_are_swept_at_start(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        parts = node.state / "images" / "part"
+        (parts / ("a" * 64)).write_bytes(b"no note")
+        (parts / ("b" * 64 + ".json")).write_bytes(b"{}")
+        (parts / "junk").write_bytes(b"")
+    async with make_node() as node:
+        assert node.parts() == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_full_disk_fails_that_pull_and_leaves_nothing(
+    make_node: NodeMaker, server: Web, small_disk: Path, *, declared: bool
+) -> None:
+    data = qcow2_image(payload=6 * MIB)
+    small = qcow2_image(payload=MIB)
+
+    async def big(request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Length": str(len(data))} if declared else {}
+        response = web.StreamResponse(headers={**headers, "ETag": '"v1"'})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            await response.write(data)
+        return response
+
+    server.handlers["big"] = big
+    server.files["small"] = small
+    async with make_node(state=small_disk / "state") as node:
+        with pytest.raises(VirtbusError) as caught:
+            await node.images.ensure(parse_image_ref(server.url("big")))
+        assert (caught.value.reason, caught.value.body.retry) == ("disk_full", Retry.LATER)
+        assert node.tree() == []
+        await node.disks.ensure(record(volume(server.url("small"))))

@@ -1,0 +1,272 @@
+"""The service over the bus: records in, ready events and facts out; the repair path."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from services.imaged.tests.records import NODE, UID, empty, record, uid, volume
+from services.imaged.tests.site_under_test import MIB, Web, qcow2_image
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.imaged.service import Imaged
+from virtbus.imaged.settings import Settings
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.nodework import Ensure, ImageReady, Inspect, PullImage, Release, Tele
+from virtbus.schemas.vm import Tombstone, VmRecord
+from virtbus.schemas.wire import encode
+
+JOB = uid(0xABC)
+
+
+@dataclass
+class Desk:
+    """A client's side of the bus, with what imaged told it so far."""
+
+    bus: MemoryBus
+    state: Path
+    told: "asyncio.Queue[ImageReady]"
+
+    async def put(self, wanted: VmRecord) -> None:
+        await self.bus.put(subjects.vm_record(NODE, wanted.uid), encode(wanted))
+
+    async def ask(self, verb: str, value: Any, timeout_s: float = 10) -> Any:
+        subject = subjects.rpc(NODE, "imaged", verb)
+        return await self.bus.request(subject, value, timeout_s=timeout_s)
+
+    async def ready(self) -> ImageReady:
+        async with asyncio.timeout(15):
+            return await self.told.get()
+
+    async def kinds(self, of: str = UID) -> list[str]:
+        stored = await self.bus.history(subjects.events(of))
+        return [Event.model_validate(open_envelope(message.body).data).kind for message in stored]
+
+
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIterator[Desk]:
+    settings = Settings(
+        node=NODE,
+        state_dir=tmp_path / "state",
+        names_dir=tmp_path / "images.d",
+        allowed_roots=(tmp_path / "source",),
+        min_free_bytes=0,
+        min_free_ratio=0,
+        tele_interval_s=0.05,
+        **knobs,
+    )
+    (tmp_path / "source").mkdir(exist_ok=True)
+    desk = Desk(MemoryBus(server, "desk"), tmp_path / "state", asyncio.Queue())
+    async with (
+        desk.bus.subscribe(subjects.ready_all(NODE)) as messages,
+        desk.bus.subscribe(subjects.tele(NODE, "imaged")) as teles,
+        asyncio.TaskGroup() as group,
+    ):
+
+        async def hear() -> None:
+            async for message in messages:
+                data = open_envelope(message.body).data
+                desk.told.put_nowait(ImageReady.model_validate(data))
+
+        hearing = group.create_task(hear())
+        service = group.create_task(Imaged(MemoryBus(server, "imaged"), settings).run())
+        async with asyncio.timeout(10):
+            async for message in teles:
+                tele = Tele.model_validate(open_envelope(message.body).data)
+                if tele.state.state == "ready":
+                    break
+        try:
+            yield desk
+        finally:
+            hearing.cancel()
+            service.cancel()
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with serving(tmp_path, MemoryServer()) as made:
+        yield made
+
+
+async def test_a_record_becomes_disks_a_ready_event_and_facts(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    await desk.put(record(volume("tiny", 64 * MIB), empty(MIB)))
+    ready = await desk.ready()
+    assert ready.error is None
+    assert set(ready.disks) == {"root", "data"}
+    assert Path(ready.disks["root"].path).exists()
+    assert await desk.kinds() == [Kind.IMAGE_PULLING, Kind.IMAGE_READY]
+
+
+async def test_a_second_vm_of_the_image_pulls_nothing(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    await desk.put(record(volume("tiny")))
+    await desk.ready()
+    (tmp_path / "source/tiny.qcow2").unlink()
+    await desk.put(record(volume("tiny"), uid=uid(2)))
+    assert (await desk.ready()).uid == uid(2)
+    assert await desk.kinds(uid(2)) == [Kind.IMAGE_READY]
+
+
+async def test_a_refusal_is_a_ready_event_with_the_error(desk: Desk) -> None:
+    await desk.put(record(volume("nosuch")))
+    ready = await desk.ready()
+    assert ready.error is not None
+    assert ready.error.reason == "image_unknown"
+    assert await desk.kinds() == [Kind.IMAGE_FAILED]
+    answer = await desk.ask("ensure", Ensure(record=record(volume("nosuch"))))
+    assert answer["error"]["reason"] == "image_unknown"
+
+
+async def test_what_failed_for_a_while_is_tried_again(tmp_path: Path, server: Web) -> None:
+    async def busy(_: web.Request) -> web.Response:
+        del server.handlers["a"]
+        return web.Response(status=503)
+
+    server.handlers["a"] = busy
+    server.files["a"] = qcow2_image()
+    async with serving(tmp_path, MemoryServer(), pull_timeout_s=0.4) as desk:
+        await desk.put(record(volume(server.url("a"))))
+        first, second = await desk.ready(), await desk.ready()
+        assert first.error is not None
+        assert first.error.reason == "image_unreachable"
+        assert (second.error, set(second.disks)) == (None, {"root"})
+
+
+async def test_a_mended_record_replaces_the_failing_one(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    await desk.put(record(volume("nosuch")))
+    assert (await desk.ready()).error is not None
+    await desk.put(record(volume("tiny"), generation=2))
+    ready = await desk.ready()
+    assert (ready.generation, ready.error) == (2, None)
+
+
+async def test_ensure_is_answered_with_the_disks(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    answer = await desk.ask("ensure", Ensure(record=record(volume("tiny"))))
+    assert ImageReady.model_validate(answer).disks["root"].path.endswith("root.qcow2")
+
+
+async def test_ensure_says_pulling_when_its_deadline_comes_first(desk: Desk, server: Web) -> None:
+    release = asyncio.Event()
+
+    async def slow(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response(body=qcow2_image())
+
+    server.handlers["a"] = slow
+    wanted = record(volume(server.url("a")))
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask("ensure", Ensure(record=wanted), timeout_s=0.5)
+    assert (caught.value.reason, caught.value.code) == ("image_pulling", 503)
+    release.set()  # the pull went on meanwhile
+    assert (await desk.ready()).error is None
+    assert len(server.requests) == 1
+
+
+async def test_release_is_by_request_only(desk: Desk) -> None:
+    await desk.put(record(empty(MIB)))
+    path = Path((await desk.ready()).disks["data"].path)
+    await desk.put(record(empty(MIB), generation=2, deleting=True))
+    await desk.bus.purge(subjects.vm_record(NODE, UID))
+    held = await desk.ask("inspect", Inspect())
+    assert held["things"][UID] == [str(path)]
+    assert path.exists()
+    for _ in range(2):
+        answer = await desk.ask("release", Release(uid=UID, epoch=1))
+        assert answer["uid"] == UID
+    assert not path.parent.exists()
+    assert await desk.kinds() == [Kind.IMAGE_READY, Kind.DISKS_RELEASED]
+    assert not (await desk.ask("inspect", Inspect())).get("things")
+
+
+async def test_a_delete_ends_the_pull_and_its_bytes(desk: Desk, server: Web) -> None:
+    begun = asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"ETag": '"1"'})
+        await response.prepare(request)
+        await response.write(b"x" * 5 * MIB)
+        begun.set()
+        await asyncio.Event().wait()
+        return response
+
+    server.handlers["a"] = slow
+    await desk.put(record(volume(server.url("a"))))
+    await begun.wait()
+    await desk.put(record(volume(server.url("a")), generation=2, deleting=True))
+    await desk.ask("release", Release(uid=UID, epoch=1))
+    parts = desk.state / "images" / "part"
+    async with asyncio.timeout(10):
+        while list(parts.iterdir()):
+            await asyncio.sleep(0.01)
+
+
+async def test_pull_and_list(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    seen = []
+    async with desk.bus.subscribe(subjects.progress(NODE, JOB, "image")) as progress:
+        image = await desk.ask("pull", PullImage(ref="tiny", job=JOB))
+        async with asyncio.timeout(5):
+            async for message in progress:
+                seen.append(open_envelope(message.body).data)
+                if seen[-1].get("done_bytes") == image["size_bytes"]:
+                    break
+    listed = await desk.ask("list", {})
+    assert listed["images"][0]["digest"] == image["digest"]
+    assert list(listed["images"][0]["names"]) == ["tiny"]
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask("pull", PullImage(ref="nosuch", job=JOB))
+    assert caught.value.reason == "image_unknown"
+
+
+@pytest.mark.parametrize(
+    ("verb", "value"),
+    [
+        ("pull", {"ref": "ftp://h/x", "job": JOB}),
+        ("pull", {"ref": "a\nb", "job": JOB}),
+        ("pull", {"ref": "..", "job": JOB}),
+        ("pull", {"ref": "tiny", "job": "../x"}),
+        ("pull", {}),
+        ("release", {"uid": "../../etc", "epoch": 1}),
+        ("inspect", {"uid": ".."}),
+        ("ensure", {"record": {"uid": "x"}}),
+    ],
+)
+async def test_malformed_requests_are_refused_and_the_service_stays_up(
+    desk: Desk, verb: str, value: dict[str, object]
+) -> None:
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask(verb, value)
+    assert caught.value.code == 400
+    assert await desk.ask("list", {})
+
+
+async def test_what_is_no_record_is_passed_over(desk: Desk) -> None:
+    await desk.bus.put(subjects.join_nonce(NODE), encode({"nonce": "x"}))
+    await desk.bus.put(subjects.vm_record(NODE, uid(3)), encode(Tombstone(uid=uid(3))))
+    await desk.bus.put(subjects.vm_record(NODE, uid(4)), b"\xc1garbage")
+    await desk.put(record(empty(MIB)))
+    assert (await desk.ready()).uid == UID
+
+
+async def test_a_restarted_service_finds_all_again(tmp_path: Path) -> None:
+    server = MemoryServer()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    async with serving(tmp_path, server) as desk:
+        await desk.put(record(volume("tiny")))
+        first = await desk.ready()
+    (tmp_path / "source/tiny.qcow2").unlink()
+    async with serving(tmp_path, server) as desk:
+        assert await desk.ready() == first
+        assert await desk.kinds() == [Kind.IMAGE_PULLING, Kind.IMAGE_READY]
+        assert (await desk.ask("list", {}))["images"]
