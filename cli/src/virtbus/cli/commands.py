@@ -1,0 +1,45 @@
+"""The tree of verbs. A verb's module is imported when it is called (see `lazy`)."""
+
+import click
+
+from virtbus.cli.lazy import LazyGroup, examples
+
+_HERE = "virtbus.cli"
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "up": (f"{_HERE}.up.command", "Run a bus, the controller and this host's services."),
+        "status": (f"{_HERE}.status", "How the services, the bus and the nodes are."),
+        "vm": (f"{_HERE}.vm.group", "Create, list, watch, enter and delete virtual machines."),
+        "image": (f"{_HERE}.image", "List and pull disk images."),
+        "network": (f"{_HERE}.network", "List networks."),
+        "node": (f"{_HERE}.node", "List the hosts that run VMs."),
+        "events": (f"{_HERE}.facts", "Follow what happens to all VMs."),
+        "doctor": (f"{_HERE}.doctor.command", "What this host lacks, and the line that mends it."),
+        "config": (f"{_HERE}.config", "Check the services' settings."),
+        "completion": (f"{_HERE}.completion", "Shell completion for bash, zsh and fish."),
+        "version": (f"{_HERE}.version", "The version of this command and its services."),
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples(
+        """
+        virtbus doctor                       is this host ready?
+        virtbus up                           start everything here (keep it open)
+        virtbus vm create web --image tiny --wait ready
+        virtbus vm console web               its serial console; leave with ^]
+        virtbus vm delete web
+        """
+    ),
+)
+@click.option("--server", metavar="URL", help="NATS URL. [env: VIRTBUS_SERVER]")
+@click.option("--creds", metavar="FILE", help="Credentials file. [env: VIRTBUS_CREDS]")
+def virtbus(server: str | None, creds: str | None) -> None:
+    """Virtual machines over a NATS bus.
+
+    `virtbus up` starts a bus and all services on this host; every other verb is a client of that
+    bus. Each verb's --help shows examples. Exit codes: 0 ok, 1 refused, 2 usage, 3 not found,
+    4 outcome unknown (repeat the same command), 5 unavailable.
+    """
+    del server, creds  # each verb reads them from the root context (see `invocation.verb`)

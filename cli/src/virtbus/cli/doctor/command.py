@@ -1,0 +1,99 @@
+"""`virtbus doctor`: the list of checks, and the command."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from virtbus.cli import output
+from virtbus.cli.doctor import bus, emulator, host, hypervisor, networking
+from virtbus.cli.doctor.finding import FAIL, OK, WARN, Finding, warn
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.lazy import examples
+
+Check = Callable[[], Finding]
+
+
+def checks(state_dir: Path) -> tuple[Check, ...]:
+    """Every check, in the order of the report."""
+    return (
+        host.root,
+        host.python,
+        emulator.qemu,
+        emulator.kvm,
+        hypervisor.libvirtd,
+        hypervisor.limits,
+        hypervisor.virtlogd,
+        emulator.wrapper,
+        networking.nftables,
+        networking.forwarding,
+        networking.forward_policy,
+        networking.namespaces,
+        networking.cni,
+        networking.dnsmasq,
+        bus.nats_server,
+        bus.nats,
+        bus.creds,
+        lambda: bus.tiny(state_dir),
+        lambda: host.disk(state_dir),
+        host.cgroups,
+        host.reaper,
+        host.clock,
+    )
+
+
+def quick(state_dir: Path) -> list[Finding]:
+    """What `virtbus up` asks before it starts anything."""
+    wanted: tuple[Check, ...] = (
+        host.root,
+        emulator.qemu,
+        emulator.kvm,
+        hypervisor.libvirtd,
+        networking.nftables,
+        bus.nats_server,
+        lambda: bus.tiny(state_dir),
+    )
+    return [_look(check) for check in wanted]
+
+
+def _look(check: Check) -> Finding:
+    """A check that cannot look is itself a finding: one of them never hides the others."""
+    try:
+        return check()
+    except OSError as error:
+        name = getattr(check, "__name__", "check")
+        return warn(name, f"could not be checked: {error}")
+
+
+@click.command(
+    name="doctor",
+    epilog=examples(
+        """
+        virtbus doctor
+        virtbus doctor -o json | jq '.findings[] | select(.level != "ok")'
+        """
+    ),
+)
+@click.option("--state-dir", metavar="DIR", help="[default: /var/lib/virtbus]")
+@click.option(
+    "-o", "--output", "style", type=click.Choice(("table", "json", "yaml")), default="table"
+)
+def command(state_dir: str | None, style: str) -> None:
+    """What this host lacks to run VMs, and the line that mends it.
+
+    Looks only, changes nothing. Exit code 1 if something fails; warnings are drawbacks that VMs
+    can run with.
+    """
+    place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
+    findings = [_look(check) for check in checks(place)]
+    count = {level: sum(f.level == level for f in findings) for level in (OK, WARN, FAIL)}
+    if style == "table":
+        output.write("\n".join(finding.as_text() for finding in findings))
+        output.write(f"\n{count[OK]} ok, {count[WARN]} to look at, {count[FAIL]} to mend")
+    else:
+        value = {"findings": [finding.as_map() for finding in findings], "count": count}
+        output.write(output.render(value, style))
+    if count[FAIL]:
+        names = ", ".join(f.name for f in findings if f.level == FAIL)
+        raise CliError(Exit.REFUSED, "host_not_ready", f"not ready for VMs: {names}")

@@ -1,0 +1,41 @@
+"""What a check found."""
+
+import sys
+from typing import Any, NamedTuple
+
+from virtbus.cli import output
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+class Finding(NamedTuple):
+    """`level` ok, warn (works, but …) or fail (no VM can run); `mend` is a line to type."""
+
+    level: str
+    name: str
+    what: str
+    mend: str = ""
+
+    def as_map(self) -> dict[str, Any]:
+        return {key: value for key, value in self._asdict().items() if value}
+
+    def as_text(self) -> str:
+        """One line, and the mending line below it."""
+        level = output.paint_state(f"{self.level:<4}", sys.stdout)
+        text = f"{level}  {self.name:<18}  {output.safe(self.what)}"
+        return f"{text}\n      {'':<18}  mend: {self.mend}" if self.mend else text
+
+
+def ok(name: str, what: str) -> Finding:
+    """As it should be."""
+    return Finding(OK, name, what)
+
+
+def warn(name: str, what: str, mend: str = "") -> Finding:
+    """Works, with a drawback."""
+    return Finding(WARN, name, what, mend)
+
+
+def fail(name: str, what: str, mend: str = "") -> Finding:
+    """Without this no VM can run."""
+    return Finding(FAIL, name, what, mend)

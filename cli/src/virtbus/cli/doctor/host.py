@@ -1,0 +1,89 @@
+"""Checks of the host itself: who runs us, space, cgroups, clock, PID 1."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from virtbus.cli import units
+from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.probe import first_line, read, run
+
+_LOW_BYTES = 4 * 1024**3
+_REAPERS = ("systemd", "init", "tini", "dumb-init", "s6-svscan", "runit")
+
+
+def root() -> Finding:
+    """Netd and libvirt's system mode need root."""
+    if os.geteuid() == 0:
+        return ok("root", "runs as root")
+    return fail("root", "a real node needs root", "sudo virtbus up   (or: virtbus up --simulate)")
+
+
+def python() -> Finding:
+    """The interpreter, and the one that vmwrapper runs with."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if not Path("/usr/bin/python3").exists():
+        return fail(
+            "python", f"{version}, but no /usr/bin/python3 for vmwrapper", "apt-get install python3"
+        )
+    return ok("python", f"{version}; vmwrapper uses /usr/bin/python3")
+
+
+def disk(state_dir: Path) -> Finding:
+    """Space for images and overlays."""
+    there = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    usage = shutil.disk_usage(there)
+    text = f"{units.size(usage.free)} of {units.size(usage.total)} free for {state_dir}"
+    if usage.free < _LOW_BYTES:
+        return warn("disk", text, f"free space there, or: virtbus up --data DIR; see df -h {there}")
+    return ok("disk", text)
+
+
+def cgroups() -> Finding:
+    """QEMU's place; netd checks a wrapper's cgroup."""
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return ok("cgroups", "version 2")
+    if Path("/sys/fs/cgroup/memory").exists() or Path("/sys/fs/cgroup/cpu").exists():
+        return ok("cgroups", "version 1")
+    return warn(
+        "cgroups",
+        "not mounted: VMs run without resource control",
+        "mount -t cgroup2 none /sys/fs/cgroup",
+    )
+
+
+def clock() -> Finding:
+    """Skew over 2 s between hosts is an alarm; a time service keeps it small."""
+    code, text = run(("timedatectl", "show", "-p", "NTPSynchronized", "--value"), 3.0)
+    if code == 0 and text == "yes":
+        return ok("clock", "synchronized")
+    if any(shutil.which(daemon) for daemon in ("chronyd", "ntpd", "timesyncd")):
+        return ok("clock", "a time service is installed; systemd does not report on it")
+    return warn(
+        "clock",
+        "no time service is seen: hosts may drift apart (an alarm beyond 2 s)",
+        "apt-get install chrony   (one host alone does not need it)",
+    )
+
+
+def reaper() -> Finding:
+    """Libvirt waits for the reaping of each ended guest by its parent."""
+    name = first_line(read("/proc/1/comm") or "")
+    if name in _REAPERS or _libvirtd_parent() in _REAPERS:
+        return ok("pid 1", f"{name}; ended guests are reaped at once")
+    return warn(
+        "pid 1",
+        f"{name} may reap late: each stop and delete then takes a second or more",
+        "run libvirtd below a reaper: tini -s -- libvirtd",
+    )
+
+
+def _libvirtd_parent() -> str:
+    """The name of what started the running libvirtd."""
+    pid = first_line(read("/run/libvirtd.pid") or read("/run/libvirt/libvirtd.pid") or "")
+    stat = read(f"/proc/{pid}/stat") if pid.isdigit() else None
+    if not stat:
+        return ""
+    parent = stat.rpartition(")")[2].split()[1]
+    return first_line(read(f"/proc/{parent}/comm") or "")

@@ -1,0 +1,55 @@
+"""Facts as lines: when, what, where, how long, why."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from virtbus.cli import output, units
+
+HEADER = ("TIME", "SINCE", "EVENT", "NODE", "BY", "TOOK", "MESSAGE")
+_WIDTHS = (12, 10, 18, 14, 10, 8, 0)
+
+
+def kind_of(item: Mapping[str, Any]) -> str:
+    """The kind of an `EventItem` map, from its data or else its subject."""
+    data = item.get("data") or {}
+    return str(data.get("kind") or ".".join(str(item.get("subject", "")).split(".")[4:]))
+
+
+def at_ns(item: Mapping[str, Any]) -> int:
+    """The sender's clock, or the stream's."""
+    return int((item.get("data") or {}).get("at_ns") or item.get("time_ns") or 0)
+
+
+def cells(item: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
+    """The cells under HEADER; SINCE counts from `first_ns`."""
+    data = item.get("data") or {}
+    took = data.get("took_ms")
+    return (
+        units.clock(at_ns(item)),
+        f"+{(at_ns(item) - first_ns) / units.NS:.3f}s",
+        kind_of(item),
+        str(data.get("node") or "-").replace("_", "-"),
+        str(data.get("service") or "-"),
+        units.span_ms(float(took)) if took is not None else "-",
+        str(data.get("message") or data.get("reason") or ""),
+    )
+
+
+def line(texts: tuple[str, ...]) -> str:
+    """One line of a table that is printed as it comes."""
+    padded = [output.safe(text).ljust(width) for text, width in zip(texts, _WIDTHS, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def say(item: Mapping[str, Any], style: str, first_ns: int, name: str | None = None) -> None:
+    """Print one fact at once: a table line, a JSON line, or a YAML document."""
+    if style == "json":
+        text = output.as_json(item, indent=None)
+    elif style == "yaml":
+        text = f"---\n{output.as_yaml(item)}".rstrip()
+    else:
+        shown = cells(item, first_ns)
+        text = line(shown) if name is None else f"{output.safe(name):<16}  {line(shown)}"
+    output.write(text)
+    output.flush(sys.stdout)

@@ -1,0 +1,109 @@
+"""What goes wrong, as one exception with the exit code that scripts read (design §8)."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+
+class Exit(IntEnum):
+    """The exit codes of the command."""
+
+    OK = 0
+    REFUSED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNKNOWN = 4
+    """It may or may not have happened, or had not when the wait ended: repeat or look."""
+    UNAVAILABLE = 5
+
+
+class CliError(Exception):
+    """A failure with the next step in it. `details` are maps of path, message and hint."""
+
+    def __init__(
+        self,
+        exit_code: Exit,
+        reason: str,
+        message: str,
+        *,
+        hint: str = "",
+        details: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.reason = reason
+        self.message = message
+        self.hint = hint
+        self.details = tuple(dict(detail) for detail in details)
+        self.code = 0
+        self.retry = "never"
+        self.after_ms: int | None = None
+
+    @classmethod
+    def answered(cls, body: Mapping[str, Any]) -> "CliError":
+        """The refusal that a service sent (`schemas.errors.ErrorBody` as a map)."""
+        code = int(body.get("code") or 500)
+        error = cls(
+            _EXIT_OF.get(code, Exit.REFUSED),
+            str(body.get("reason") or "refused"),
+            str(body.get("message") or "the service gave no reason"),
+            details=[d for d in body.get("details") or () if isinstance(d, Mapping)],
+        )
+        error.code = code
+        error.retry = str(body.get("retry") or "never")
+        error.after_ms = body.get("after_ms")
+        return error
+
+    def as_map(self) -> dict[str, Any]:
+        """The same for `-o json`."""
+        fields: dict[str, Any] = {
+            "reason": self.reason,
+            "message": self.message,
+            "exit_code": int(self.exit_code),
+        }
+        if self.code:
+            fields |= {"code": self.code, "retry": self.retry}
+        if self.after_ms is not None:
+            fields["after_ms"] = self.after_ms
+        if self.hint:
+            fields["hint"] = self.hint
+        if self.details:
+            fields["details"] = list(self.details)
+        return {"error": fields}
+
+    def as_lines(self) -> list[str]:
+        """The same for eyes: `error: …`, each field's problem, then what to do."""
+        lines = [f"error: {self.message}"]
+        for detail in self.details:
+            path, text = detail.get("path", ""), detail.get("message", "")
+            lines.append(f"  {path}: {text}" if path else f"  {text}")
+            if detail.get("hint"):
+                lines.append(f"    hint: {detail['hint']}")
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return lines
+
+
+_EXIT_OF = {
+    404: Exit.NOT_FOUND,
+    410: Exit.NOT_FOUND,
+    429: Exit.UNAVAILABLE,
+    500: Exit.UNKNOWN,
+    503: Exit.UNAVAILABLE,
+    504: Exit.UNKNOWN,
+}
+
+
+def usage(message: str, hint: str = "") -> CliError:
+    """The command line or a file it names is wrong."""
+    return CliError(Exit.USAGE, "usage", message, hint=hint)
+
+
+def unavailable(message: str, hint: str = "") -> CliError:
+    """Nobody there: nothing happened."""
+    return CliError(Exit.UNAVAILABLE, "unavailable", message, hint=hint)
+
+
+def unknown(message: str, hint: str = "") -> CliError:
+    """It may or may not have happened."""
+    return CliError(Exit.UNKNOWN, "outcome_unknown", message, hint=hint)

@@ -1,0 +1,111 @@
+"""`virtbus image`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.bus.ids import uuid7
+from virtbus.cli import output, units
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import LazyGroup, examples
+from virtbus.cli.progress import Steps
+from virtbus.cli.wire import message as bodies
+from virtbus.cli.wire.protocol import Message
+
+HEADER = ("IMAGE", "FORMAT", "SIZE", "DISK", "NODES", "DIGEST")
+_SHORT = len("sha256:") + 12
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "list": ("virtbus.cli.image:listing", "The images in the nodes' stores."),
+        "pull": ("virtbus.cli.image:pull", "Fetch an image before it is needed."),
+    },
+)
+def command() -> None:
+    """Disk images on the nodes.
+
+    `vm create` pulls what it needs; pulling before makes the first start quick.
+    """
+
+
+@click.command(name="list", epilog=examples("virtbus image list\nvirtbus image list -o json"))
+@verb
+def listing(invocation: Invocation) -> None:
+    """List images, and the nodes that have them."""
+    items = invocation.call("image", "list", {}).get("items") or []
+    invocation.show({"items": items}, lambda: output.table(HEADER, [_row(i) for i in items]))
+
+
+@click.command(
+    name="pull",
+    epilog=examples(
+        """
+        virtbus image pull tiny
+        virtbus image pull https://images.example/debian-12.qcow2@sha256:… --node n1
+        """
+    ),
+)
+@click.argument("ref")
+@click.option("--node", metavar="NODE", help="Only onto this node.  [default: every ready one]")
+@click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="How long to wait.")
+@verb
+def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) -> None:
+    """Fetch the image REF (a name or URL, may end in @sha256:<digest>) onto nodes."""
+    job = uuid7()
+    steps = Steps(shown=invocation.for_eyes)
+    reports = _Reports(steps)
+    invocation.session.subscribe(f"virtbus.node.*.progress.{job}.*", reports.receive)
+    query: dict[str, Any] = {"ref": ref, "job": job} | ({"node": node} if node else {})
+    try:
+        answer = invocation.call("image", "pull", query, timeout_s=timeout)
+    finally:
+        steps.close()
+    images: Mapping[str, Mapping[str, Any]] = answer.get("images") or {}
+    errors: Mapping[str, str] = answer.get("errors") or {}
+    if images or not errors:
+        by_digest = [_row({**image, "nodes": [name]}) for name, image in images.items()]
+        invocation.show(answer, lambda: output.table(HEADER, by_digest))
+    if errors:
+        raise CliError(
+            Exit.REFUSED,
+            "pull_failed",
+            f"{ref} could not be fetched by {len(errors)} node(s)",
+            details=[{"path": name, "message": text} for name, text in errors.items()],
+        )
+
+
+class _Reports:
+    """Progress of a pull over all nodes: the sum is what the bar shows."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._by_node: dict[str, tuple[int, int | None]] = {}
+
+    def receive(self, item: Message) -> None:
+        try:
+            report = bodies.data_of(item.body)
+        except bodies.UnreadableError:
+            return
+        if not isinstance(report, Mapping):
+            return
+        node = item.subject.split(".")[2]
+        self._by_node[node] = (int(report.get("done_bytes") or 0), report.get("total_bytes"))
+        done = sum(each for each, _ in self._by_node.values())
+        totals = [total for _, total in self._by_node.values()]
+        known = sum(total for total in totals if total) if all(totals) else None
+        self._steps.transfer(f"pull to {', '.join(sorted(self._by_node))}", done, known)
+
+
+def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        ", ".join(item.get("names") or ()) or "-",
+        str(item.get("format", "")),
+        units.size(item.get("size_bytes")),
+        units.size(item.get("virtual_size_bytes")),
+        ",".join(item.get("nodes") or ()) or "-",
+        str(item.get("digest", ""))[:_SHORT],
+    )

@@ -1,0 +1,106 @@
+"""One call of one verb: its output style, its connection, and the options that all verbs share."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
+
+import click
+
+from virtbus.cli import output
+from virtbus.cli.wire import access
+from virtbus.cli.wire.session import REQUEST_TIMEOUT_S, Session
+
+P = ParamSpec("P")
+STYLES = ("table", "json", "yaml")
+
+
+class Invocation:
+    """What a verb works with. The connection is made at its first use."""
+
+    def __init__(self, style: str, server: str | None, creds: str | None) -> None:
+        self.style = style
+        self._server = server
+        self._creds = creds
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        """The connection to the bus.
+
+        Raises:
+            CliError: there is none to be had.
+        """
+        if self._session is None:
+            self._session = Session(access.find(self._server, self._creds, os.environ))
+        return self._session
+
+    @property
+    def for_eyes(self) -> bool:
+        """True for tables."""
+        return self.style == "table"
+
+    def call(
+        self,
+        resource: str,
+        verb: str,
+        data: Mapping[str, Any],
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """The API's answer to `virtbus.api.v1.<resource>.<verb>`; raises CliError."""
+        subject = f"virtbus.api.v1.{resource}.{verb}"
+        return self.session.request(subject, dict(data), timeout_s=timeout_s, headers=headers)
+
+    def show(self, value: Any, table: Callable[[], str]) -> None:
+        """Print `value`: as the table, or in the style that was asked for."""
+        output.write(table() if self.for_eyes else output.render(value, self.style))
+
+    def note(self, text: str) -> None:
+        """A remark for a person; not for programs that read JSON."""
+        if self.for_eyes:
+            output.write(text, sys.stderr)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """Give `function` an Invocation first, and the options -o, --server and --creds."""
+
+    @functools.wraps(function)
+    def run(*args: Any, style: str, server: str | None, creds: str | None, **kwargs: Any) -> None:
+        above = click.get_current_context().find_root().params
+        invocation = Invocation(style, server or above.get("server"), creds or above.get("creds"))
+        try:
+            function(invocation, *args, **kwargs)
+        finally:
+            invocation.close()
+
+    for option in (_CREDS, _SERVER, _STYLE):
+        run = option(run)
+    return run
+
+
+_STYLE = click.option(
+    "-o",
+    "--output",
+    "style",
+    type=click.Choice(STYLES),
+    default="table",
+    show_default=True,
+    help="How to print the result.",
+)
+_SERVER = click.option(
+    "--server",
+    metavar="URL",
+    help="NATS URL, such as nats://127.0.0.1:4222. [env: VIRTBUS_SERVER]",
+)
+_CREDS = click.option(
+    "--creds",
+    metavar="FILE",
+    help="Credentials file. [env: VIRTBUS_CREDS; default: what `virtbus up` wrote]",
+)

@@ -1,0 +1,33 @@
+"""`virtbus network`."""
+
+import click
+
+from virtbus.cli import output
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import LazyGroup, examples
+
+
+@click.group(
+    cls=LazyGroup, verbs={"list": ("virtbus.cli.network:listing", "What a VM's NIC can join.")}
+)
+def command() -> None:
+    """The networks that nodes offer."""
+
+
+@click.command(name="list", epilog=examples("virtbus network list"))
+@verb
+def listing(invocation: Invocation) -> None:
+    """List networks: `default` is built in, others are a node's CNI conflists."""
+    items = invocation.call("network", "list", {}).get("items") or []
+    rows = [
+        (
+            item.get("name", ""),
+            item.get("kind", ""),
+            item.get("subnet") or "-",
+            (item.get("detail") or {}).get("nodes") or "-",
+        )
+        for item in items
+    ]
+    invocation.show(
+        {"items": items}, lambda: output.table(("NETWORK", "KIND", "SUBNET", "NODES"), rows)
+    )

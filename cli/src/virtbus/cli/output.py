@@ -1,0 +1,104 @@
+"""Tables for eyes, JSON and YAML for programs; colour only on a terminal and without NO_COLOR."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+_COLOURS = {
+    "Running": "32",
+    "Ready": "32",
+    "ready": "32",
+    "ok": "32",
+    "Failed": "31",
+    "fail": "31",
+    "Unknown": "33",
+    "warn": "33",
+    "Deleting": "33",
+    "Stopping": "33",
+    "recovering": "33",
+}
+
+
+def safe(value: object) -> str:
+    """`value` as one line that cannot drive the terminal (names and messages come from guests)."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """True on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb forbid it."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def paint(text: str, code: str, stream: TextIO) -> str:
+    """`text` in an ANSI colour where the stream wants it."""
+    return f"\x1b[{code}m{text}\x1b[0m" if code and wants_colour(stream) else text
+
+
+def paint_state(word: str, stream: TextIO) -> str:
+    """A state in its colour: green works, yellow moves, red needs a person."""
+    return paint(word, _COLOURS.get(word.strip(), ""), stream)
+
+
+def as_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON to read; with `indent` None on one line."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+
+
+def as_yaml(value: Any) -> str:
+    """YAML in the order of the maps."""
+    import yaml  # 20 ms that only -o yaml pays
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], stream: TextIO | None = None
+) -> str:
+    """Aligned columns, two spaces apart, coloured where a cell is a state."""
+    out = stream or sys.stdout
+    cells = [[safe(cell) for cell in row] for row in rows]
+    widths = [len(title) for title in header]
+    for row in cells:
+        widths = [max(w, len(cell)) for w, cell in zip(widths, row, strict=True)]
+    lines = ["  ".join(t.ljust(w) for t, w in zip(header, widths, strict=True)).rstrip()]
+    for row in cells:
+        padded = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
+        painted = [paint_state(cell, out) for cell in padded[:-1]]
+        lines.append("  ".join([*painted, paint_state(padded[-1].rstrip(), out)]).rstrip())
+    return "\n".join(lines)
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> str:
+    """`name: value` lines, aligned; empty values are left out."""
+    shown = [(name, safe(value)) for name, value in pairs if value not in {None, ""}]
+    width = max((len(name) for name, _ in shown), default=0) + 1
+    return "\n".join(f"{name + ':':<{width}}  {value}" for name, value in shown)
+
+
+def render(value: Any, style: str) -> str:
+    """`value` as `json` or `yaml`."""
+    return as_json(value) if style == "json" else as_yaml(value).rstrip("\n")
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Print `text` and a line end."""
+    out = stream or sys.stdout
+    out.write(f"{text}\n")
+
+
+def flush(stream: TextIO | None = None) -> None:
+    """Hand on what was written (for streams that others read live)."""
+    (stream or sys.stdout).flush()
+
+
+def picked(view: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Some fields of a map, absent ones left out."""
+    return {name: view[name] for name in names if name in view}

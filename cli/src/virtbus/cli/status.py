@@ -1,0 +1,169 @@
+"""`virtbus status`."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.cli import node as nodes
+from virtbus.cli import output, units
+from virtbus.cli.failures import CliError, unavailable
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.wire import message as bodies
+from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.session import Session
+
+GATHER_S = 0.4
+"""How long services get to say that they are there (ADR-32 PING has no end of answers)."""
+SKEW_ALARM_S = 2.0
+FILL_ALARM = 0.8
+"""Creates stop at this fill of a bucket (design §3 rule 9)."""
+AGE_ALARM_S = 60.0
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus status
+        virtbus status -o json | jq '.alarms'
+        watch -n2 virtbus status
+        """
+    )
+)
+@verb
+def command(invocation: Invocation) -> None:
+    """How the services, the bus and the nodes are.
+
+    Exit code 5 when no controller answers or no node is ready; what is known is shown all the
+    same.
+    """
+    session = invocation.session
+    services = _services(session)
+    failure: CliError | None = None
+    bus: dict[str, Any] = {}
+    try:
+        bus = invocation.call("bus", "status", {})
+    except CliError as error:
+        failure = error
+    value = {
+        "server": {"name": session.server_name, "version": session.server_version},
+        "highly_available": bool(bus.get("highly_available", False)),
+        "alarms": _alarms(bus),
+        "services": services,
+        **bus,
+    }
+    invocation.show(value, lambda: _page(value))
+    if failure is not None:
+        raise failure
+    if not any(node.get("state") == "ready" for node in bus.get("nodes") or ()):
+        raise unavailable("no node is ready", "wait a moment; on each host: virtbus up")
+
+
+def _services(session: Session) -> list[dict[str, Any]]:
+    """Every service instance that answers $SRV.INFO."""
+    found: list[dict[str, Any]] = []
+
+    def receive(item: Message) -> None:
+        try:
+            info = bodies.read(item.body)
+        except bodies.UnreadableError:
+            return
+        if isinstance(info, Mapping):
+            found.append(
+                {
+                    "name": info.get("name"),
+                    "version": info.get("version"),
+                    "id": info.get("id"),
+                    "node": (info.get("metadata") or {}).get("node", ""),
+                    "description": info.get("description", ""),
+                }
+            )
+
+    reply = session.inbox(receive)
+    session.publish("$SRV.INFO", b"", reply=reply)
+    until = time.monotonic() + GATHER_S
+    while (left_s := until - time.monotonic()) > 0:
+        session.pump(left_s)
+    session.forget(reply)
+    return sorted(found, key=lambda one: (str(one["name"]), str(one["node"])))
+
+
+def _alarms(bus: Mapping[str, Any]) -> list[str]:
+    """What a person should look at."""
+    alarms = [
+        f"stream {stream.get('name')} is {float(stream.get('fill') or 0):.0%} full:"
+        " creates stop at 80 %; delete VMs or raise its limit"
+        for stream in bus.get("streams") or ()
+        if float(stream.get("fill") or 0) >= FILL_ALARM
+    ]
+    skew_s = float(bus.get("skew_s") or 0)
+    if abs(skew_s) > SKEW_ALARM_S:
+        alarms.append(f"clocks differ by {skew_s:.1f} s: is a time service running on all hosts?")
+    pending_s = _pending_s(bus)
+    if pending_s is not None and pending_s > AGE_ALARM_S:
+        alarms.append(f"a VM is pending for {units.duration(pending_s)}: see `virtbus vm list`")
+    return alarms
+
+
+def _pending_s(bus: Mapping[str, Any]) -> float | None:
+    """For how long the oldest pending VM waits; None where none does."""
+    created_ns = bus.get("oldest_pending_created_ns")
+    return None if not created_ns else max(0.0, (time.time_ns() - int(created_ns)) / units.NS)
+
+
+def _page(value: Mapping[str, Any]) -> str:
+    parts = [output.fields(_head(value))]
+    services = value["services"]
+    if services:
+        rows = [
+            (s["name"], s["node"] or "-", s["version"] or "-", str(s["id"])[:12]) for s in services
+        ]
+        parts.append(output.table(("SERVICE", "NODE", "VERSION", "INSTANCE"), rows))
+    else:
+        parts.append("no service answers; start them: virtbus up")
+    if value.get("nodes"):
+        parts.append(nodes.table(list(value["nodes"])))
+    if value.get("streams"):
+        parts.append(_streams(value["streams"]))
+    parts += [f"alarm: {output.safe(alarm)}" for alarm in value["alarms"]]
+    return "\n\n".join(parts)
+
+
+def _head(value: Mapping[str, Any]) -> list[tuple[str, object]]:
+    pending_s = _pending_s(value)
+    states = value.get("vms") or {}
+    replicated = "yes" if value["highly_available"] else "no: not highly available, one NATS server"
+    return [
+        ("Bus", f"{value['server']['name']} (nats-server {value['server']['version']})"),
+        ("Replicated", replicated),
+        ("VMs", ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"),
+        ("Queue depth", value.get("queue_depth")),
+        ("Oldest pending VM", "none" if pending_s is None else units.duration(pending_s)),
+        ("Clock skew", f"{float(value.get('skew_s') or 0):.3f} s"),
+    ]
+
+
+def _streams(streams: list[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            stream.get("name", ""),
+            f"{float(stream.get('fill') or 0):.1%}",
+            stream.get("messages", "-"),
+            _consumers(stream.get("consumers")),
+        )
+        for stream in streams
+    ]
+    return output.table(("STREAM", "FULL", "MESSAGES", "CONSUMERS AND WHAT THEY LAG BEHIND"), rows)
+
+
+def _consumers(consumers: object) -> str:
+    """`name:pending …` of a list, or a plain count."""
+    if not isinstance(consumers, list | tuple):
+        return str(consumers or "-")
+    texts = [
+        f"{one.get('name')}:{one.get('pending', 0)}" if isinstance(one, Mapping) else str(one)
+        for one in consumers
+    ]
+    return " ".join(texts) or "-"

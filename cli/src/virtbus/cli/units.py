@@ -1,0 +1,65 @@
+"""Times and sizes as people read them."""
+
+import time
+
+NS = 1_000_000_000
+
+
+def ago(then_ns: int | None, now_ns: int | None = None) -> str:
+    """How long ago `then_ns` was, in its largest unit or two: 5s, 3m12s, 4h, 12d."""
+    if not then_ns:
+        return "-"
+    return duration(max(0.0, ((time.time_ns() if now_ns is None else now_ns) - then_ns) / NS))
+
+
+def duration(seconds: float) -> str:
+    """A rough duration: 850ms, 5s, 3m12s, 4h, 12d."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    return f"{whole // 3600}h" if whole < 172_800 else f"{whole // 86_400}d"
+
+
+def span_ms(milliseconds: float) -> str:
+    """A measured time: 3.2 ms, 412 ms, 5.31 s."""
+    if milliseconds < 10:
+        return f"{milliseconds:.1f} ms"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
+
+
+def clock(at_ns: int) -> str:
+    """The local time of day with milliseconds."""
+    at = time.localtime(at_ns // NS)
+    return f"{time.strftime('%H:%M:%S', at)}.{at_ns // 1_000_000 % 1000:03d}"
+
+
+def size(count: int | None) -> str:
+    """Bytes in the largest binary unit: 256MiB, 1.5GiB."""
+    if count is None:
+        return "-"
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    unit = units[0]
+    return f"{value:.0f}{unit}" if value == int(value) else f"{value:.1f}{unit}"
+
+
+def seconds_of(text: str) -> float:
+    """The seconds in 90, 90s, 10m, 2h or 1d.
+
+    Raises:
+        ValueError: none of these.
+    """
+    factor = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    number = float(text[:-1] if factor else text)
+    if not 0 <= number < 1e9:
+        msg = "out of range"
+        raise ValueError(msg)
+    return number * (factor or 1)

@@ -1,0 +1,50 @@
+"""What `up` says once everything is ready: how to use it, from this command and from any client."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from virtbus.cli.up.plan import Place
+from virtbus.cli.wire.access import DEFAULT_RUN_DIR
+
+
+def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
+    """The lines of the box. They hold the client's password: this terminal is its owner's."""
+    url = str(creds["url"])
+    scheme, _, address = url.partition("://")
+    login = f"{scheme}://{creds['user']}:{creds['password']}@{address}"
+    return [
+        f"virtbus is up: node {place.node}"
+        + (" (simulated: no real VMs)" if place.simulate else ""),
+        "",
+        "Try, in another terminal:",
+        *_environment(place),
+        "  virtbus vm create web --image tiny --wait ready",
+        "  virtbus vm list          virtbus vm console web          virtbus vm delete web",
+        "",
+        "The same from any NATS client:",
+        f"  nats --server {login} req virtbus.api.v1.vm.create '"
+        + json.dumps({"name": "web", "image": "tiny"})
+        + "'",
+        "",
+        "Not highly available: one NATS server. VMs run on when it or a service ends.",
+        f"Files: {place.state_dir}, {place.run_dir}; the server's log: {nats_log}",
+        "Ctrl-C stops the services and leaves VMs running.",
+    ]
+
+
+def _environment(place: Place) -> list[str]:
+    """What the other terminal must know where the files are not where everybody looks."""
+    if place.run_dir == Path(DEFAULT_RUN_DIR):
+        return []
+    return [f"  export VIRTBUS_CREDS={place.client_creds}"]
+
+
+def box(text: list[str], *, drawn: bool) -> str:
+    """The lines in a frame; bare where they are not read on a terminal (easier to copy)."""
+    if not drawn:
+        return "\n".join(text)
+    width = max(map(len, text))
+    edge = "─" * (width + 2)
+    body = [f"│ {line:<{width}} │" for line in text]
+    return "\n".join([f"┌{edge}┐", *body, f"└{edge}┘"])

@@ -1,0 +1,97 @@
+"""The embedded NATS server while `up` runs: declared, joined, and started again when it dies."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from virtbus.bus.client import connect
+from virtbus.bus.declaration import ensure, ensure_node
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import BusError
+from virtbus.bus.server import Server, ServerFiles, binary, running
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.up.plan import Place, rest_s
+from virtbus.cli.up.terminal import Terminal
+from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.wire import encode
+
+_LOOK_S = 0.25
+
+
+class BusKeeper:
+    """One server and an admin's connection to it."""
+
+    def __init__(self, server: Server, admin: NatsBus, place: Place, terminal: Terminal) -> None:
+        self.server = server
+        self.admin = admin
+        self._place = place
+        self._terminal = terminal
+        self._declared_at = -1
+
+    async def declare(self) -> None:
+        """Ensure streams, this node's consumers and its join record."""
+        generation = self.admin.generation
+        await ensure(self.admin)
+        nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
+        await ensure_node(self.admin, self._place.node, nonce)
+        self._declared_at = generation
+
+    async def keep_declared(self) -> None:
+        """Declare again after every new connection: memory streams end with their server."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self.admin.connected and self.admin.generation != self._declared_at:
+                try:
+                    await self.declare()
+                except BusError as error:
+                    self._terminal.say(f"the bus cannot be declared yet: {error}", "WARNING")
+                else:
+                    self._terminal.say("the bus was restarted; it is declared again")
+
+    async def keep_running(self) -> None:
+        """Start the server again, on the same port, whenever it ends by itself."""
+        deaths = 0
+        while True:
+            code = await self.server.wait()
+            deaths += 1
+            pause_s = rest_s(deaths)
+            self._terminal.say(
+                f"nats-server ended ({code}); it is started again in {pause_s:g} s", "WARNING"
+            )
+            await asyncio.sleep(pause_s)
+            try:
+                await self.server.start(binary(), self.server.port)
+            except BusError as error:
+                self._terminal.say(str(error), "ERROR")
+
+    async def vms_here(self) -> int | None:
+        """How many VMs this node has; None where nobody can say."""
+        try:
+            page = await self.admin.request("virtbus.api.v1.node.list", {}, timeout_s=1.0)
+        except Exception as error:  # noqa: BLE001  a count for a farewell line; any failure is "unknown"
+            self._terminal.say(f"the VMs cannot be counted: {error}", "DEBUG")
+            return None
+        items = page.get("items", ()) if isinstance(page, dict) else ()
+        here = [item.get("vms", 0) for item in items if item.get("node") == self._place.node]
+        return int(here[0]) if here else 0
+
+
+@asynccontextmanager
+async def bus(place: Place, port: int, terminal: Terminal) -> AsyncIterator[BusKeeper]:
+    """A declared bus that this node has joined, for as long as the context is open.
+
+    Raises:
+        CliError: the server does not start, or cannot become what is declared.
+    """
+    files = ServerFiles(place.state_dir, place.run_dir)
+    try:
+        async with (
+            running(files, nodes=[place.node], port=port) as server,
+            connect(server.settings("admin"), name="up") as admin,
+        ):
+            keeper = BusKeeper(server, admin, place, terminal)
+            await keeper.declare()
+            yield keeper
+    except BusError as error:
+        raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from error

@@ -1,0 +1,36 @@
+"""One `virtbus up` per data directory."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from virtbus.cli.failures import CliError, Exit
+
+
+@contextmanager
+def only_one(state_dir: Path) -> Iterator[None]:
+    """Hold the directory's lock; the kernel frees it however we end.
+
+    Raises:
+        CliError: another `virtbus up` holds it; the message names its process.
+    """
+    path = state_dir / "up.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            raise CliError(
+                Exit.REFUSED,
+                "already_up",
+                f"virtbus up already runs on {state_dir} (process {holder or 'unknown'})",
+                hint="stop that one, or name another place: virtbus up --data DIR --node NAME",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)

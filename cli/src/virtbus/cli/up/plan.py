@@ -1,0 +1,85 @@
+"""Which processes run here, with what environment, and how long a dead one rests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.cli.failures import usage
+
+CONTROLLER = "controller"
+REAL_SERVICES = ("imaged", "netd", "nodeagent")
+SIMULATED_SERVICES = ("nodeagent",)
+STEADY_S = 60.0
+"""A service that lived this long starts again at the shortest rest."""
+_REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
+# These point a person's own commands somewhere else; a service has its own file for that.
+_OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where everything of this `up` is."""
+
+    state_dir: Path
+    run_dir: Path
+    node: str
+    simulate: bool
+    log_level: str = "INFO"
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """In the order of their start; they stop in the opposite one."""
+        return (CONTROLLER, *(SIMULATED_SERVICES if self.simulate else REAL_SERVICES))
+
+    def creds(self, service: str) -> Path:
+        """The bus credentials of a service."""
+        user = CONTROLLER if service == CONTROLLER else f"node-{self.node}"
+        return self.run_dir / f"{user}.creds"
+
+    @property
+    def client_creds(self) -> Path:
+        return self.run_dir / "bus.creds"
+
+
+def choose(
+    *, data: str | None, state_dir: str | None, run_dir: str | None, environ: Mapping[str, str]
+) -> tuple[Path, Path]:
+    """State and run directory: flags, then `--data`, then environment, then the FHS."""
+    if data and (state_dir or run_dir):
+        raise usage("--data names both directories; give it, or --state-dir and --run-dir")
+    base = Path(data).absolute() if data else None
+    state = state_dir or (str(base / "state") if base else environ.get("VIRTBUS_STATE_DIR"))
+    run = run_dir or (str(base / "run") if base else environ.get("VIRTBUS_RUN_DIR"))
+    return Path(state or "/var/lib/virtbus").absolute(), Path(run or "/run/virtbus").absolute()
+
+
+def simulated_data(environ: Mapping[str, str]) -> Path:
+    """Where a simulation lives that nobody named a place for: apart from a real node's files."""
+    home = environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local/state") / "virtbus-simulate"
+
+
+def environment(
+    place: Place, service: str, *, parent_fd: int, notify: str, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of a service's process."""
+    env = {name: value for name, value in inherited.items() if name not in _OURS_ALONE}
+    env |= {
+        "VIRTBUS_NODE": place.node,
+        "VIRTBUS_CREDS": str(place.creds(service)),
+        "VIRTBUS_STATE_DIR": str(place.state_dir),
+        "VIRTBUS_RUN_DIR": str(place.run_dir),
+        "VIRTBUS_LOG_FORMAT": "json",
+        "VIRTBUS_LOG_LEVEL": place.log_level,
+        "VIRTBUS_PARENT_FD": str(parent_fd),
+        "NOTIFY_SOCKET": notify,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if place.simulate and service == "nodeagent":
+        env["VIRTBUS_SIMULATE"] = "1"
+    return env
+
+
+def rest_s(deaths: int) -> float:
+    """How long to wait before the start after `deaths` ends in a row: 1, 2, 4 … 30 s."""
+    return float(min(_REST_MOST_S, _REST_FIRST_S * 2 ** min(max(0, deaths - 1), 10)))

@@ -1,0 +1,45 @@
+"""Whether a service has said READY=1 (sd_notify(3)), over a socket of its own."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class Readiness:
+    """An abstract unix datagram socket (no file, no length limit by the run directory)."""
+
+    def __init__(self, name: str) -> None:
+        self.address = f"@virtbus-up-{name}-{secrets.token_hex(8)}"
+        self._ready = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def wait(self) -> None:
+        """Return once the service is ready."""
+        await self._ready.wait()
+
+    def forget(self) -> None:
+        """A new process is not ready yet."""
+        self._ready.clear()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take notifications while the context is open."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+            sock.bind("\0" + self.address[1:])
+            loop.add_reader(sock, self._receive, sock)
+            try:
+                yield
+            finally:
+                loop.remove_reader(sock)
+
+    def _receive(self, sock: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                if b"READY=1" in sock.recv(4096).split(b"\n"):
+                    self._ready.set()

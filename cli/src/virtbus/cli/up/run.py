@@ -1,0 +1,108 @@
+"""The life of `virtbus up`: start all in order, watch, stop all in the opposite order."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from virtbus.bus.process import notify
+from virtbus.bus.server import ServerFiles
+from virtbus.cli.up import banner
+from virtbus.cli.up.bus_keeper import BusKeeper, bus
+from virtbus.cli.up.child import Child
+from virtbus.cli.up.lock import only_one
+from virtbus.cli.up.plan import Place
+from virtbus.cli.up.terminal import Terminal
+
+READY_S = 60.0
+"""After this long, `up` says which services are not ready, and waits on."""
+
+
+async def up(place: Place, port: int, terminal: Terminal, environ: Mapping[str, str]) -> None:
+    """Run everything until SIGINT or SIGTERM.
+
+    Raises:
+        CliError: another one runs here, or the bus does not start.
+    """
+    for directory in (place.state_dir, place.run_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+    with only_one(place.state_dir), ExitStack() as stack:
+        told = _until_told(stack)
+        reader, writer = os.pipe()
+        stack.callback(os.close, reader)
+        # held open as long as we live, however we end: its EOF stops the services
+        stack.callback(os.close, writer)
+        terminal.say(f"starting node {place.node} in {place.state_dir}")
+        async with bus(place, port, terminal) as keeper:
+            terminal.say(f"bus ready at {keeper.server.url}")
+            children = [
+                Child(place, service, terminal, environ, parent_fd=reader)
+                for service in place.services
+            ]
+            await _serve(place, keeper, children, terminal, told)
+    terminal.say("stopped")
+
+
+async def _serve(
+    place: Place,
+    keeper: BusKeeper,
+    children: list[Child],
+    terminal: Terminal,
+    told: "asyncio.Future[str]",
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        watching = [
+            group.create_task(keeper.keep_running()),
+            group.create_task(keeper.keep_declared()),
+            group.create_task(_announce(place, children, terminal)),
+        ]
+        for child in children:
+            group.create_task(child.run())
+        why = await told
+        terminal.say(f"stopping ({why}): services first, the bus last")
+        notify("STOPPING=1")
+        count = await keeper.vms_here()
+        for child in reversed(children):
+            await child.stop()
+        for task in watching:
+            task.cancel()
+    if count is None:
+        terminal.say("VMs of this node, if any, run on")
+    else:
+        terminal.say(f"{count} VM{'' if count == 1 else 's'} of this node run on")
+
+
+async def _announce(place: Place, children: list[Child], terminal: Terminal) -> None:
+    """Say how to use it as soon as every service is ready."""
+    try:
+        async with asyncio.timeout(READY_S):
+            for child in children:
+                await child.readiness.wait()
+                terminal.say(f"{child.service} ready")
+    except TimeoutError:
+        late = [child.service for child in children if not child.readiness.is_ready]
+        terminal.say(f"not ready after {READY_S:g} s: {', '.join(late)}; see above", "WARNING")
+        for child in children:
+            await child.readiness.wait()
+    creds = json.loads(place.client_creds.read_text(encoding="utf-8"))
+    text = banner.lines(place, creds, ServerFiles(place.state_dir, place.run_dir).log)
+    terminal.plain(banner.box(text, drawn=sys.stdout.isatty()))
+    notify("READY=1")
+
+
+def _until_told(stack: ExitStack) -> "asyncio.Future[str]":
+    """A future that SIGINT and SIGTERM resolve with their name."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[str] = loop.create_future()
+
+    def tell(name: str) -> None:
+        if not told.done():
+            told.set_result(name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, tell, number.name)
+        stack.callback(loop.remove_signal_handler, number)
+    return told

@@ -1,0 +1,35 @@
+"""`virtbus version`."""
+
+import sys
+
+import click
+
+from virtbus.cli import output
+from virtbus.cli.lazy import examples
+
+_PARTS = ("cli", "schemas", "bus", "controller", "nodeagent", "netd", "imaged")
+
+
+def of(part: str) -> str | None:
+    """The installed version of a member, None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms
+
+    try:
+        return version(f"virtbus-{part}")
+    except PackageNotFoundError:
+        return None
+
+
+@click.command(epilog=examples("virtbus version\nvirtbus version -o json"))
+@click.option(
+    "-o", "--output", "style", type=click.Choice(("table", "json", "yaml")), default="table"
+)
+def command(style: str) -> None:
+    """The version of this command and of what is installed beside it."""
+    versions = {part: of(part) for part in _PARTS}
+    if style != "table":
+        python = sys.version.split(maxsplit=1)[0]
+        output.write(output.render({"versions": versions, "python": python}, style))
+        return
+    rows = [(f"virtbus-{part}", version or "not installed") for part, version in versions.items()]
+    output.write(output.table(("PART", "VERSION"), rows))

@@ -1,0 +1,116 @@
+"""`virtbus vm console`."""
+
+import os
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from virtbus.bus.ids import uuid7
+from virtbus.cli import output
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.vm.get import fetch
+from virtbus.cli.vm.serial import SerialStream, node_subject
+from virtbus.cli.vm.target import name_argument, namespace_option
+
+ESCAPE = b"\x1d"
+"""^], as telnet and virsh have it."""
+PRESENT_EVERY_S = 10.0
+"""The agent ends a session that it has not heard of for 30 s."""
+GUEST_STOPPED = "the guest stopped"
+_DRAIN_S = 1.0
+_CHUNK = 4096
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm console web                       leave with ^] (Ctrl and ])
+        echo uname -a | virtbus vm console web       type from a pipe
+        """
+    )
+)
+@name_argument
+@click.option(
+    "--linger",
+    default=_DRAIN_S,
+    show_default=True,
+    metavar="S",
+    help="With piped input: how long to go on reading after its end.",
+)
+@namespace_option
+@verb
+def command(invocation: Invocation, *, name: str, linger: float, namespace: str) -> None:
+    """Enter the serial console of the VM NAME.
+
+    Keys go to the guest as they are; only ^] is kept, it leaves. Whoever attaches later takes
+    the console over.
+    """
+    view = fetch(invocation, name, namespace)
+    stream = SerialStream(invocation.session, node_subject(view, "console"), _to_stdout)
+    stream.open({"uid": view.get("uid"), "session": uuid7()})
+    source = sys.stdin.fileno()
+    typed = os.isatty(source)
+    if typed:
+        output.write(f"connected to {output.safe(view.get('name'))}; leave with ^]", sys.stderr)
+    try:
+        with _raw(source, typed=typed):
+            _converse(stream, source, linger_s=0.0 if typed else linger)
+    finally:
+        stream.leave()
+    if typed:
+        output.write("\nleft the console", sys.stderr)
+    if stream.closed == GUEST_STOPPED:
+        output.write(f"{output.safe(name)}: {stream.closed}", sys.stderr)
+    elif stream.closed:
+        raise CliError(Exit.REFUSED, "closed", f"the console was closed: {stream.closed}")
+
+
+def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
+    """Carry bytes both ways until ^], the end of input, or the end of the console."""
+    import select  # beside its one use
+
+    until: float | None = None
+    present = time.monotonic()
+    while not stream.closed:
+        if until is not None and time.monotonic() > until:
+            return
+        stream.pump(source if until is None else None)
+        now = time.monotonic()
+        if now - present > PRESENT_EVERY_S:
+            present = now
+            stream.send(b"")
+        if until is None and select.select([source], [], [], 0)[0]:
+            data = os.read(source, _CHUNK)
+            typed, escape, _ = data.partition(ESCAPE)
+            if typed:
+                stream.send(typed)
+            if escape:
+                return
+            if not data:
+                until = time.monotonic() + linger_s
+
+
+@contextmanager
+def _raw(descriptor: int, *, typed: bool) -> Iterator[None]:
+    """A terminal that passes every key on; it is as before afterwards."""
+    if not typed:
+        yield
+        return
+    before = termios.tcgetattr(descriptor)
+    tty.setraw(descriptor)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _to_stdout(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,212 @@
+"""`virtbus vm create`."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.bus.ids import uuid7
+from virtbus.cli import units
+from virtbus.cli.failures import CliError, Exit, unknown, usage
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.progress import Steps
+from virtbus.cli.vm import request
+from virtbus.cli.vm import view as views
+from virtbus.cli.vm.span import RootSpan
+from virtbus.cli.vm.target import namespace_option
+from virtbus.cli.vm.waiting import Waiting
+from virtbus.cli.wire.session import REQUEST_TIMEOUT_S
+
+_ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm create web --image tiny
+        virtbus vm create web --image tiny --cpus 2 --memory 512MiB --disk 4GiB --wait ready
+        virtbus vm create web --image tiny --ssh-key ~/.ssh/id_ed25519.pub --user-data init.yaml
+        virtbus vm create -f vm.yaml --wait running -o json
+        echo '{"name": "web", "image": "tiny"}' | virtbus vm create -f -
+
+        vm.yaml holds the same words, and may hold a whole spec:
+        |   name: web
+        |   image: tiny
+        |   memory: 256MiB
+        |   labels: {tier: front}
+        """
+    )
+)
+@click.argument("name", required=False)
+@click.option("--image", metavar="REF", help="Image name or URL, may end in @sha256:<digest>.")
+@click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
+@click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
+@click.option("--disk", metavar="SIZE", help="Size of the root disk, if larger than the image.")
+@click.option(
+    "--ssh-key", "keys", multiple=True, metavar="FILE|KEY", help="Public key; repeatable."
+)
+@click.option("--user-data", metavar="FILE", help="cloud-init user data; - is standard input.")
+@click.option("--network", metavar="NAME", help="Network to join.  [default: default]")
+@click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
+@click.option("--uid", metavar="UUID", help="Your own id: the same command may then be repeated.")
+@click.option("-f", "--file", "file", metavar="FILE", help="YAML or JSON with the VM; - is stdin.")
+@click.option(
+    "--wait",
+    "goal",
+    type=click.Choice(("running", "ready")),
+    help="Wait until the domain runs, or until the guest says that it is up.",
+)
+@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@namespace_option
+@verb
+def command(
+    invocation: Invocation,
+    *,
+    name: str | None,
+    goal: str | None,
+    timeout: float,
+    **flags: Any,
+) -> None:
+    """Create the VM NAME from an image.
+
+    Returns when the VM is accepted (stored durably), or with --wait when it runs. While waiting,
+    each step is shown with its time. Interrupting the wait does not undo the VM.
+    """
+    wanted = _wanted(name, flags)
+    create = _Create(invocation, wanted, goal, timeout)
+    view, created = create.run()
+    if not created:
+        invocation.note(f"{view.get('name')} was there already, unchanged")
+    invocation.show(view, lambda: views.table([view]))
+    if not goal:
+        invocation.note(f"accepted; follow it with: virtbus vm events {view.get('name')} --follow")
+
+
+def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The `VmCreate` map of the whole command line."""
+    if flags["file"] == "-" and flags["user_data"] == "-":
+        raise usage("only one of --file and --user-data can be standard input")
+    base = request.from_file(flags["file"]) if flags["file"] else {}
+    given = {
+        "name": name,
+        "namespace": flags["namespace"] if flags["namespace"] != "default" else None,
+        "uid": flags["uid"],
+        "labels": request.labels(flags["label_texts"]),
+        "ssh_keys": request.ssh_keys(flags["keys"]),
+        "user_data": request.read_text(flags["user_data"], "--user-data")
+        if flags["user_data"]
+        else None,
+    }
+    given |= {word: flags[word] for word in ("image", "cpus", "memory", "disk", "network")}
+    wanted = request.merge(base, given)
+    if not wanted.get("name"):
+        raise usage("NAME is missing", "virtbus vm create NAME --image tiny")
+    if not wanted.get("image") and not wanted.get("spec"):
+        raise usage("--image is missing", "`virtbus image list` shows what nodes have; try tiny")
+    wanted.setdefault("uid", uuid7())
+    return wanted
+
+
+class _Create:
+    """One creation: accepted, and waited for."""
+
+    def __init__(
+        self, invocation: Invocation, wanted: dict[str, Any], goal: str | None, timeout_s: float
+    ) -> None:
+        self._invocation = invocation
+        self._wanted = wanted
+        self._goal = goal
+        self._timeout_s = timeout_s
+        self._span = RootSpan("vm create")
+        self._steps = Steps(shown=goal is not None and _steps_shown(invocation))
+        self._uid = str(wanted["uid"]).lower()
+
+    def run(self) -> tuple[Mapping[str, Any], bool]:
+        ok = False
+        session = self._invocation.session
+        self._waiting = waiting = Waiting(session, self._uid, self._steps)
+        try:
+            if self._goal:
+                waiting.listen()
+            self._steps.restart_clock()
+            answer = self._accepted()
+            view: Mapping[str, Any] = answer.get("vm") or {}
+            if self._goal:
+                view = self._waited(waiting, view)
+            ok = True
+            return view, bool(answer.get("created", True))
+        except KeyboardInterrupt:
+            name = self._wanted["name"]
+            self._invocation.note(f"\nno longer waiting; {name} goes on: virtbus vm get {name}")
+            raise
+        finally:
+            self._steps.close()
+            attributes = {"virtbus.uid": self._uid, "virtbus.name": str(self._wanted["name"])}
+            self._span.finish(session, ok=ok, attributes=attributes)
+
+    def _accepted(self) -> dict[str, Any]:
+        timeout_s = min(self._timeout_s, REQUEST_TIMEOUT_S)
+        answer = self._invocation.call(
+            "vm", "create", self._wanted, timeout_s=timeout_s, headers=self._span.headers
+        )
+        # a create that was repeated under another uid would be refused, so this one is ours
+        self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
+        return answer
+
+    def _waited(self, waiting: Waiting, view: Mapping[str, Any]) -> Mapping[str, Any]:
+        reached = waiting.until(self._verdict, self._timeout_s - self._steps.elapsed_s)
+        seen = waiting.view or view
+        if not reached:
+            raise _timed_out(seen, str(self._goal), self._timeout_s)
+        where = ", ".join(views.addresses(seen))
+        self._steps.step(str(self._goal), " ".join(("on", views.node(seen), where)).strip())
+        return seen
+
+    def _verdict(self, view: Mapping[str, Any] | None) -> bool:
+        if view is None:
+            # a list without it, before it was ever seen, is a controller that lags behind
+            if self._waiting.was_seen:
+                raise CliError(Exit.REFUSED, "deleted", "the VM was deleted while we waited for it")
+            return False
+        if views.state(view) in _ENDED:
+            raise _ended(view)
+        if views.state(view) != "Running":
+            return False
+        ready = views.condition(view, "Ready")
+        return self._goal == "running" or bool(ready and ready.get("status"))
+
+
+def _steps_shown(invocation: Invocation) -> bool:
+    """Steps are for people: with JSON only where a person looks at stderr."""
+    return invocation.for_eyes or sys.stderr.isatty()
+
+
+def _ended(view: Mapping[str, Any]) -> CliError:
+    name, state = view.get("name"), views.state(view)
+    why = str(view.get("message") or view.get("reason") or "no reason is known")
+    details = [
+        {"path": str(c.get("type")), "message": str(c.get("message") or c.get("reason"))}
+        for c in view.get("conditions") or ()
+        if not c.get("status") and (c.get("message") or c.get("reason"))
+    ]
+    return CliError(
+        Exit.REFUSED,
+        str(view.get("reason") or state.lower()),
+        f"{name} is {state}: {why}",
+        details=details,
+        hint=f"`virtbus vm events {name}` shows each step; `virtbus vm delete {name}` removes it",
+    )
+
+
+def _timed_out(view: Mapping[str, Any], goal: str, timeout_s: float) -> CliError:
+    name = view.get("name")
+    why = str(view.get("message") or view.get("reason") or "")
+    if views.state(view) == "Running":
+        why = "the domain runs, but the guest has not said that it is up"
+    return unknown(
+        f"{name} is not {goal} after {units.duration(timeout_s)}; it is {views.state(view)}"
+        + (f": {why}" if why else ""),
+        f"it goes on by itself: `virtbus vm get {name}`, `virtbus vm logs {name}`",
+    )

@@ -1,0 +1,118 @@
+"""`virtbus vm delete`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.cli import output, units
+from virtbus.cli.failures import CliError, unknown
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.progress import Steps
+from virtbus.cli.vm import view as views
+from virtbus.cli.vm.target import names_argument, namespace_option, ref
+from virtbus.cli.vm.waiting import Waiting
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm delete web
+        virtbus vm delete a b c --grace 0     end the guests at once
+        virtbus vm delete web --no-wait       return when the delete is accepted
+        """
+    )
+)
+@names_argument
+@click.option("--grace", type=int, metavar="S", help="Seconds the guest gets to shut down.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
+@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@namespace_option
+@verb
+def command(
+    invocation: Invocation,
+    *,
+    names: tuple[str, ...],
+    grace: int | None,
+    wait: bool,
+    timeout: float,
+    namespace: str,
+) -> None:
+    """Delete VMs: the guest is shut down, then its disk, network and record go.
+
+    All deletes are sent first and then waited for together. There is no way back.
+    """
+    deletion = _Deletion(invocation, grace, namespace)
+    results = [deletion.send(name) for name in dict.fromkeys(names)]
+    if wait:
+        results = [deletion.wait(result, timeout) for result in results]
+    done = [result for result in results if not isinstance(result, CliError)]
+    failed = [result for result in results if isinstance(result, CliError)]
+    if done and invocation.for_eyes:
+        for view in done:
+            word = "deleted" if wait else "deleting"
+            output.write(f"{output.safe(view.get('name'))} {word}")
+    elif done:
+        items = [
+            {**output.picked(view, "name", "namespace", "uid"), "deleted": wait} for view in done
+        ]
+        output.write(output.render({"items": items}, invocation.style))
+    if failed:
+        raise _worst(failed)
+
+
+class _Deletion:
+    """Deletes with one grace in one namespace."""
+
+    def __init__(self, invocation: Invocation, grace_s: int | None, namespace: str) -> None:
+        self._invocation = invocation
+        self._more = {} if grace_s is None else {"grace_s": grace_s}
+        self._namespace = namespace
+
+    def send(self, name: str) -> Mapping[str, Any] | CliError:
+        """The VM as it is now that its delete is accepted, or why it is not."""
+        query = ref(name, self._namespace)
+        try:
+            answer = self._invocation.call("vm", "delete", {**query, **self._more})
+            if answer.get("uid"):
+                return answer
+            found = answer.get("vm")
+            return found if isinstance(found, Mapping) else {**query}
+        except CliError as error:
+            return error
+
+    def wait(
+        self, result: Mapping[str, Any] | CliError, timeout_s: float
+    ) -> Mapping[str, Any] | CliError:
+        """The same once it is gone, or the error that says how far it is."""
+        if isinstance(result, CliError) or not result.get("uid"):
+            return result
+        steps = Steps(shown=self._invocation.for_eyes)
+        waiting = Waiting(self._invocation.session, str(result["uid"]), steps)
+        try:
+            waiting.listen()
+            if waiting.until(lambda view: view is None, timeout_s):
+                return result
+            return _still_there(waiting.view or result, timeout_s)
+        finally:
+            steps.close()
+
+
+def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:
+    why = str(view.get("message") or view.get("reason") or "")
+    return unknown(
+        f"{view.get('name')} is not gone after {units.duration(timeout_s)}; it is "
+        + views.state(view)
+        + (f": {why}" if why else ""),
+        f"the delete goes on by itself: `virtbus vm events {view.get('uid')} --follow`",
+    )
+
+
+def _worst(failed: list[CliError]) -> CliError:
+    """One error for all; its exit code is the highest."""
+    worst = max(failed, key=lambda error: error.exit_code)
+    for other in failed:
+        if other is not worst:
+            worst.details = (*worst.details, {"message": other.message, "reason": other.reason})
+    return worst

@@ -1,0 +1,57 @@
+"""`virtbus vm events`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.cli import fact_lines, output
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.live_facts import LiveFacts
+from virtbus.cli.vm.history import stored, uid_of
+from virtbus.cli.vm.target import name_argument, namespace_option
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm events web
+        virtbus vm events web --follow
+        virtbus vm events web -o json
+        """
+    )
+)
+@name_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
+@namespace_option
+@verb
+def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) -> None:
+    """What happened to the VM NAME, step by step.
+
+    Facts are kept for 72 hours, also those of a VM that is deleted (by its name, or by its uid).
+    """
+    uid = uid_of(invocation, name, namespace)
+    if follow:
+        _follow(invocation, uid)
+        return
+    items = list(stored(invocation, uid=uid))
+    first_ns = fact_lines.at_ns(items[0]) if items else 0
+    rows = [fact_lines.cells(item, first_ns) for item in items]
+    invocation.show({"items": items}, lambda: output.table(fact_lines.HEADER, rows))
+
+
+def _follow(invocation: Invocation, uid: str) -> None:
+    first_ns = 0
+
+    def tell(item: Mapping[str, Any]) -> None:
+        nonlocal first_ns
+        first_ns = first_ns or fact_lines.at_ns(item)
+        fact_lines.say(item, invocation.style, first_ns)
+
+    live = LiveFacts(invocation, f"virtbus.evt.*.{uid}.>", tell)
+    if invocation.for_eyes:
+        output.write(fact_lines.line(fact_lines.HEADER))
+    for item in stored(invocation, uid=uid):
+        live.stored(item)
+    live.follow()

@@ -1,0 +1,31 @@
+"""`virtbus vm get`."""
+
+import click
+
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.vm import view as views
+from virtbus.cli.vm.target import name_argument, namespace_option, ref
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm get web
+        virtbus vm get web -o json | jq -r '.interfaces[0].addresses[0]'
+        virtbus vm get 0192f0c1-2d3e-7abc-8def-0123456789ab -o yaml
+        """
+    )
+)
+@name_argument
+@namespace_option
+@verb
+def command(invocation: Invocation, *, name: str, namespace: str) -> None:
+    """Show the VM NAME (or uid): state, addresses, conditions and their reasons."""
+    view = fetch(invocation, name, namespace)
+    invocation.show(view, lambda: views.describe(view))
+
+
+def fetch(invocation: Invocation, name: str, namespace: str) -> dict[str, object]:
+    """The `VmView` map of a VM; CliError (exit 3) where there is none."""
+    return invocation.call("vm", "get", ref(name, namespace))

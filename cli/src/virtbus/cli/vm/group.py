@@ -1,0 +1,36 @@
+"""The group `virtbus vm`: its verbs by name."""
+
+import click
+
+from virtbus.cli.lazy import LazyGroup, examples
+
+_HERE = "virtbus.cli.vm"
+
+
+@click.group(
+    cls=LazyGroup,
+    verbs={
+        "create": (f"{_HERE}.create", "Create a VM, and wait for it if asked to."),
+        "list": (f"{_HERE}.listing", "List VMs, or watch them change."),
+        "get": (f"{_HERE}.get", "Show one VM."),
+        "delete": (f"{_HERE}.delete", "Delete VMs and all they hold."),
+        "start": (f"{_HERE}.start", "Start a stopped VM."),
+        "stop": (f"{_HERE}.stop", "Stop a VM; it keeps its disk and its place."),
+        "console": (f"{_HERE}.console", "Enter a VM's serial console."),
+        "logs": (f"{_HERE}.logs", "Print what a VM wrote to its serial console."),
+        "events": (f"{_HERE}.events", "What happened to a VM, step by step."),
+        "trace": (f"{_HERE}.trace", "Where the time of a VM's creation went."),
+    },
+    epilog=examples(
+        """
+        virtbus vm create web --image tiny --wait ready
+        virtbus vm list -w
+        virtbus vm trace web
+        """
+    ),
+)
+def command() -> None:
+    """Create, list, watch, enter and delete virtual machines.
+
+    A VM is named by NAME in a namespace (-n), or by its uid.
+    """

@@ -1,0 +1,53 @@
+"""Stored facts from `vm.events`, page by page; and of VMs that are no more."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation
+from virtbus.cli.vm.target import is_uid, ref
+
+PAGE = 1000
+
+
+def stored(
+    invocation: Invocation, *, uid: str | None = None, after: int = 0, spans: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Every `EventItem` map with a sequence above `after`, in order."""
+    while True:
+        query: dict[str, Any] = {"after": after, "limit": PAGE, "spans": spans}
+        if uid is not None:
+            query["uid"] = uid
+        items = invocation.call("vm", "events", query).get("items") or []
+        yield from items
+        if len(items) < PAGE:
+            return
+        after = int(items[-1]["sequence"])
+
+
+def uid_of(invocation: Invocation, name: str, namespace: str) -> str:
+    """The uid of a VM, also of one that is deleted but still in the 72 h of facts.
+
+    Raises:
+        CliError: exit 3 where neither a VM nor a fact bears that name.
+    """
+    if is_uid(name):
+        return name.lower()
+    try:
+        return str(invocation.call("vm", "get", ref(name, namespace)).get("uid"))
+    except CliError as error:
+        if error.exit_code is not Exit.NOT_FOUND:
+            raise
+        found = _last_with(invocation, name, namespace)
+        if found is None:
+            raise
+        return found
+
+
+def _last_with(invocation: Invocation, name: str, namespace: str) -> str | None:
+    found: str | None = None
+    for item in stored(invocation):
+        fact = item.get("data") or {}
+        if fact.get("name") == name and (fact.get("namespace") or "default") == namespace:
+            found = str(fact.get("uid"))
+    return found

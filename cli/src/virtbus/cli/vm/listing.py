@@ -1,0 +1,144 @@
+"""`virtbus vm list`."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.cli import output
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.vm import request
+from virtbus.cli.vm import view as views
+from virtbus.cli.wire.watch import Sees, Watch
+
+PAGE = 500
+_TICK_S = 1.0
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm list
+        virtbus vm list -l tier=front
+        virtbus vm list -w                  every change, until Ctrl-C
+        virtbus vm list -o json | jq -r '.items[].name'
+        """
+    )
+)
+@click.option(
+    "-n",
+    "--namespace",
+    default=lambda: os.environ.get("VIRTBUS_NAMESPACE"),
+    metavar="NS",
+    show_default="all",
+    help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
+)
+@click.option("-l", "--label", "label_texts", multiple=True, metavar="K=V", help="Only with label.")
+@click.option("-w", "--watch", is_flag=True, help="Go on with every change.")
+@verb
+def command(
+    invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...], watch: bool
+) -> None:
+    """List VMs.
+
+    With -w a line (with -o json: a JSON object a line) is printed for each change.
+    """
+    query: dict[str, Any] = {}
+    if namespace:
+        query["namespace"] = namespace
+    if label_texts:
+        query["labels"] = request.labels(label_texts)
+    if watch:
+        _follow(invocation, query)
+        return
+    found = _all(invocation, query)
+    if not found:
+        invocation.note("no VMs; make one: virtbus vm create web --image tiny --wait ready")
+        if invocation.for_eyes:
+            return
+    invocation.show({"items": found}, lambda: views.table(found))
+
+
+def _all(invocation: Invocation, query: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    more: str | None = None
+    while True:
+        page = invocation.call(
+            "vm", "list", {**query, "limit": PAGE} | ({"continue": more} if more else {})
+        )
+        found += page.get("items") or ()
+        more = page.get("continue")
+        if not more:
+            return found
+
+
+def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
+    session = invocation.session
+    watch = Watch(session, query, _Lines(invocation))
+    watch.start()
+    while True:
+        session.pump(_TICK_S)
+        watch.tick()
+
+
+class _Lines(Sees):
+    """A line for each VM that is new or looks different."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._style = invocation.style
+        self._last: dict[str, tuple[str, ...]] = {}
+        self._named: dict[str, Mapping[str, Any]] = {}
+        self._listed: set[str] | None = None
+        self._headed = False
+
+    def vm(self, view: Mapping[str, Any]) -> None:
+        uid = str(view.get("uid"))
+        if self._listed is not None:
+            self._listed.add(uid)
+        cells = views.row(view)
+        self._named[uid] = view
+        if self._last.get(uid, ())[:-1] == cells[:-1] and self._style == "table":
+            return
+        self._last[uid] = cells
+        self._say(view, cells)
+
+    def gone(self, uid: str) -> None:
+        self._last.pop(uid, None)
+        view = self._named.pop(uid, None)
+        if view is None:
+            return
+        ended = {**view, "state": "Deleted"}
+        self._say(ended, views.row(ended))
+
+    def restarted(self) -> None:
+        self._listed = set()
+
+    def synced(self) -> None:
+        if self._listed is not None:
+            for uid in set(self._named) - self._listed:
+                self.gone(uid)
+            self._listed = None
+
+    def _say(self, view: Mapping[str, Any], cells: tuple[str, ...]) -> None:
+        if self._style == "json":
+            output.write(output.as_json(view, indent=None))
+        elif self._style == "yaml":
+            output.write(f"---\n{output.as_yaml(view)}".rstrip())
+        else:
+            if not self._headed:
+                output.write(_line(views.HEADER))
+                self._headed = True
+            output.write(_line(cells))
+        output.flush(sys.stdout)
+
+
+_WIDTHS = (20, 10, 14, 16, 14, 4, 7, 0)
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    padded = [output.safe(cell).ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)]
+    painted = [output.paint_state(cell, sys.stdout) for cell in padded]
+    return "  ".join(painted).rstrip()

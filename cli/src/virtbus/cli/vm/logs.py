@@ -1,0 +1,65 @@
+"""`virtbus vm logs`."""
+
+import sys
+from collections.abc import Callable
+
+import click
+
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.vm.get import fetch
+from virtbus.cli.vm.serial import SerialStream, node_subject
+from virtbus.cli.vm.target import name_argument, namespace_option
+
+END = "end of log"
+"""What the agent says when all that was asked for is sent."""
+_KEPT = frozenset(b"\n\t")
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm logs web
+        virtbus vm logs web -f
+        virtbus vm logs web --tail-bytes 1000 --raw > boot.log
+        """
+    )
+)
+@name_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on with what the guest writes.")
+@click.option("--tail-bytes", default=65_536, show_default=True, metavar="N", help="How much.")
+@click.option("--raw", is_flag=True, help="Do not make control characters visible.")
+@namespace_option
+@verb
+def command(
+    invocation: Invocation, *, name: str, follow: bool, tail_bytes: int, raw: bool, namespace: str
+) -> None:
+    """Print what the VM NAME wrote to its serial console.
+
+    A guest may write escape codes; they are shown as text, unless --raw.
+    """
+    view = fetch(invocation, name, namespace)
+    write = _writer(None if raw else visible)
+    stream = SerialStream(invocation.session, node_subject(view, "logs"), write)
+    stream.open({"uid": view.get("uid"), "tail_bytes": tail_bytes, "follow": follow})
+    while not stream.closed:
+        stream.pump()
+    if stream.closed != END:
+        raise CliError(Exit.REFUSED, "closed", f"the log ended: {stream.closed}")
+
+
+def visible(data: bytes) -> bytes:
+    """`data` with control characters as text, but for line ends and tabs; without returns."""
+    return b"".join(
+        bytes((byte,)) if (byte >= 32 and byte != 127) or byte in _KEPT else b"\\x%02x" % byte
+        for byte in data.replace(b"\r", b"")
+    )
+
+
+def _writer(change: Callable[[bytes], bytes] | None) -> Callable[[bytes], None]:
+    def write(data: bytes) -> None:
+        sys.stdout.buffer.write(change(data) if change else data)
+        sys.stdout.buffer.flush()
+
+    return write

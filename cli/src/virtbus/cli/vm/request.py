@@ -1,0 +1,83 @@
+"""The `VmCreate` map that a command line, a file, or both describe. The server validates it."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from virtbus.cli.failures import usage
+
+_KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
+
+
+def from_file(name: str) -> dict[str, Any]:
+    """The map in a YAML or JSON file; `-` is standard input.
+
+    Raises:
+        CliError: usage, with the file and the line.
+    """
+    text = read_text(name, "--file")
+    shown = "standard input" if name == "-" else name
+    if text.lstrip()[:1] == "{":
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise usage(f"{shown} is no JSON: {error}") from None
+    else:
+        import yaml  # 20 ms that only YAML files pay
+
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise usage(f"{shown} is no YAML: {error}") from None
+    if not isinstance(value, dict):
+        raise usage(f"{shown} must hold a map with name, image, …", "see `virtbus vm create -h`")
+    return value
+
+
+def read_text(name: str, option: str) -> str:
+    """The text of a file, `-` is standard input; CliError usage when it cannot be read."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise usage(f"{option} {name}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise usage(f"{option} {name}: is no UTF-8 text") from None
+
+
+def ssh_keys(values: Sequence[str]) -> list[str]:
+    """Public keys from texts and files; a file may hold several, one a line."""
+    keys: list[str] = []
+    for value in values:
+        if value.startswith(_KEY_TYPES):
+            keys.append(value.strip())
+            continue
+        lines = [line.strip() for line in read_text(value, "--ssh-key").splitlines()]
+        found = [line for line in lines if line and not line.startswith("#")]
+        if any("PRIVATE KEY" in line for line in found):
+            raise usage(f"--ssh-key {value} is a private key", f"give the public one: {value}.pub")
+        if not found:
+            raise usage(f"--ssh-key {value} holds no key")
+        keys.extend(found)
+    return keys
+
+
+def labels(values: Sequence[str], option: str = "--label") -> dict[str, str]:
+    """`KEY=VALUE` texts as a map."""
+    found: dict[str, str] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise usage(f"{option} {value!r} must be KEY=VALUE")
+        found[key] = text
+    return found
+
+
+def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the flags that were given; labels are joined."""
+    given = {name: value for name, value in flags.items() if value not in (None, {}, [])}
+    merged = {**base, **given}
+    if "labels" in given and isinstance(base.get("labels"), Mapping):
+        merged["labels"] = {**base["labels"], **given["labels"]}
+    return merged

@@ -1,0 +1,138 @@
+"""A VM as rows and fields, from the API's `VmView` map."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from virtbus.cli import output, units
+
+HEADER = ("NAME", "STATE", "NODE", "ADDRESS", "IMAGE", "CPUS", "MEMORY", "AGE")
+
+
+def addresses(view: Mapping[str, Any]) -> list[str]:
+    """The guest's addresses without their prefix lengths."""
+    return [
+        str(address).partition("/")[0]
+        for interface in view.get("interfaces") or ()
+        for address in interface.get("addresses") or ()
+    ]
+
+
+def _domain(view: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = (view.get("spec") or {}).get("domain") or {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def vcpus(view: Mapping[str, Any]) -> int:
+    """How many CPUs the guest sees."""
+    cpu = _domain(view).get("cpu") or {}
+    return int(cpu.get("sockets", 1)) * int(cpu.get("cores", 1)) * int(cpu.get("threads", 1))
+
+
+def memory(view: Mapping[str, Any]) -> str:
+    """The guest's memory, as people write it."""
+    guest = (_domain(view).get("memory") or {}).get("guest")
+    return units.size(guest)
+
+
+def image(view: Mapping[str, Any]) -> str:
+    """The reference of the first disk that has an image."""
+    for volume in (view.get("spec") or {}).get("volumes") or ():
+        if volume.get("image"):
+            return str(volume["image"].get("ref", ""))
+    return "-"
+
+
+def node(view: Mapping[str, Any]) -> str:
+    """The node, or `-` while there is none."""
+    name = str(view.get("node") or "_")
+    return "-" if name == "_" else name
+
+
+def state(view: Mapping[str, Any]) -> str:
+    """The state as `vm list` shows it."""
+    return str(view.get("state") or "Pending")
+
+
+def row(view: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells under HEADER."""
+    return (
+        str(view.get("name", "")),
+        state(view),
+        node(view),
+        ",".join(addresses(view)) or "-",
+        image(view),
+        str(vcpus(view)),
+        memory(view),
+        units.ago(view.get("created_ns")),
+    )
+
+
+def table(views: Iterable[Mapping[str, Any]]) -> str:
+    """The VMs as a table; with their namespaces where not all are in `default`."""
+    found = list(views)
+    if all(view.get("namespace", "default") == "default" for view in found):
+        return output.table(HEADER, [row(view) for view in found])
+    rows = [(str(view.get("namespace", "")), *row(view)) for view in found]
+    return output.table(("NAMESPACE", *HEADER), rows)
+
+
+def condition(view: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    """The condition of that type."""
+    for item in view.get("conditions") or ():
+        if item.get("type") == kind:
+            return dict(item)
+    return None
+
+
+def describe(view: Mapping[str, Any]) -> str:
+    """Everything a person asks of one VM first."""
+    parts = [output.fields(_facts(view))]
+    interfaces = view.get("interfaces") or ()
+    if interfaces:
+        rows = [
+            (
+                i.get("name", ""),
+                i.get("network", "default"),
+                i.get("mac", ""),
+                ", ".join(i.get("addresses") or ()) or "-",
+                i.get("gateway") or "-",
+            )
+            for i in interfaces
+        ]
+        parts.append(output.table(("INTERFACE", "NETWORK", "MAC", "ADDRESSES", "GATEWAY"), rows))
+    conditions = view.get("conditions") or ()
+    if conditions:
+        rows = [
+            (
+                c.get("type", ""),
+                "yes" if c.get("status") else "no",
+                c.get("reason", "") or "-",
+                units.ago(c.get("since_ns")),
+                c.get("message", "") or "-",
+            )
+            for c in conditions
+        ]
+        parts.append(output.table(("CONDITION", "IS", "REASON", "SINCE", "MESSAGE"), rows))
+    return "\n\n".join(parts)
+
+
+def _facts(view: Mapping[str, Any]) -> list[tuple[str, object]]:
+    labels = view.get("labels") or {}
+    return [
+        ("Name", view.get("name")),
+        ("Namespace", view.get("namespace")),
+        ("State", state(view) + (" (being deleted)" if view.get("deleting") else "")),
+        ("Reason", view.get("reason")),
+        ("Message", view.get("message")),
+        ("Node", node(view)),
+        ("Image", image(view)),
+        ("CPUs", vcpus(view)),
+        ("Memory", memory(view)),
+        ("Accelerator", view.get("accelerator")),
+        ("Run strategy", (view.get("spec") or {}).get("run_strategy")),
+        ("Labels", ", ".join(f"{k}={v}" for k, v in labels.items())),
+        ("Created", units.ago(view.get("created_ns")) + " ago"),
+        ("Running for", units.ago(view.get("started_ns")) if view.get("started_ns") else ""),
+        ("Uid", view.get("uid")),
+        ("Revision", view.get("revision")),
+    ]

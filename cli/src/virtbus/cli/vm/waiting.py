@@ -1,0 +1,116 @@
+"""Waiting for a VM: facts and progress make the steps, the watch alone says when it is so."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from virtbus.cli import units
+from virtbus.cli.progress import Steps
+from virtbus.cli.vm import view as views
+from virtbus.cli.wire import message as bodies
+from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.session import Session
+from virtbus.cli.wire.watch import Sees, Watch
+
+_TICK_S = 0.1
+
+Verdict = Callable[[Mapping[str, Any] | None], bool]
+"""Whether what the watch shows (None: deleted) ends the wait; may raise CliError."""
+
+
+class Waiting(Sees):
+    """What is known of one VM while somebody waits for it."""
+
+    def __init__(self, session: Session, uid: str, steps: Steps) -> None:
+        self._session = session
+        self._uid = uid
+        self._steps = steps
+        self._watch = Watch(session, {"uid": uid}, self)
+        self._seen: dict[str, Mapping[str, Any]] = {}
+        self.synced_once = False
+        self.was_seen = False
+
+    def listen(self) -> None:
+        """Follow facts and progress; before the command, so that no step is missed."""
+        self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._fact)
+        self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
+
+    @property
+    def view(self) -> Mapping[str, Any] | None:
+        """The VM as last seen; None before the list, and after its end."""
+        return self._seen.get(self._uid)
+
+    def until(self, verdict: Verdict, timeout_s: float) -> bool:
+        """Pump until `verdict` says so; False when the time is up first."""
+        self._watch.start()
+        deadline = time.monotonic() + timeout_s
+        while not (self.synced_once and verdict(self.view)):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._session.pump(min(left_s, _TICK_S))
+            self._watch.tick()
+            self._steps.tick()
+        return True
+
+    # --- what the watch sees --------------------------------------------------------------
+
+    def vm(self, view: Mapping[str, Any]) -> None:
+        if view.get("uid") != self._uid:
+            return
+        self._seen[self._uid] = view
+        self.was_seen = True
+        # a change names the VM as surely as the list does
+        self.synced_once = True
+        self._steps.status(_status(view))
+
+    def gone(self, uid: str) -> None:
+        if uid == self._uid:
+            self._seen.pop(uid, None)
+            self.synced_once = True
+
+    def synced(self) -> None:
+        self.synced_once = True
+
+    def restarted(self) -> None:
+        self._seen.clear()
+        self.synced_once = False
+
+    # --- what makes the steps -------------------------------------------------------------
+
+    def _fact(self, item: Message) -> None:
+        fact = _map_of(item)
+        kind = str(fact.get("kind") or ".".join(item.subject.split(".")[4:]))
+        if kind == "trace.span":
+            return
+        self._steps.step(kind, detail_of(fact))
+
+    def _progress(self, item: Message) -> None:
+        report = _map_of(item)
+        done = int(report.get("done_bytes") or 0)
+        what = str(report.get("message") or report.get("step") or "transfer")
+        self._steps.transfer(what, done, report.get("total_bytes"))
+
+
+def detail_of(fact: Mapping[str, Any]) -> str:
+    """What a fact says beyond its kind: who, how long, why."""
+    parts = [str(fact.get("message") or fact.get("reason") or "")]
+    if fact.get("took_ms") is not None:
+        parts.append(f"({units.span_ms(float(fact['took_ms']))})")
+    return " ".join(part for part in parts if part)
+
+
+def _status(view: Mapping[str, Any]) -> str:
+    where = views.node(view)
+    why = str(view.get("message") or "")
+    return " ".join(
+        part for part in (views.state(view), f"on {where}" if where != "-" else "", why) if part
+    )
+
+
+def _map_of(item: Message) -> Mapping[str, Any]:
+    try:
+        value = bodies.data_of(item.body)
+    except bodies.UnreadableError:
+        return {}
+    return value if isinstance(value, Mapping) else {}

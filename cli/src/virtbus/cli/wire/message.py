@@ -1,0 +1,83 @@
+"""Bodies: JSON to the API, which then answers JSON with all defaults; msgpack for the rest."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SOURCE = "virtbus-cli"
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+CONTENT_TYPE = "Content-Type"
+TRACEPARENT = "traceparent"
+ERROR_CODE = "Nats-Service-Error-Code"
+
+
+class UnreadableError(Exception):
+    """A body that is neither JSON nor msgpack."""
+
+
+def envelope(subject: str, message_id: str, timeout_ms: int | None, data: Any) -> dict[str, Any]:
+    """`data` with the CloudEvents names of design §3 around it."""
+    frame: dict[str, Any] = {
+        "id": message_id,
+        "source": SOURCE,
+        "type": _type_of(subject),
+        "subject": subject,
+        "data": data,
+    }
+    if timeout_ms is not None:
+        frame["timeout_ms"] = max(1, timeout_ms)
+    return frame
+
+
+def _type_of(subject: str) -> str:
+    match subject.split("."):
+        case ["virtbus", "api", version, *rest]:
+            return ".".join(("virtbus", *rest, version))
+        case ["virtbus", "node", _, "rpc", *rest]:
+            return ".".join(("virtbus", "rpc", *rest, "v1"))
+        case [_, *rest]:
+            return ".".join(("virtbus", *rest[:2], "v1"))
+        case _:
+            return ""
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def to_msgpack(value: Any) -> bytes:
+    """Msgpack, which alone carries bytes."""
+    import msgpack  # only consoles, logs and events need it
+
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def read(body: bytes) -> Any:
+    """The value of a body; None for an empty one.
+
+    Raises:
+        UnreadableError: neither JSON nor msgpack.
+    """
+    if not body:
+        return None
+    try:
+        if body[:64].lstrip()[:1] in {b"{", b"[", b'"'} or body in {b"null", b"true", b"false"}:
+            return json.loads(body)
+        import msgpack  # only consoles, logs and events need it
+
+        return msgpack.unpackb(body, strict_map_key=False)
+    except Exception as error:
+        # msgpack's own exceptions share no base below Exception with ValueError
+        msg = "a message cannot be read; do the command and the services have one version?"
+        raise UnreadableError(msg) from error
+
+
+def data_of(body: bytes) -> Any:
+    """The data of an envelope, or the whole value where there is no envelope around it."""
+    value = read(body)
+    if isinstance(value, Mapping) and "data" in value and ("id" in value or "type" in value):
+        return value["data"]
+    return value

@@ -1,0 +1,294 @@
+"""Requests and subscriptions that outlive a lost connection, and outcomes that are never guessed.
+
+One thread: whoever waits calls `pump`, and each message goes to the callback of its subscription.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from virtbus.cli.failures import CliError, Exit, unavailable, unknown
+from virtbus.cli.wire import message as bodies
+from virtbus.cli.wire.access import Access
+from virtbus.cli.wire.connection import Connection, DeniedError, LinkError
+from virtbus.cli.wire.protocol import Message
+
+REQUEST_TIMEOUT_S = 10.0
+NOBODY_PATIENCE_S = 3.0
+"""How long a request waits for a service that is not there (it may be restarting)."""
+RECONNECT_PATIENCE_S = 30.0
+_REPEAT_FIRST_S = 0.1
+_REPEAT_MOST_S = 2.0
+NO_RESPONDERS = 503
+
+Receive = Callable[[Message], None]
+
+
+class _Subscription:
+    """What is asked of every new connection again."""
+
+    def __init__(self, subject: str, receive: Receive) -> None:
+        self.subject = subject
+        self.receive = receive
+
+
+class Session:
+    """A connection that is made again when it is lost, with its subscriptions."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._reconnected: list[Callable[[], None]] = []
+        self._connection = self._connect()
+        self._inbox = f"{access.inbox_prefix}.{os.urandom(8).hex()}"
+        self._answers: dict[str, Receive] = {}
+        self._asked = 0
+        self.subscribe(f"{self._inbox}.*", self._answered)
+
+    @property
+    def server_name(self) -> str:
+        """The NATS server's own name."""
+        return str(self._connection.server.fields.get("server_name", ""))
+
+    @property
+    def server_version(self) -> str:
+        """The NATS server's version."""
+        return str(self._connection.server.fields.get("version", ""))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def on_reconnect(self, call: Callable[[], None]) -> None:
+        """Run `call` after each new connection."""
+        self._reconnected.append(call)
+
+    def subscribe(self, subject: str, receive: Receive) -> None:
+        """Give every message of `subject` to `receive` from now on, also after reconnects."""
+        sid = self._connection.subscribe(subject)
+        self._subscriptions[sid] = _Subscription(subject, receive)
+
+    def inbox(self, receive: Receive) -> str:
+        """A reply subject whose messages go to `receive`."""
+        self._asked += 1
+        token = str(self._asked)
+        self._answers[token] = receive
+        return f"{self._inbox}.{token}"
+
+    def forget(self, reply: str) -> None:
+        """Drop what still comes to a reply subject."""
+        self._answers.pop(reply.rpartition(".")[2], None)
+
+    def publish(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send once; a lost connection is mended, and then it is sent on the new one."""
+        try:
+            self._connection.publish(subject, body, reply=reply, headers=headers)
+        except LinkError:
+            self._reconnect(time.monotonic() + RECONNECT_PATIENCE_S)
+            self._connection.publish(subject, body, reply=reply, headers=headers)
+
+    def pump(self, timeout_s: float, also: int | None = None) -> None:
+        """Hand out what has arrived; wait for the first up to `timeout_s`, or for fd `also`.
+
+        Raises:
+            CliError: the connection was lost and could not be made again, or a subject is denied.
+        """
+        try:
+            for item in self._connection.messages(timeout_s, also):
+                subscription = self._subscriptions.get(item.sid)
+                if subscription is not None:
+                    subscription.receive(item)
+        except LinkError:
+            self._reconnect(time.monotonic() + RECONNECT_PATIENCE_S)
+        except DeniedError as error:
+            raise denied(error, self._access) from None
+
+    def request(
+        self,
+        subject: str,
+        data: Any,
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """The answer's map. Repeats the same request (same id) while its outcome is open.
+
+        Raises:
+            CliError: refused; unavailable (nothing happened); outcome unknown (time ran out after
+                it was sent).
+        """
+        return _Asking(self, subject, data, timeout_s, dict(headers or {})).answer()
+
+    # --- the connection -------------------------------------------------------------------
+
+    def _connect(self) -> Connection:
+        try:
+            return Connection.open(self._access)
+        except LinkError as error:
+            raise unavailable(
+                f"the bus does not answer: {error}",
+                f"is `virtbus up` running? (the address is from {self._access.source})",
+            ) from None
+        except DeniedError as error:
+            raise denied(error, self._access) from None
+
+    def _reconnect(self, deadline: float) -> None:
+        self._connection.close()
+        pause_s = _REPEAT_FIRST_S
+        while True:
+            try:
+                self._connection = self._connect()
+                break
+            except CliError:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(_REPEAT_MOST_S, pause_s * 2)
+        old, self._subscriptions = self._subscriptions, {}
+        for subscription in old.values():
+            self.subscribe(subscription.subject, subscription.receive)
+        for call in self._reconnected:
+            call()
+
+    @property
+    def connection_id(self) -> int:
+        """Another number after each reconnect."""
+        return id(self._connection)
+
+    def _answered(self, item: Message) -> None:
+        receive = self._answers.get(item.subject.rpartition(".")[2])
+        if receive is not None:
+            receive(item)
+
+
+class _Asking:
+    """One request on its way, over as many attempts as its outcome needs."""
+
+    def __init__(
+        self, session: Session, subject: str, data: Any, timeout_s: float, headers: dict[str, str]
+    ) -> None:
+        self._session = session
+        self._subject = subject
+        self._started = time.monotonic()
+        self._deadline = self._started + timeout_s
+        self._id = os.urandom(16).hex()
+        self._data = data
+        self._headers = headers | {bodies.CONTENT_TYPE: bodies.JSON}
+        self._got: list[Message] = []
+        self._may_have_happened = False
+
+    def answer(self) -> dict[str, Any]:
+        pause_s = _REPEAT_FIRST_S
+        while True:
+            item = self._attempt()
+            if item is None:
+                self._may_have_happened = True
+            else:
+                refusal = refusal_of(item)
+                if refusal is None:
+                    return _as_map(item)
+                if not self._worth_repeating(refusal):
+                    raise nobody(self._subject) if refusal.reason == NOBODY else refusal
+                pause_s = max(pause_s, (refusal.after_ms or 0) / 1000)
+            if time.monotonic() + pause_s >= self._deadline:
+                raise self._out_of_time()
+            self._wait(pause_s)
+            pause_s = min(_REPEAT_MOST_S, pause_s * 2)
+
+    def _attempt(self) -> Message | None:
+        """The first answer of one sending; None when the connection or the time ended first."""
+        session = self._session
+        left_s = self._deadline - time.monotonic()
+        frame = bodies.envelope(self._subject, self._id, int(left_s * 1000), self._data)
+        self._got.clear()
+        reply = session.inbox(self._got.append)
+        try:
+            session.publish(
+                self._subject, bodies.to_json(frame), reply=reply, headers=self._headers
+            )
+            connection = session.connection_id
+            while not self._got:
+                left_s = self._deadline - time.monotonic()
+                if left_s <= 0 or session.connection_id != connection:
+                    return None
+                session.pump(left_s)
+            return self._got[0]
+        finally:
+            session.forget(reply)
+
+    def _worth_repeating(self, refusal: CliError) -> bool:
+        if refusal.reason == NOBODY:
+            return time.monotonic() - self._started < NOBODY_PATIENCE_S
+        if refusal.retry == "same_id":
+            self._may_have_happened = True
+        return refusal.retry != "never" and refusal.after_ms is not None
+
+    def _out_of_time(self) -> CliError:
+        if not self._may_have_happened:
+            return nobody(self._subject)
+        return unknown(
+            f"no answer to {self._subject} in time: it may or may not have happened",
+            "look with `virtbus vm list`, or repeat the same command",
+        )
+
+    def _wait(self, pause_s: float) -> None:
+        until = time.monotonic() + pause_s
+        while (left_s := until - time.monotonic()) > 0:
+            self._session.pump(left_s)
+
+
+NOBODY = "no_responders"
+
+
+def nobody(subject: str) -> CliError:
+    """Nobody listens on a subject."""
+    part = "node's agent" if subject.startswith("virtbus.node.") else "controller"
+    return CliError(
+        Exit.UNAVAILABLE,
+        NOBODY,
+        f"the bus is there, but no {part} answers on {subject}",
+        hint="`virtbus status` shows which services run; `virtbus up` starts them",
+    )
+
+
+def refusal_of(item: Message) -> CliError | None:
+    """The error that an answer carries, if it is one."""
+    if item.status == NO_RESPONDERS and not item.body:
+        return nobody("")
+    if not item.header(bodies.ERROR_CODE):
+        return None
+    try:
+        body = bodies.read(item.body)
+    except bodies.UnreadableError:
+        body = None
+    body = body.get("error") if isinstance(body, Mapping) else None
+    if not isinstance(body, Mapping):
+        text = item.header("Nats-Service-Error")
+        code = item.header(bodies.ERROR_CODE)
+        body = {"code": int(code) if code.isdigit() else 500, "message": text}
+    return CliError.answered(body)
+
+
+def denied(error: DeniedError, access: Access) -> CliError:
+    """The server refuses our credentials or a subject."""
+    return CliError(
+        Exit.REFUSED,
+        "denied",
+        f"the bus refuses: {error}",
+        hint=f"the credentials come from {access.source}; name others with --creds",
+    )
+
+
+def _as_map(item: Message) -> dict[str, Any]:
+    try:
+        value = bodies.read(item.body)
+    except bodies.UnreadableError as error:
+        raise CliError(Exit.REFUSED, "unreadable", str(error)) from None
+    return dict(value) if isinstance(value, Mapping) else {}

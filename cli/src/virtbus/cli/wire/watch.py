@@ -1,0 +1,101 @@
+"""A watch of VMs over request and reply (design §3 "The API"): kept alive, and resumed."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from virtbus.cli.wire import message as bodies
+from virtbus.cli.wire.protocol import Message
+from virtbus.cli.wire.session import NOBODY, Session, refusal_of
+
+SUBJECT = "virtbus.api.v1.vm.watch"
+RENEW_EVERY_S = 12.0
+"""The server ends a watch after 30 s without a renewal."""
+SILENCE_S = 12.0
+"""Heartbeats come every 5 s: after two lost ones the watch is asked for anew."""
+RETRY_S = 0.5
+
+
+class Sees:
+    """What a watch tells; override what matters."""
+
+    def vm(self, view: Mapping[str, Any]) -> None:
+        """A VM of the list, or as it is after a change."""
+
+    def gone(self, uid: str) -> None:
+        """A VM is deleted."""
+
+    def synced(self) -> None:
+        """The list is complete."""
+
+    def restarted(self) -> None:
+        """A whole list follows: what it does not name is gone."""
+
+
+class Watch:
+    """One `vm.watch`; call `tick` at least every second while pumping the session."""
+
+    def __init__(self, session: Session, query: Mapping[str, Any], sees: Sees) -> None:
+        self._session = session
+        self._query = dict(query)
+        self._sees = sees
+        self._reply = ""
+        self._renew_subject = ""
+        self._renewed = self._heard = self._asked = 0.0
+        self._broken = False
+        session.on_reconnect(self.start)
+
+    def start(self) -> None:
+        """Ask, or ask anew with a whole list."""
+        if self._reply:
+            self._session.forget(self._reply)
+            self._sees.restarted()
+        self._reply = self._session.inbox(self._receive)
+        self._renew_subject = ""
+        self._broken = False
+        self._asked = self._heard = self._renewed = time.monotonic()
+        frame = bodies.envelope(SUBJECT, self._reply, None, self._query)
+        self._session.publish(
+            SUBJECT,
+            bodies.to_json(frame),
+            reply=self._reply,
+            headers={bodies.CONTENT_TYPE: bodies.JSON},
+        )
+
+    def tick(self) -> None:
+        """Renew, and start anew what went silent."""
+        now = time.monotonic()
+        if (self._broken and now - self._asked > RETRY_S) or now - self._heard > SILENCE_S:
+            self.start()
+        elif self._renew_subject and now - self._renewed > RENEW_EVERY_S:
+            self._renewed = now
+            self._session.publish(self._renew_subject, b"{}")
+
+    def _receive(self, item: Message) -> None:
+        refusal = refusal_of(item)
+        if refusal is not None:
+            if refusal.reason == NOBODY or refusal.retry == "later":
+                self._broken = True
+                return
+            if refusal.code == 410:
+                self._broken, self._asked = True, 0.0
+                return
+            raise refusal
+        reply = bodies.read(item.body)
+        if not isinstance(reply, Mapping):
+            return
+        self._heard = time.monotonic()
+        self._renew_subject = str(reply.get("renew") or self._renew_subject)
+        self._tell(reply)
+
+    def _tell(self, reply: Mapping[str, Any]) -> None:
+        if reply.get("resync"):
+            self._sees.restarted()
+        for view in reply.get("items") or ():
+            self._sees.vm(view)
+        if reply.get("change"):
+            self._sees.vm(reply["change"])
+        if reply.get("gone"):
+            self._sees.gone(str(reply["gone"]))
+        if reply.get("synced"):
+            self._sees.synced()
