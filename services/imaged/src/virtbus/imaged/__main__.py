@@ -8,7 +8,7 @@ from virtbus.imaged.settings import Settings
 
 async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
-    async with client.connect(client.settings_of(settings), name="imaged") as bus:
+    async with client.connect(settings.bus(), name="imaged") as bus:
         with tracing.setup("imaged", settings.node, bus, settings.otlp_endpoint):
             await Imaged(bus, settings, tracing.span).run()
 

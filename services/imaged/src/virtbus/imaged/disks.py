@@ -176,6 +176,8 @@ class Disks:
             path=str(self._files.path(uid, volume)),
             format=ImageFormat.QCOW2,
             virtual_size_bytes=found.virtual_size_bytes,
+            backing_path=found.backing_path or "",
+            backing_format=ImageFormat(found.backing_format) if found.backing_format else None,
         )
 
     # --- the end ---------------------------------------------------------------------------

@@ -77,6 +77,7 @@ async def serve(settings: Settings) -> None:
         if settings.simulate:
             simulated = SimulatedNode(bus, settings.node)
             await stack.enter_async_context(simulated.serve())
+            settings = settings.model_copy(update={"ask_after_s": 0.001})  # they tell nothing
             arm: SimulatedNode | AdminSocket = simulated
         else:
             arm = AdminSocket(settings.run_dir / "netd" / "admin.sock")

@@ -176,6 +176,8 @@ class Guest:
             if event is Event.STARTED and before is not Phase.NEW:
                 self.seen.started_ns = time.time_ns()
                 self.seen.reason = self.seen.message = ""
+        if self.phase in {Phase.STOPPED, Phase.RELEASING}:
+            self.seen.reason = self.seen.message = ""
         if before in {Phase.RUNNING, Phase.PAUSED} and self.phase not in {
             Phase.RUNNING,
             Phase.PAUSED,
@@ -183,7 +185,8 @@ class Guest:
             self._doing.not_running()
         if event in {Event.SHUT_DOWN, Event.ENDED, Event.CRASHED}:
             self.seen.started_ns, self.seen.ready = None, ""
-            self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
+            if self.phase is not before:  # libvirt's event and our own call may both tell
+                self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
             if self.phase is Phase.WAITING:
                 self.seen.restarts += 1
                 self.seen.reason, self.seen.message = (

@@ -1,0 +1,156 @@
+"""Names, addresses, redirects, ranges: the pure rules (IMG-16, IMG-18, SRC-01 … SRC-04)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtbus.imaged.core.links import file_name, hex_of
+from virtbus.imaged.core.names import Names, read_rules, rules_of
+from virtbus.imaged.core.sources import (
+    Validators,
+    address_refusal,
+    beneath,
+    check_url,
+    redirect_target,
+    resumed_total,
+    shown,
+)
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.image import parse_image_ref
+
+TOML = """
+[[image]]
+regexp = 'debian/(\\d+)'
+url = 'https://images.example/debian-\\1.qcow2'
+
+[[image]]
+name = 'debian/12'
+url = 'https://images.example/bookworm.qcow2'
+digest = 'sha256:{digest}'
+"""
+
+
+def test_exact_names_go_before_patterns_and_patterns_match_whole_names() -> None:
+    names = Names(read_rules(TOML.format(digest="a" * 64), "x.toml"))
+    exact, pattern = names.resolve("debian/12"), names.resolve("debian/13")
+    assert exact == ("https://images.example/bookworm.qcow2", f"sha256:{'a' * 64}")
+    assert pattern == ("https://images.example/debian-13.qcow2", None)
+    with pytest.raises(VirtbusError, match="debian/12"):
+        names.resolve("debian/12/x")
+
+
+def test_the_first_rule_of_a_name_wins() -> None:
+    names = Names(rules_of([("a", "http://h/1"), ("a", "http://h/2")]))
+    assert names.resolve("a").locator == "http://h/1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[image]\n",
+        "image = 1",
+        "[[image]]\nname = 'a'",
+        "[[image]]\nname = 'a'\nregexp = 'b'\nurl = 'http://h/'",
+        "[[image]]\nname = 'a'\nurl = 'ftp://h/'",
+        "[[image]]\nname = 'a'\nurl = 'b'",
+        "[[image]]\nname = '..'\nurl = 'http://h/'",
+        "[[image]]\nname = 'http://h/'\nurl = 'http://h/'",
+        "[[image]]\nregexp = '('\nurl = 'http://h/'",
+        "[[image]]\nname = 'a'\nurl = 'http://h/'\ndigest = 'md5:0'",
+        "[[image]]\nname = 'a'\nurl = 'http://h/'\ntypo = 'x'",
+        "[[image]]\nname = 1\nurl = 'http://h/'",
+    ],
+)
+def test_wrong_rules_name_their_file(text: str) -> None:
+    with pytest.raises(ValueError, match=r"site\.toml"):
+        read_rules(text, "site.toml")
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a\0b", "a\nb", "-a", "a" * 300, "a%b", "A", "é", "/a", "a//b", "a/"]
+)
+def test_names_that_could_be_paths_are_no_names(name: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        parse_image_ref(name)
+
+
+@given(st.text(max_size=50), st.text(max_size=50))
+def test_each_name_has_its_own_plain_file_name(one: str, other: str) -> None:
+    assert (file_name(one) == file_name(other)) == (one == other)
+    assert len(file_name(one)) == 64
+    assert file_name(one).isalnum()
+
+
+@pytest.mark.parametrize(
+    "digest", ["sha256:../../x", "sha256:" + "A" * 64, "sha256:0", "md5:" + "0" * 64, "", "0" * 64]
+)
+def test_digests_are_checked_before_they_become_paths(digest: str) -> None:
+    with pytest.raises(ValueError, match="sha256"):
+        hex_of(digest)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "fe80::1%eth0", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
+     "0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "ff02::1", "fd00:ec2::254",
+     "100.100.100.200", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"],
+)  # fmt: skip
+def test_addresses_that_are_never_fetched_from(address: str) -> None:
+    assert address_refusal(address, loopback_allowed=False)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "93.184.216.34", "2001:db8::1"])
+def test_routed_and_private_addresses_are_fine(address: str) -> None:
+    assert address_refusal(address, loopback_allowed=False) == ""
+
+
+@given(st.ip_addresses())
+def test_every_address_is_judged(address: object) -> None:
+    assert isinstance(address_refusal(str(address), loopback_allowed=True), str)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://h/x", "http://", "http:///x", "http://h:99999/", "http://[::1", "x", "http://h:0/"],
+)
+def test_what_is_no_http_url_is_refused(url: str) -> None:
+    with pytest.raises(VirtbusError):
+        check_url(url)
+
+
+def test_a_redirect_may_not_leave_https_nor_enter_this_machine() -> None:
+    first = "https://h/a"
+    assert redirect_target(first, first, "/b") == "https://h/b"
+    for location in ("http://h/b", "https://localhost/b", "https://[::1]/b", "gopher://h/"):
+        with pytest.raises(VirtbusError, match="redirect"):
+            redirect_target(first, first, location)
+
+
+@given(st.text(max_size=60), st.integers(0, 1 << 40))
+def test_only_an_exact_continuation_resumes(text: str, offset: int) -> None:
+    assert resumed_total(text, offset) is None
+    assert resumed_total(f"bytes {offset}-{offset + 9}/{offset + 10}", offset) == offset + 10
+    assert resumed_total(f"bytes {offset}-{offset + 9}/{offset + 11}", offset) is None
+    assert resumed_total(f"bytes {offset}-{offset + 9}/*", offset) is None
+
+
+def test_weak_etags_do_not_resume() -> None:
+    assert Validators('"a"').if_range == '"a"'
+    assert Validators('W/"a"').if_range == ""
+    assert Validators('W/"a"', "Thu").if_range == "Thu"
+
+
+def test_queries_are_not_shown() -> None:
+    assert shown("https://h/a?signature=secret#x") == "https://h/a"
+
+
+@given(st.lists(st.sampled_from(["a", "..", ".", "", "%2e%2e", "%00", "%2f", "b.img"]), max_size=6))
+def test_file_urls_stay_beneath_their_root(parts: list[str]) -> None:
+    try:
+        root, names = beneath("file:///srv/images/" + "/".join(parts), ("/srv/images",))
+    except VirtbusError as error:
+        assert error.reason == "file_not_allowed"
+        return
+    assert root == "/srv/images"
+    assert not {"", ".", ".."} & set(names)
+    assert all("/" not in name and "\0" not in name for name in names)

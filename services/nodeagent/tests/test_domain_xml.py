@@ -1,0 +1,195 @@
+"""The domain XML, held by golden files; `REGENERATE=1 pytest …` rewrites them for review."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from virtbus.nodeagent.core.domain_xml import DomainInputs, render
+from virtbus.nodeagent.core.metadata import NAMESPACE, parse
+from virtbus.nodeagent.core.slots import nic_devices
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.nodework import DiskFile
+from virtbus.schemas.vm import (
+    CloudInitNoCloud,
+    Cpu,
+    Devices,
+    Disk,
+    DiskBus,
+    Domain,
+    EmptyDisk,
+    Firmware,
+    ImageVolume,
+    Interface,
+    Memory,
+    Network,
+    VmRecord,
+    VmSpec,
+    Volume,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+
+
+def record(spec: VmSpec, **more: object) -> VmRecord:
+    fields: dict[str, object] = {
+        "uid": UID,
+        "namespace": "default",
+        "name": "web",
+        "spec": spec,
+        "spec_hash": "0" * 64,
+        "node": "n1",
+        "created_ns": 1,
+        "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    }
+    return VmRecord.model_validate(fields | more)
+
+
+def overlay(volume: str, base: str = "ab") -> DiskFile:
+    return DiskFile(
+        path=f"/var/lib/virtbus/disks/{UID}/{volume}.qcow2",
+        format=ImageFormat.QCOW2,
+        virtual_size_bytes=2**30,
+        backing_path=f"/var/lib/virtbus/images/data/{base}" if base else "",
+        backing_format=ImageFormat.QCOW2 if base else None,
+    )
+
+
+def inputs(spec: VmSpec, **more: object) -> DomainInputs:
+    fields: dict[str, object] = {
+        "record": record(spec),
+        "disks": {
+            v.name: overlay(v.name, "ab" if v.image else "")
+            for v in spec.volumes
+            if v.cloud_init_no_cloud is None
+        },
+        "seeds": {
+            v.name: Path(f"/var/lib/virtbus/vms/{UID}/seed-{v.name}.iso")
+            for v in spec.volumes
+            if v.cloud_init_no_cloud is not None
+        },
+        "console_socket": Path(f"/run/virtbus/vms/{UID}/console.sock"),
+        "console_log": Path(f"/var/lib/virtbus/consoles/{UID}.log"),
+        "accelerator": "tcg",
+        "emulator": "/usr/local/libexec/virtbus/vmwrapper",
+    }
+    return DomainInputs(**(fields | more))  # type: ignore[arg-type]
+
+
+ROOT = Volume(name="root", image=ImageVolume(ref="tiny"))
+SEED = Volume(name="cloudinit", cloud_init_no_cloud=CloudInitNoCloud(hostname="web"))
+SMALL = VmSpec(
+    domain=Domain(
+        devices=Devices(
+            disks=(Disk(name="root"), Disk(name="cloudinit", readonly=True)),
+            interfaces=(Interface(name="default"),),
+        )
+    ),
+    volumes=(ROOT, SEED),
+    networks=(Network(name="default"),),
+)
+LARGE = VmSpec(
+    domain=Domain(
+        cpu=Cpu(sockets=2, cores=2, threads=2, model="EPYC"),
+        memory=Memory(guest=4 * 2**30),
+        firmware=Firmware(uuid="c3ecdb42-282e-44c3-8266-91b99ac91261", serial="A1.b-2"),
+        devices=Devices(
+            disks=(
+                Disk(name="data", bus=DiskBus.SCSI, serial="data-1"),
+                Disk(name="root", boot_order=1),
+                Disk(name="more", bus=DiskBus.SATA),
+                Disk(name="cloudinit", bus=DiskBus.SATA, device="cdrom"),
+            ),
+            interfaces=(Interface(name="a"), Interface(name="b")),
+        ),
+    ),
+    volumes=(
+        Volume(name="data", empty_disk=EmptyDisk(capacity=2**30)),
+        ROOT,
+        Volume(name="more", image=ImageVolume(ref="tiny")),
+        SEED,
+    ),
+    networks=(Network(name="a"), Network(name="b", network="lan")),
+)
+BARE = VmSpec(domain=Domain(devices=Devices(disks=(Disk(name="root"),))), volumes=(ROOT,))
+
+CASES = {
+    "small": inputs(SMALL),
+    "small-kvm": inputs(SMALL, accelerator="kvm"),
+    "large": inputs(LARGE),
+    "no-network": inputs(BARE),
+    "bench": inputs(SMALL, skip_cpu_queries=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_domain_is_its_golden_file(name: str) -> None:
+    text, path = render(CASES[name]), GOLDEN / f"{name}.xml"
+    if os.environ.get("REGENERATE"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.integration
+def test_domain_is_valid_by_libvirts_own_schema(name: str) -> None:
+    checked = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", str(SCHEMA), "-"],
+        input=render(CASES[name]),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:
+    text = render(CASES["large"])
+    assert [d.split(",")[2] for d in nic_devices(2)] == ["bus=pci.1", "bus=pci.2"]
+    assert 'bus="0x01"' not in text
+    assert 'bus="0x02"' not in text
+    assert text.count('bus="0x03"') == 1
+
+
+def test_ports_used_plus_four_spare_are_there() -> None:
+    # one NIC, two disks, virtio-serial, balloon, rng: six used
+    assert render(CASES["small"]).count('model="pcie-root-port"') == 10
+
+
+def test_metadata_comes_back_as_it_was_put() -> None:
+    text = render(CASES["small"])
+    start, end = text.index("<virtbus:vm"), text.index("</virtbus:vm>") + len("</virtbus:vm>")
+    element = text[start:end].replace("<virtbus:vm", f'<virtbus:vm xmlns:virtbus="{NAMESPACE}"', 1)
+    back = parse(element)
+    assert back is not None
+    assert (back.uid, back.name, back.epoch, back.generation) == (UID, "web", 1, 1)
+
+
+def test_metadata_that_is_not_whole_counts_as_none() -> None:
+    assert parse("<vm><uid>x</uid></vm>") is None
+    assert parse("<vm") is None
+
+
+def test_no_secret_reaches_the_domain() -> None:
+    spec = SMALL.model_copy(
+        update={
+            "volumes": (
+                ROOT,
+                Volume(
+                    name="cloudinit",
+                    cloud_init_no_cloud=CloudInitNoCloud(user_data="CANARY", hostname="web"),
+                ),
+            )
+        }
+    )
+    assert "CANARY" not in render(inputs(spec))
+
+
+def test_values_are_only_ever_text_or_attributes() -> None:
+    hostile = 'x"/></devices><devices>&<!ENTITY'
+    odd = inputs(SMALL, console_socket=Path(hostile), emulator=hostile)
+    assert "<!ENTITY" not in render(odd)
+    assert render(odd).count("<devices>") == 1
