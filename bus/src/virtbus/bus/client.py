@@ -9,29 +9,22 @@ import asyncio
 import logging
 import re
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.backoff import delays
+from virtbus.bus.lean import lean_import
 from virtbus.bus.link import LinkLostError, Raw, Receive
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, DeniedError, FullError, UnavailableError
 from virtbus.bus.tasks import background
 
-# nats-py imports aiohttp for websockets where it finds it: 240 of its 360 ms, and unused here.
-_HIDE = "aiohttp" not in sys.modules
-if _HIDE:
-    sys.modules["aiohttp"] = None  # type: ignore[assignment]  # import system: "not there"
-try:
+with lean_import():
     import nats.errors
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription as NatsSubscription
-finally:
-    if _HIDE:
-        del sys.modules["aiohttp"]
 
 log = logging.getLogger(__name__)
 
