@@ -1,18 +1,43 @@
-"""Trace context: W3C traceparent in and out of messages; OpenTelemetry only where it is set up."""
+"""Trace context in and out of messages, and spans stored as facts so that no collector is needed.
 
+OpenTelemetry is imported by `setup` only: a process that did not call it (the CLI) still passes a
+traceparent on, and `span` does nothing but that.
+"""
+
+import logging
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+    from opentelemetry.trace import Tracer
+
+log = logging.getLogger(__name__)
+
+UID = "virtbus.uid"
+"""The span attribute that names the VM; spans without it are not stored."""
+OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 _inbound: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
+_tracers: list["Tracer"] = []
+"""The tracer that `setup` made, while it is in force; a process has one service."""
+
+
+class Emit(Protocol):
+    """`ports.Bus.emit`."""
+
+    def __call__(self, subject: str, value: Any, *, message_id: str) -> None: ...
 
 
 def current_traceparent() -> str | None:
-    """The traceparent of the running span, else of the request being handled, else None.
-
-    Does not import OpenTelemetry: where nobody else did, there is no span (the CLI's case).
-    """
+    """The traceparent of the running span, else of the request being handled, else None."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()
@@ -23,9 +48,158 @@ def current_traceparent() -> str | None:
 
 @contextmanager
 def continued(traceparent: str | None) -> Iterator[None]:
-    """Handle a request inside the trace that it came with."""
-    token = _inbound.set(traceparent)
+    """Work inside the trace that a message came with; what is no traceparent is ignored."""
+    valid = traceparent is not None and _TRACEPARENT.fullmatch(traceparent)
+    token = _inbound.set(traceparent if valid else None)
     try:
         yield
     finally:
         _inbound.reset(token)
+
+
+@contextmanager
+def span(
+    name: str, *, uid: str = "", parent: str | None = None, kind: str = "internal", **more: str
+) -> Iterator[None]:
+    """Time a piece of work for one VM.
+
+    Args:
+        name: `virtbus <verb> <noun>`.
+        uid: the VM; without one the span is exported, but not stored as a fact.
+        parent: a traceparent (of a record); default: the running span, then the request's.
+        kind: OpenTelemetry's: internal, server, client, producer, consumer.
+        more: further attributes; never secrets.
+    """
+    if not _tracers:
+        with continued(parent or _inbound.get()):
+            yield
+        return
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+
+    attributes = {UID: uid, **more} if uid else more
+    with _tracers[0].start_as_current_span(
+        name,
+        context=_context(parent),
+        kind=SpanKind[kind.upper()],
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as running:
+        try:
+            yield
+        except BaseException as error:
+            reason = getattr(error, "reason", "") or type(error).__name__
+            running.set_status(Status(StatusCode.ERROR, str(reason)))
+            raise
+
+
+def _context(parent: str | None) -> "Context | None":
+    """The context a span starts in; None is OpenTelemetry's current one."""
+    from opentelemetry import trace
+
+    if parent is None:
+        if trace.get_current_span().get_span_context().is_valid:
+            return None
+        parent = _inbound.get()
+    found = _TRACEPARENT.fullmatch(parent or "")
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(group, 16) for group in found.groups())
+    remote = trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(flags))
+    return trace.set_span_in_context(trace.NonRecordingSpan(remote))
+
+
+def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
+    """`schemas.events.Span` of a finished span, as plain fields: this runs at every span's end."""
+    own = ended.get_span_context()
+    attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}
+    fact: dict[str, Any] = {
+        "trace_id": f"{own.trace_id:032x}" if own else "",
+        "span_id": f"{own.span_id:016x}" if own else "",
+        "parent_id": f"{ended.parent.span_id:016x}" if ended.parent else "",
+        "name": ended.name,
+        "service": service,
+        "node": node,
+        "start_ns": ended.start_time or 0,
+        "end_ns": ended.end_time or 0,
+        "ok": ended.status.is_ok,
+        "attributes": attributes,
+    }
+    if ended.status.description:
+        fact["message"] = ended.status.description
+    return fact
+
+
+def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
+    """A SpanProcessor without a thread: the bus's own queue of facts is the batch."""
+    from opentelemetry.sdk.trace import SpanProcessor
+
+    from virtbus.schemas.subjects import event
+
+    class Facts(SpanProcessor):
+        def on_start(self, span: "Span", parent_context: "Context | None" = None) -> None:
+            """Nothing: only finished spans are facts."""
+
+        def on_end(self, span: "ReadableSpan") -> None:
+            uid = str((span.attributes or {}).get(UID, ""))
+            if not uid:
+                return
+            fact = fact_of(span, service, node)
+            try:
+                emit(event(node, uid, "trace.span"), fact, message_id=fact["span_id"])
+            except ValueError:
+                log.debug("span %s names no VM: %s", span.name, uid)
+
+    return Facts()
+
+
+def setup(
+    service: str, node: str, emit: Emit | None = None, *, otlp_endpoint: str = ""
+) -> Callable[[], None]:
+    """Record the spans of this process; returns what ends that.
+
+    Args:
+        service: its name in spans.
+        node: whose subjects the facts go to.
+        emit: `bus.emit`; None stores nothing.
+        otlp_endpoint: OTLP/HTTP base URL; default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.
+    """
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    provider = TracerProvider(
+        resource=Resource({"service.name": f"virtbus-{service}", "host.name": node}),
+        shutdown_on_exit=False,
+    )
+    if emit is not None:
+        provider.add_span_processor(_processor(service, node, emit))
+    endpoint = otlp_endpoint or os.environ.get(OTLP_ENV, "")
+    if endpoint:
+        _export(provider, endpoint)
+    tracer = provider.get_tracer("virtbus")
+    _tracers.insert(0, tracer)
+
+    def stop() -> None:
+        _tracers.remove(tracer)
+        provider.shutdown()
+
+    return stop
+
+
+def _export(provider: "TracerProvider", endpoint: str) -> None:
+    """Send spans to a collector too; this one has a thread, so only where it was asked for."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+
+
+@contextmanager
+def recording(service: str, node: str, emit: Emit, otlp_endpoint: str = "") -> Iterator[None]:
+    """`setup` for as long as the context is open."""
+    stop = setup(service, node, emit, otlp_endpoint=otlp_endpoint)
+    try:
+        yield
+    finally:
+        stop()
