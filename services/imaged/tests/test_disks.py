@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,11 @@ from aiohttp import web
 from services.imaged.tests.records import UID, empty, record, uid, volume
 from services.imaged.tests.site_under_test import MIB, NodeMaker, Web, qcow2_image
 
+from virtbus.imaged.core.overlay import Overlay, build
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.schemas.errors import Retry, VirtbusError
-from virtbus.schemas.image import parse_image_ref
+from virtbus.schemas.image import ImageFormat, parse_image_ref
 from virtbus.schemas.vm import VmRecord
 
 
@@ -310,3 +313,28 @@ async def test_a_full_disk_fails_that_pull_and_leaves_nothing(
         assert (caught.value.reason, caught.value.body.retry) == ("disk_full", Retry.LATER)
         assert node.tree() == []
         await node.disks.ensure(record(volume(server.url("small"))))
+
+
+@pytest.mark.integration
+def test_an_imaged_of_its_own_user_knows_disks_that_qemu_holds() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("changing owners needs root")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        os.chown(directory, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            files = DiskFiles(Path(directory) / "disks")
+            made = Overlay(MIB, "/images/data/x", "qcow2")
+            files.make(UID, "root", build(MIB, "/images/data/x", ImageFormat.QCOW2), made)
+            os.seteuid(0)
+            os.chown(files.path(UID, "root"), 64055, 64055)  # as libvirt does at start
+            os.seteuid(65534)
+            assert files.read(UID, "root") == made
+            assert [found.overlay for found in files.find()] == [made]
+            (Path(directory) / "disks" / UID / "root.json").write_text("{")
+            with pytest.raises(VirtbusError, match="Permission denied"):
+                files.read(UID, "root")
+            assert files.remove(UID)
+            files.close()
+        finally:
+            os.seteuid(0)

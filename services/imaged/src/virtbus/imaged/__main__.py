@@ -9,7 +9,7 @@ from virtbus.imaged.settings import Settings
 async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
     async with client.connect(settings.bus(), name="imaged") as bus:
-        with tracing.setup("imaged", settings.node, bus, settings.otlp_endpoint):
+        with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
             await Imaged(bus, settings, tracing.span).run()
 
 

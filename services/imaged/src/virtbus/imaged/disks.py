@@ -97,7 +97,7 @@ class Disks:
             made = await self._threads.run(self._ensure_many, uid, wanted, cached)
             for disk in wanted:
                 if disk.volume not in made and disk.source is not None:
-                    image = await self._images.ensure(disk.source, listener)
+                    image = await self._images.ensure(disk.source, listener, uid)
                     leases.enter_context(self._store.lease(image.digest))
                     more = await self._threads.run(
                         self._ensure_many, uid, (disk,), {disk.volume: image}
@@ -105,7 +105,7 @@ class Disks:
                     made |= more
             lost = [d.digest for d in made.values() if d.digest and not self._have(d.digest)]
             if lost:
-                await self._restore(wanted, made, lost, listener)
+                await self._restore(uid, wanted, made, lost, listener)
         return made
 
     def _cached(self, disk: WantedDisk) -> ImageInfo | None:
@@ -116,6 +116,7 @@ class Disks:
 
     async def _restore(
         self,
+        uid: str,
         wanted: tuple[WantedDisk, ...],
         made: dict[str, _Found],
         lost: list[str],
@@ -125,7 +126,8 @@ class Disks:
         for disk in wanted:
             digest = made[disk.volume].digest
             if disk.source is not None and digest in lost:
-                await self._images.ensure(ImageSource(disk.source.locator, digest), listener)
+                source = ImageSource(disk.source.locator, digest)
+                await self._images.ensure(source, listener, uid)
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(

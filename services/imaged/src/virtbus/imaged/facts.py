@@ -1,8 +1,7 @@
 """What imaged says of its work: ready events, facts, progress."""
 
 import time
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from virtbus.bus.ports import Bus
 from virtbus.imaged.flights import Listener
@@ -14,14 +13,6 @@ from virtbus.schemas.nodework import ImageReady
 from virtbus.schemas.vm import VmRecord
 
 STEP = "image"
-
-
-class Spans(Protocol):
-    """`virtbus.bus.tracing.span`."""
-
-    def __call__(
-        self, name: str, *, uid: str = "", parent: str | None = None
-    ) -> AbstractContextManager[Any]: ...
 
 
 class Facts:

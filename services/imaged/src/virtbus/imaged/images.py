@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core.header import inspect
@@ -18,6 +17,7 @@ from virtbus.imaged.edge.localfile import Fetched, OnBytes
 from virtbus.imaged.edge.part import Part
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Flight, Flights, Listener
+from virtbus.imaged.spans import Spans, no_span
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.image import ImageInfo, ImageSource
 
@@ -61,7 +61,7 @@ class Images:
         limits: Limits,
         max_pulls: int = 4,
         changed: Callable[[], None] = lambda: None,
-        span: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext,
+        span: Spans = no_span,
     ) -> None:
         self._span = span
         self._store = store
@@ -86,13 +86,18 @@ class Images:
         link = self._store.link(source.locator)
         return self._store.cached(link.digest) if link is not None else None
 
-    async def ensure(self, source: ImageSource, listener: Listener | None = None) -> ImageInfo:
+    async def ensure(
+        self, source: ImageSource, listener: Listener | None = None, uid: str = ""
+    ) -> ImageInfo:
         """The image, fetched if the store does not have it; errors as `refresh`."""
-        return self.cached(source) or await self.refresh(source, listener)
+        return self.cached(source) or await self.refresh(source, listener, uid)
 
-    async def refresh(self, source: ImageSource, listener: Listener | None = None) -> ImageInfo:
+    async def refresh(
+        self, source: ImageSource, listener: Listener | None = None, uid: str = ""
+    ) -> ImageInfo:
         """The image as its source has it now; nothing is transferred where that is unchanged.
 
+        `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
         All askers of one URL and digest share one transfer. Cancelled as the last of them, the
         transfer ends and its bytes are gone.
 
@@ -104,7 +109,8 @@ class Images:
         known = self._known(source, url)
 
         async def work(flight: Flight) -> tuple[ImageInfo, Fetched]:
-            return await self._transfer(flight, url, pin, known)
+            with self._span("virtbus pull image", uid=uid):
+                return await self._transfer(flight, url, pin, known)
 
         key = f"{url}\n{pin or ''}"
         image, fetched = await self._flights.join(key, work, listener)
@@ -137,9 +143,8 @@ class Images:
             part = await self._threads.run(self._store.part, key)
             keep = False
             try:
-                with self._span("virtbus pull image"):
-                    fetched = await self._fetch(url, pin, part, known, flight.on_bytes)
-                    image = await self._adopt(url, pin, part, known, fetched)
+                fetched = await self._fetch(url, pin, part, known, flight.on_bytes)
+                image = await self._adopt(url, pin, part, known, fetched)
             except VirtbusError as error:
                 keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
                 raise

@@ -110,10 +110,13 @@ class Requests:
 
     async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
         try:
-            return await self._images.refresh(source, self._facts.progress(job))
+            return await self._images.refresh(source, self._facts.progress(job), job)
         except VirtbusError as error:
             log.warning("%s", error, extra={"code": error.reason})
             return error
+        except Exception:  # boundary: one pull's fault must not end the service
+            log.exception("pulling an image failed", extra={"code": "internal"})
+            return VirtbusError(Code.INTERNAL, "internal", "the pull failed; see imaged's log")
         finally:
             del self._pulling[ref]
 

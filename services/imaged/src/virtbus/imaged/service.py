@@ -17,10 +17,11 @@ from virtbus.imaged.edge.download import Downloads
 from virtbus.imaged.edge.localfile import LocalFiles
 from virtbus.imaged.edge.namefiles import NameFiles
 from virtbus.imaged.edge.store import Store
-from virtbus.imaged.facts import Facts, Spans
+from virtbus.imaged.facts import Facts
 from virtbus.imaged.images import Images
 from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
+from virtbus.imaged.spans import Spans, no_span
 from virtbus.imaged.work import Work
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -36,17 +37,10 @@ VERBS = ("ensure", "release", "inspect", "pull", "list")
 _CHANGE_SETTLES_S = 0.1
 
 
-def _no_span(
-    name: str, *, uid: str = "", parent: str | None = None
-) -> contextlib.AbstractContextManager[Any]:
-    del name, uid, parent
-    return contextlib.nullcontext()
-
-
 class Imaged:
     """The service on one node."""
 
-    def __init__(self, bus: Bus, settings: Settings, span: Spans = _no_span) -> None:
+    def __init__(self, bus: Bus, settings: Settings, span: Spans = no_span) -> None:
         self._bus = bus
         self._settings = settings
         self._span = span

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from virtbus.bus.backoff import delays
 from virtbus.imaged.disks import Disks
-from virtbus.imaged.facts import Facts, Spans
+from virtbus.imaged.facts import Facts
+from virtbus.imaged.spans import Spans
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.nodework import ImageReady
 from virtbus.schemas.vm import VmRecord

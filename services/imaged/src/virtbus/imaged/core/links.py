@@ -16,7 +16,7 @@ class Link(Fact):
     """`links/<sha256(name)>`: the name as data, and the file it stands for."""
 
     schema_version: int = 1
-    name: str = Field(max_length=2048)
+    name: str = Field(max_length=4096)
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     format: ImageFormat
     size_bytes: int = Field(ge=1)

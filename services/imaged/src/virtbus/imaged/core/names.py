@@ -45,7 +45,7 @@ class Names:
         for rule in self.rules:
             match = rule.pattern.fullmatch(name) if rule.pattern else None
             if match:
-                return ImageSource(match.expand(rule.url), rule.digest)
+                return ImageSource(_expanded(match, rule.url), rule.digest)
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> VirtbusError:
@@ -58,6 +58,19 @@ class Names:
             + (f"known names: {', '.join(near)}; " if near else "")
             + "give an http(s):// or file:// URL, or add the name to /etc/virtbus/images.d/*.toml",
         )
+
+
+def _expanded(match: re.Match[str], url: str) -> str:
+    try:
+        source = parse_image_ref(match.expand(url))
+    except (ValueError, re.error, IndexError) as error:
+        raise VirtbusError(
+            Code.UNAVAILABLE,
+            "image_names_invalid",
+            f"the rule regexp={match.re.pattern!r} gives no URL for {match[0]!r} ({error}); "
+            "mend it in /etc/virtbus/images.d",
+        ) from None
+    return source.locator
 
 
 def read_rules(text: str, origin: str) -> tuple[Rule, ...]:

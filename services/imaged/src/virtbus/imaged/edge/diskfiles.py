@@ -17,8 +17,8 @@ from virtbus.schemas.wire import decode, encode_json
 
 SUFFIX = ".qcow2"
 NOTE_SUFFIX = ".json"
-"""Beside each disk: what it was made as. libvirt gives a running VM's disk to QEMU's user, and an
-imaged that is not root cannot read its header then."""
+"""Beside each disk, unless imaged is root: what it was made as. libvirt gives a running VM's disk
+to QEMU's user, and an imaged with a user of its own cannot read its header then."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
@@ -37,6 +37,7 @@ class DiskFiles:
     def __init__(self, root: Path) -> None:
         beneath.make_passable(root)
         self.root = root
+        self._notes = os.geteuid() != 0
         self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -80,8 +81,9 @@ class DiskFiles:
         try:
             os.close(beneath.open_directory(check_uid(uid), self._root_fd, beneath.PASSABLE))
             with self._open(uid) as directory:
-                note = encode_json(dataclasses.asdict(overlay))
-                beneath.replace(volume + NOTE_SUFFIX, note, directory)
+                if self._notes:
+                    note = encode_json(dataclasses.asdict(overlay))
+                    beneath.replace(volume + NOTE_SUFFIX, note, directory)
                 _write_disk(volume + SUFFIX, layout, directory)
         except OSError as error:
             raise store_error(error) from error
@@ -128,14 +130,17 @@ class DiskFiles:
 def _read_disk(volume: str, directory: int) -> Overlay:
     try:
         return read_overlay(beneath.read_small(volume + SUFFIX, directory, HEAD_BYTES))
-    except PermissionError:
-        note = decode(beneath.read_small(volume + NOTE_SUFFIX, directory, HEAD_BYTES))
-        return Overlay(**note)
+    except PermissionError as unreadable:
+        try:
+            note = decode(beneath.read_small(volume + NOTE_SUFFIX, directory, HEAD_BYTES))
+            return Overlay(**note)
+        except (OSError, VirtbusError, TypeError):
+            raise unreadable from None
 
 
 def _write_disk(final: str, layout: Layout, directory: int) -> None:
     temporary = f".tmp-{final}"
-    beneath.remove(temporary, directory)
+    beneath.remove(temporary, directory)  # never truncated: a crash may have left it linked twice
     descriptor = beneath.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         for offset, data in layout.pieces:

@@ -227,6 +227,7 @@ class _Request:
             total_bytes=total,
         )
         await self._threads.run(part.restart, fresh if validators.if_range else None)
+        await self._threads.run(part.expect, total or 0)
         return total
 
     async def _refuse_status(self, response: aiohttp.ClientResponse) -> NoReturn:

@@ -71,7 +71,7 @@ class LocalFiles:
             if before.st_size > self._limits.max_bytes:
                 raise too_large(url, before.st_size, self._limits.max_bytes)
             await self._threads.run(part.restart, None)
-            await self._copy(descriptor, part, before.st_size, on_bytes)
+            await self._copy(descriptor, part, before, on_bytes)
             if _etag(os.fstat(descriptor)) != validators.etag or part.offset != before.st_size:
                 raise VirtbusError(
                     Code.UNAVAILABLE,
@@ -82,8 +82,13 @@ class LocalFiles:
         finally:
             os.close(descriptor)
 
-    async def _copy(self, source: int, part: Part, size_bytes: int, on_bytes: OnBytes) -> None:
+    async def _copy(
+        self, source: int, part: Part, status: os.stat_result, on_bytes: OnBytes
+    ) -> None:
+        size_bytes = status.st_size
         cloned = await self._threads.run(part.clone, source)
+        if not cloned:
+            await self._threads.run(part.expect, min(size_bytes, status.st_blocks * 512))
         step = part.hash_more if cloned else lambda: _copy_chunk(source, part)
         while await self._threads.run(_repeat, step):
             on_bytes(part.offset, size_bytes)

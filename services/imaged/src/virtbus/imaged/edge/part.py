@@ -82,6 +82,10 @@ class Part:
         self.offset = self._durable = 0
         self.note = note
 
+    def expect(self, more_bytes: int) -> None:
+        """Raise `disk_full` now where so many bytes would not fit, not after most of them."""
+        self._check_room(more_bytes)
+
     def clone(self, source_fd: int) -> bool:
         """Make this file a reflink of `source_fd` where the file system can; unhashed as yet."""
         try:
