@@ -1,0 +1,30 @@
+"""`virtbus-netd`: settings, bus, service; everything is wired here."""
+
+import sys
+
+from virtbus.bus import client, process, tracing
+from virtbus.bus.settings import load
+from virtbus.netd.service import Netd, teardown
+from virtbus.netd.settings import Settings
+
+
+async def serve(settings: Settings) -> None:
+    """Connect and serve until cancelled."""
+    async with client.connect(settings.bus(), name="netd") as bus:
+        with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
+            await Netd(bus, settings, tracing.span).run()
+
+
+def main() -> None:
+    """The console script; `--teardown` removes all networks of this host and ends."""
+    arguments = sys.argv[1:]
+    if "--teardown" in arguments:
+        arguments.remove("--teardown")
+        settings = load(Settings, arguments)
+        raise SystemExit(process.run(settings, lambda: teardown(settings)))
+    settings = load(Settings, arguments)
+    raise SystemExit(process.run(settings, lambda: serve(settings)))
+
+
+if __name__ == "__main__":
+    main()

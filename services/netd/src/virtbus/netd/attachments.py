@@ -1,0 +1,354 @@
+"""The networks of this node's VMs: ensured, released, rebuilt from the host.
+
+Serial per VM, parallel across. The order that makes it safe to be killed anywhere: the state file
+before anything is made, the tap up as the last step, the state file gone after everything else.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from virtbus.netd.builder import Builder, Doors
+from virtbus.netd.core import names
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.offer import Site
+from virtbus.netd.core.plan import plan_of
+from virtbus.netd.core.settling import (
+    addresses_of,
+    carried_over,
+    check_epoch,
+    check_macs,
+    refusal,
+    settled,
+)
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.nodework import NetPhase, NetReady
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+BUILDS_AT_ONCE = 8
+"""More only wait for each other on the kernel's rtnl lock."""
+
+Begun = Callable[[NetReady], Awaitable[None]]
+
+
+async def _silent(_ready: NetReady) -> None:
+    return
+
+
+@dataclass(slots=True)
+class _Held:
+    attachment: Attachment
+    phase: NetPhase | None = None
+    """None: only its addresses are remembered."""
+    error: ErrorBody | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the phase is ready or failed."""
+
+    def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
+        self.phase, self.error = phase, error
+        self.settled.set()
+
+    def ready(self) -> NetReady:
+        return NetReady(
+            uid=self.attachment.uid,
+            epoch=self.attachment.epoch,
+            generation=self.attachment.generation,
+            phase=self.phase or NetPhase.FAILED,
+            interfaces=self.attachment.statuses(),
+            error=self.error,
+        )
+
+
+@dataclass(slots=True)
+class _Turns:
+    """A VM's lock, and how many hold it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class Attachments:
+    """All networks of VMs on this host."""
+
+    def __init__(self, doors: Doors, site: Site) -> None:
+        self._doors = doors
+        self._builder = Builder(doors, site)
+        self._held: dict[str, _Held] = {}
+        self._locks: dict[str, _Turns] = {}
+        self._bridge_seen = 0
+        self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
+        self._host_side = asyncio.Lock()
+        self._former_links: set[str] = set()
+        self.recovering = True
+        self.untidy = asyncio.Event()
+        """Set when `tidy` has something to do."""
+
+    async def ensure(self, record: VmRecord, begun: Begun = _silent) -> NetReady:
+        """Make what `record` needs, or return at once what stands already.
+
+        `begun` is told when the MACs are settled and a CNI plugin is about to work.
+
+        Raises:
+            VirtbusError: 503 while recovering; 409 for an older epoch or a MAC in use; 429 with
+                no address left; what the kernel or a plugin refused. Nothing is left of a failed
+                attachment but its addresses.
+        """
+        self._refuse_while_recovering()
+        plan = plan_of(record)
+        async with self._one(plan.uid):
+            held = self._held.get(plan.uid)
+            known = held.attachment if held is not None else None
+            check_epoch(plan.uid, plan.epoch, known)
+            if held is not None and held.phase is NetPhase.READY and await self._serves(held, plan):
+                return held.ready()
+            if known is not None and (known.has_cni or self._builder.stands(known)):
+                await self._builder.unmake(known)
+            return await self._make(plan, known, begun)
+
+    async def _serves(self, held: _Held, plan: Attachment) -> bool:
+        """True when what stands serves `plan`: it is the same, or a guest is using it."""
+        attachment = held.attachment
+        if not self._builder.stands(attachment):
+            return False
+        wanted = carried_over(plan, attachment, self._builder.insistent)
+        if not attachment.same_hardware(wanted):
+            if not await in_thread(lambda: self._builder.links.in_use(attachment)):
+                return False
+            extra = {"code": "network_kept", "uid": plan.uid}
+            log.info("the guest keeps its old interfaces until it restarts", extra=extra)
+        if (attachment.epoch, attachment.generation) != (plan.epoch, plan.generation):
+            update = {"epoch": plan.epoch, "generation": plan.generation}
+            self._keep(held, attachment.model_copy(update=update))
+        return True
+
+    async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
+        others = list(self._other_nics(plan.uid))
+        cni = {nic.network for nic in plan.nics if nic.kind is NicKind.CNI}
+        attachment = settled(
+            carried_over(plan, known, self._builder.insistent),
+            self._doors.bridge.gateway,
+            addresses_of(others),
+            {network: self._doors.cni.load(network) for network in cni},
+        )
+        check_macs(attachment, others)
+        held = self._held[plan.uid] = _Held(attachment, NetPhase.BEGUN)
+        try:
+            async with self._builds:
+                await self._build(held, begun)
+        except (VirtbusError, OSError) as error:
+            refused = refusal(error)
+            await self._abandon(held)
+            held.settle(NetPhase.FAILED, refused.body)
+            raise refused from error
+        held.settle(NetPhase.READY)
+        return held.ready()
+
+    async def _build(self, held: _Held, begun: Begun) -> None:
+        attachment = held.attachment
+        if not attachment.nics:
+            return
+        async with self._host_side:
+            pass  # a removal of the host bridge under way ends first; later ones see this VM
+        self._keep(held, attachment)
+        if not attachment.has_cni:
+            await self._builder.built_in(attachment)
+            await self._follow_bridge()
+            return
+
+        await self._builder.with_cni(
+            attachment, lambda more: self._keep(held, more), lambda: begun(held.ready())
+        )
+        check_macs(held.attachment, self._other_nics(attachment.uid))
+        await self._follow_bridge()
+
+    async def _follow_bridge(self) -> None:
+        """Other VMs' links go back on a bridge that had to be made again."""
+        if self._bridge_seen != self._doors.bridge.times_made:
+            self._bridge_seen = self._doors.bridge.times_made
+            await self.replug()
+
+    async def _abandon(self, held: _Held) -> None:
+        """Take back a failed attachment; its file keeps the addresses for the next try."""
+        attachment = held.attachment
+        try:
+            await self._builder.unmake(attachment)
+        except (VirtbusError, OSError) as error:
+            extra = {"code": "unmake_failed", "uid": attachment.uid}
+            log.warning("left for the release to undo: %s", error, extra=extra)
+            return
+        self._former_links.update(nic.host_link for nic in attachment.nics)
+        self.untidy.set()
+        nics = tuple(nic.model_copy(update={"cni": None}) for nic in attachment.nics)
+        self._keep(held, attachment.model_copy(update={"nics": nics}))
+
+    async def release(self, uid: str, epoch: int) -> bool:
+        """Remove all that bears `uid`; returns when it is gone, False when there was nothing.
+
+        Raises:
+            VirtbusError: 409 for an older epoch; 500 when a CNI plugin failed on DEL (the state
+                file stays, so that a further release tries again).
+        """
+        self._refuse_while_recovering()
+        async with self._one(uid):
+            held = self._held.get(uid)
+            check_epoch(uid, epoch, held.attachment if held is not None else None)
+            if held is None:
+                self._doors.namespaces.remove(names.netns(uid))
+                return False
+            await self._builder.unmake(held.attachment)
+            self._doors.files.remove(uid)
+            self._former_links.update(nic.host_link for nic in held.attachment.nics)
+            del self._held[uid]
+            self.untidy.set()
+            return True
+
+    async def take_taps(self, uid: str, timeout_s: float) -> tuple[Attachment, list[int]]:
+        """The attachment and fresh tap descriptors, which the caller closes.
+
+        Waits at most `timeout_s` for an attachment that has begun.
+
+        Raises:
+            VirtbusError: 503 recovering, 404 unknown, 504 not ready in time, 409 tap busy, or
+                why the attachment failed.
+        """
+        self._refuse_while_recovering()
+        held = self._held.get(uid)
+        if held is None or held.phase is None:
+            raise VirtbusError(
+                Code.NOT_FOUND, "not_attached", "netd has no network of this VM; start it again"
+            )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await held.settled.wait()
+        except TimeoutError:
+            raise VirtbusError(
+                Code.DEADLINE,
+                "network_late",
+                f"the network was not attached in {timeout_s:g} s; see the CNI plugin's log, "
+                "start the VM again",
+            ) from None
+        if held.error is not None:
+            raise VirtbusError.of(held.error)
+        attachment = held.attachment
+        if not attachment.nics:
+            return attachment, []
+        return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
+
+    async def tidy(self) -> None:
+        """Remove host links that outlived their VM, and the host bridge when no VM needs it."""
+        self.untidy.clear()
+        former, self._former_links = self._former_links, set()
+        former -= self._links_in_use()
+        if former:
+            await in_thread(lambda: self._builder.links.delete_host_links(former))
+        async with self._host_side:
+            if self._doors.bridge.made and not any(
+                nic.kind is NicKind.BRIDGE for nic in self._other_nics("")
+            ):
+                await in_thread(self._doors.bridge.remove)
+
+    async def replug(self) -> None:
+        """Put every host link back on the bridge, as after somebody deleted it."""
+        nics = [
+            nic
+            for held in self._held.values()
+            if held.phase is NetPhase.READY
+            for nic in held.attachment.nics
+            if nic.kind is NicKind.BRIDGE
+        ]
+        if nics:
+            await in_thread(lambda: self._builder.links.replug(nics))
+
+    async def recover(self) -> None:
+        """Compare state files and host: adopt what stands, finish or undo what is half-made.
+
+        Things that bear our names and have no state file are removed. Work is refused until this
+        has returned.
+        """
+        self._doors.files.prepare()
+        self._doors.namespaces.prepare()
+        self._held = {each.uid: _Held(each) for each in self._doors.files.all()}
+        for name in self._doors.namespaces.names():
+            uid = names.uid_of_netns(name)
+            if uid is not None and uid not in self._held:
+                log.info("removed a namespace without a VM", extra={"code": "orphan", "uid": uid})
+                self._doors.namespaces.remove(name)
+        await in_thread(lambda: self._builder.links.delete_orphans(self._links_in_use()))
+        async with asyncio.TaskGroup() as group:
+            for held in self._held.values():
+                group.create_task(self._recover(held))
+        self.recovering = False
+        self.untidy.set()
+
+    async def _recover(self, held: _Held) -> None:
+        attachment = held.attachment
+        if not self._builder.stands(attachment):
+            return
+        async with self._builds:
+            if attachment.has_cni and not attachment.made:
+                await self._abandon(held)
+                return
+            try:
+                await self._builder.adopt(attachment)
+            except (VirtbusError, OSError) as error:
+                held.settle(NetPhase.FAILED, refusal(error).body)
+                extra = {"code": "recover_failed", "uid": attachment.uid}
+                log.warning("network not adopted: %s", error, extra=extra)
+            else:
+                held.settle(NetPhase.READY)
+
+    def held(self) -> dict[str, tuple[str, ...]]:
+        """The uids this host holds something of, and what, from the host itself."""
+        things: dict[str, list[str]] = {}
+        for name in self._doors.namespaces.names():
+            uid = names.uid_of_netns(name)
+            if uid is not None:
+                things.setdefault(uid, []).append(f"netns {name}")
+        for uid, held in self._held.items():
+            leases = [address for nic in held.attachment.nics for address in nic.addresses]
+            things.setdefault(uid, []).extend(f"address {address}" for address in leases)
+        return {uid: tuple(found) for uid, found in things.items()}
+
+    def state_of(self, uid: str) -> NetReady | None:
+        """How the network of `uid` is; None where nothing is known."""
+        held = self._held.get(uid)
+        return held.ready() if held is not None else None
+
+    def _keep(self, held: _Held, attachment: Attachment) -> None:
+        held.attachment = attachment
+        self._doors.files.write(attachment)
+
+    def _other_nics(self, uid: str) -> Iterator[Nic]:
+        for other, held in self._held.items():
+            if other != uid:
+                yield from held.attachment.nics
+
+    def _links_in_use(self) -> set[str]:
+        return {nic.host_link for nic in self._other_nics("")}
+
+    def _refuse_while_recovering(self) -> None:
+        if self.recovering:
+            raise VirtbusError(
+                Code.UNAVAILABLE,
+                "recovering",
+                "netd is comparing its state with the host; try again in a second",
+                after_ms=500,
+            )
+
+    @asynccontextmanager
+    async def _one(self, uid: str) -> AsyncIterator[None]:
+        """Serial per VM."""
+        turns = self._locks.setdefault(uid, _Turns())
+        turns.users += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._locks[uid]

@@ -1,0 +1,144 @@
+"""Makes and unmakes the network of one VM with the doors of `edge`."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from virtbus.netd.core import cni as cni_values
+from virtbus.netd.core.attachment import Attachment, CniState, Nic
+from virtbus.netd.core.offer import Site, offers_of
+from virtbus.netd.core.settling import refused_mac, replaced
+from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.guest_links import GuestLinks
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.leases import StateFiles
+from virtbus.netd.edge.namespaces import Namespaces, in_thread
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+Keep = Callable[[Attachment], None]
+"""Told each time more of an attachment is known; what it was told is what `unmake` gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The collaborators that touch the host."""
+
+    namespaces: Namespaces
+    bridge: HostBridge
+    files: StateFiles
+    cni: Cni
+    dhcp: DhcpServer
+
+
+class Builder:
+    """Every method may be cancelled; what is half-made then is completed or undone by the next."""
+
+    def __init__(self, doors: Doors, site: Site) -> None:
+        self._doors = doors
+        self._site = site
+        self.links = GuestLinks(doors.namespaces, doors.bridge)
+        self.insistent: set[str] = set()
+        """CNI networks whose plugins choose the MAC: attached before a start, never during it."""
+
+    def stands(self, attachment: Attachment) -> bool:
+        """True when the namespace is there (or none is needed)."""
+        return not attachment.nics or self._doors.namespaces.exists(attachment.netns)
+
+    async def built_in(self, attachment: Attachment) -> None:
+        """Make or complete a VM whose interfaces are all built-in; its file is durable then."""
+        files = self._doors.files
+        refused: Exception | None = None
+        sockets: list[socket.socket] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(in_thread(lambda: files.sync(attachment.uid)))
+                building = group.create_task(in_thread(lambda: self.links.build(attachment)))
+            sockets = building.result()
+        except* (VirtbusError, OSError) as failed:
+            refused = failed.exceptions[0]
+        if refused is not None:
+            raise refused
+        self._serve(attachment, sockets)
+
+    async def with_cni(
+        self, attachment: Attachment, keep: Keep, begun: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Make a VM with CNI interfaces; `begun` is awaited before the first plugin runs.
+
+        Raises:
+            VirtbusError: of a plugin; 409 `cni_mac` when one chose another MAC than announced.
+        """
+        insists = any(nic.network in self.insistent for nic in attachment.nics)
+        if not insists:
+            await begun()
+        await in_thread(lambda: self.links.open_namespace(attachment))
+        for nic in attachment.nics:
+            if nic.cni is not None:
+                attachment = await self._add(attachment, nic, nic.cni, keep)
+        await self.adopt(attachment)
+        keep(attachment.model_copy(update={"made": True}))
+
+    async def adopt(self, attachment: Attachment) -> None:
+        """Serve a VM whose namespace and CNI links stand; completes the rest."""
+        await in_thread(lambda: self._doors.files.sync(attachment.uid))
+        self._serve(attachment, await in_thread(lambda: self.links.build(attachment)))
+
+    async def _add(
+        self, attachment: Attachment, nic: Nic, state: CniState, keep: Keep
+    ) -> Attachment:
+        netns = self._doors.namespaces.path(attachment.netns)
+        done = await self._doors.cni.add(attachment.uid, nic, state.conflist, netns)
+        nic = nic.model_copy(update={"cni": done})
+        keep(replaced(attachment, nic))
+        result = done.result or {}
+        nic = cni_values.settled(nic, result)
+        attachment = replaced(attachment, nic)
+        keep(attachment)  # before the address leaves the link: DEL finds its rules by it
+        link = await in_thread(lambda: self.links.take_address_off(attachment, nic))
+        if link is None:
+            raise VirtbusError(
+                Code.UNSUPPORTED,
+                "cni_link",
+                f"the plugins of '{nic.network}' made no {nic.eth}; use ones that make a veth, "
+                "such as bridge or ptp",
+            )
+        mac = cni_values.given_mac(result, nic) or link.mac
+        if mac != nic.mac and nic.network not in self.insistent:
+            self.insistent.add(nic.network)
+            raise refused_mac(nic, mac)
+        return replaced(attachment, nic.model_copy(update={"mac": mac, "mtu": link.mtu}))
+
+    def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
+        self._doors.dhcp.serve(attachment.uid, sockets, offers_of(attachment, self._site))
+
+    async def unmake(self, attachment: Attachment) -> None:
+        """Everything of a VM but its state file. The kernel frees the namespace a little later.
+
+        Raises:
+            VirtbusError: 500 `cni_failed` when a plugin failed on DEL; all else is gone.
+        """
+        self._doors.dhcp.stop(attachment.uid)
+        failed: VirtbusError | None = None
+        if any(nic.cni is not None for nic in attachment.nics):
+            failed = await self._delete(attachment)
+        await in_thread(lambda: self._doors.namespaces.remove(attachment.netns))
+        if failed is not None:
+            raise failed
+
+    async def _delete(self, attachment: Attachment) -> VirtbusError | None:
+        await in_thread(lambda: self.links.give_address_back(attachment))
+        netns = self._doors.namespaces.path(attachment.netns)
+        failed: VirtbusError | None = None
+        for nic in reversed(attachment.nics):
+            if nic.cni is None:
+                continue
+            try:
+                await self._doors.cni.delete(attachment.uid, nic, nic.cni, netns)
+            except VirtbusError as error:
+                failed = failed or error
+        return failed

@@ -1,0 +1,110 @@
+"""What netd knows of one VM's network; also the form of its state file."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from virtbus.netd.core import names
+from virtbus.schemas.model import Fact
+from virtbus.schemas.network import InterfaceStatus
+
+STATE_VERSION = 1
+
+
+class NicKind(StrEnum):
+    """How an interface is attached."""
+
+    BRIDGE = "bridge"
+    """The built-in path: a veth to the host bridge."""
+    CNI = "cni"
+    """The plugins of a conflist."""
+
+
+class Route(Fact):
+    """A route for the guest. `gateway` empty: on the link itself."""
+
+    destination: str
+    gateway: str = ""
+
+
+class CniState(Fact):
+    """What DEL needs, whatever became of the configuration since ADD (NET-11)."""
+
+    conflist: dict[str, Any]
+    result: dict[str, Any] | None = None
+
+
+class Nic(Fact):
+    """One interface. Addresses (`10.0.0.5/16`) are empty until they are settled."""
+
+    index: int
+    name: str
+    network: str
+    kind: NicKind
+    mac: str
+    host_link: str
+    addresses: tuple[str, ...] = ()
+    gateway: str = ""
+    mtu: int = 1500
+    routes: tuple[Route, ...] = ()
+    dns: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
+    cni: CniState | None = None
+
+    @property
+    def eth(self) -> str:
+        return names.eth(self.index)
+
+    @property
+    def bridge(self) -> str:
+        return names.bridge(self.index)
+
+    @property
+    def tap(self) -> str:
+        return names.tap(self.index)
+
+
+class Attachment(Fact):
+    """The network of one VM: first a plan without addresses, then what was made."""
+
+    schema_version: int = STATE_VERSION
+    uid: str
+    epoch: int
+    generation: int
+    namespace: str = ""
+    vm_name: str = ""
+    firmware_uuid: str | None = None
+    made: bool = False
+    """True when all steps are done; kept only where CNI plugins are among them, since those are
+    undone rather than repeated after a crash."""
+    nics: tuple[Nic, ...] = Field(())
+
+    @property
+    def netns(self) -> str:
+        return names.netns(self.uid)
+
+    @property
+    def has_cni(self) -> bool:
+        return any(nic.kind is NicKind.CNI for nic in self.nics)
+
+    def same_hardware(self, other: "Attachment") -> bool:
+        """True when the guest would see the same devices on the same networks."""
+        mine = [(nic.name, nic.network, nic.mac) for nic in self.nics]
+        return mine == [(nic.name, nic.network, nic.mac) for nic in other.nics]
+
+    def statuses(self) -> tuple[InterfaceStatus, ...]:
+        """The interfaces as the bus shows them."""
+        return tuple(
+            InterfaceStatus(
+                name=nic.name,
+                network=nic.network,
+                mac=nic.mac,
+                addresses=nic.addresses,
+                gateway=nic.gateway,
+                mtu=nic.mtu,
+                tap=nic.tap,
+                netns=self.netns,
+            )
+            for nic in self.nics
+        )

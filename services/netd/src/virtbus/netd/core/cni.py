@@ -1,0 +1,178 @@
+"""CNI as pure values: conflists, the environment of a plugin, results (CNI spec 1.0.0)."""
+
+import json
+import re
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from typing import Any
+
+from virtbus.netd.core.attachment import Nic, Route
+from virtbus.schemas.errors import Code, VirtbusError
+
+MAX_OUTPUT_BYTES = 1024 * 1024
+_PLUGIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+_VERSION = re.compile(r"^\d+\.\d+\.\d+$")
+_DEFAULT_VERSION = "0.4.0"
+
+
+def read_conflist(text: bytes, source: str) -> dict[str, Any]:
+    """A conflist, or a single plugin's conf as a list of one.
+
+    Raises:
+        VirtbusError: 422 `cni_config` saying what is wrong in `source`.
+    """
+    try:
+        conf = json.loads(text)
+    except ValueError as error:
+        raise _bad(source, f"it is not JSON ({error})") from None
+    if not isinstance(conf, dict):
+        raise _bad(source, "it is not a JSON object")
+    if "plugins" not in conf:
+        conf = {
+            "cniVersion": conf.get("cniVersion", _DEFAULT_VERSION),
+            "name": conf.get("name"),
+            "plugins": [conf],
+        }
+    _check(conf, source)
+    return conf
+
+
+def _check(conf: dict[str, Any], source: str) -> None:
+    name, version, plugins = conf.get("name"), conf.get("cniVersion"), conf["plugins"]
+    if not isinstance(name, str) or not _PLUGIN.match(name):
+        raise _bad(source, "`name` must be a word of letters, digits, '_', '.' and '-'")
+    if not isinstance(version, str) or not _VERSION.match(version):
+        raise _bad(source, "`cniVersion` must be a version such as 1.0.0")
+    if not isinstance(plugins, list) or not plugins:
+        raise _bad(source, "`plugins` must be a list of at least one plugin")
+    for at, plugin in enumerate(plugins):
+        kind = plugin.get("type") if isinstance(plugin, dict) else None
+        if not isinstance(kind, str) or not _PLUGIN.match(kind):
+            raise _bad(source, f"plugins[{at}].type must be the file name of a plugin, no path")
+
+
+def _bad(source: str, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.UNSUPPORTED, "cni_config", f"{source}: {why}; mend the file and create the VM again"
+    )
+
+
+def plugin_input(
+    conflist: dict[str, Any], plugin: dict[str, Any], nic: Nic, previous: dict[str, Any] | None
+) -> bytes:
+    """What a plugin of the chain reads: its conf with name, version, capabilities, prevResult."""
+    conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
+    capabilities = conf.pop("capabilities", None) or {}
+    runtime = {"mac": nic.mac} if capabilities.get("mac") else {}
+    if runtime:
+        conf["runtimeConfig"] = runtime
+    if previous is not None:
+        conf["prevResult"] = previous
+    return json.dumps(conf).encode()
+
+
+def environment(
+    command: str, uid: str, nic: Nic, netns_path: str, plugin_path: str
+) -> dict[str, str]:
+    """The environment that the CNI specification names."""
+    return {
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": uid,
+        "CNI_NETNS": netns_path,
+        "CNI_IFNAME": nic.eth,
+        "CNI_ARGS": f"IgnoreUnknown=1;MAC={nic.mac}",
+        "CNI_PATH": plugin_path,
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+
+
+def read_result(output: bytes, plugin: str) -> dict[str, Any]:
+    """The result that a plugin printed on ADD.
+
+    Raises:
+        VirtbusError: 500 `cni_result` when it is none (NET-10: exit 0 with nothing said).
+    """
+    try:
+        result = json.loads(output)
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        raise VirtbusError(
+            Code.INTERNAL,
+            "cni_result",
+            f"CNI plugin {plugin} ended well but printed no result; check its log and version",
+        )
+    return result
+
+
+def failure_text(output: bytes, errors: bytes) -> str:
+    """What a failed plugin says: `msg` and `details` of its error object, else its stderr."""
+    try:
+        body = json.loads(output)
+    except ValueError:
+        body = None
+    if isinstance(body, dict) and body.get("msg"):
+        said = f"{body['msg']} {body.get('details') or ''}"
+    else:
+        said = (errors or output).decode("utf-8", "replace")
+    return " ".join(said.split())[:500] or "no message"
+
+
+def given_mac(result: dict[str, Any], nic: Nic) -> str | None:
+    """The MAC that the result gives `eth<i>` in the sandbox; None where it names none."""
+    for interface in _objects(result, "interfaces"):
+        if interface.get("sandbox") and interface.get("name") == nic.eth:
+            mac = interface.get("mac")
+            return mac.lower() if isinstance(mac, str) and mac else None
+    return None
+
+
+def settled(nic: Nic, result: dict[str, Any]) -> Nic:
+    """The interface with the IPv4 part of a result.
+
+    Raises:
+        VirtbusError: 500 `cni_result` when addresses or routes cannot be read, or there are none.
+    """
+    try:
+        found = [ip for ip in _objects(result, "ips") if ":" not in str(ip.get("address", ":"))]
+        addresses = [str(IPv4Interface(ip["address"])) for ip in found]
+        gateways = [str(IPv4Address(ip["gateway"])) for ip in found if ip.get("gateway")]
+        routes = [_route(route) for route in _objects(result, "routes") if _is_v4(route)]
+        dns = result.get("dns") or {}
+        servers = [str(IPv4Address(s)) for s in dns.get("nameservers") or () if ":" not in s]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(nic, str(error)) from None
+    if not addresses:
+        raise _unreadable(nic, "it has no IPv4 address")
+    default = next((r.gateway for r in routes if r.destination == "0.0.0.0/0" and r.gateway), "")
+    return nic.model_copy(
+        update={
+            "addresses": tuple(addresses),
+            "gateway": default or next(iter(gateways), ""),
+            "routes": tuple(r for r in routes if r.destination != "0.0.0.0/0"),
+            "dns": tuple(servers),
+            "search": tuple(str(each) for each in dns.get("search") or ()),
+        }
+    )
+
+
+def _objects(result: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    return [item for item in result.get(key) or () if isinstance(item, dict)]
+
+
+def _is_v4(route: dict[str, Any]) -> bool:
+    return ":" not in str(route.get("dst", ":"))
+
+
+def _route(route: dict[str, Any]) -> Route:
+    destination = str(IPv4Network(route["dst"], strict=False))
+    gateway = str(IPv4Address(route["gw"])) if route.get("gw") else ""
+    return Route(destination=destination, gateway=gateway)
+
+
+def _unreadable(nic: Nic, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.INTERNAL,
+        "cni_result",
+        f"the CNI result of network '{nic.network}' cannot be used: {why}; virtbus needs IPv4 "
+        "addresses in CIDR form",
+    )

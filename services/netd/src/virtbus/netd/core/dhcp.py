@@ -1,0 +1,300 @@
+"""DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 6842).
+
+The guest's address never changes and nobody else may ask, so there is no lease database: an
+`Offer` says what the guest has, and `answer` maps a request to a reply or to silence.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+_MAGIC = b"\x63\x82\x53\x63"
+_FIXED = struct.Struct("!BBBBIHH4s4s4s4s16s64s128s")
+_BOOTREQUEST, _BOOTREPLY = 1, 2
+_ETHERNET = 1
+_BROADCAST_FLAG = 0x8000
+_MIN_MESSAGE_BYTES = 300
+_DEFAULT_MAX_BYTES = 576
+_HEADERS_BYTES = 28
+_PAD, _END = 0, 255
+
+ANY = IPv4Address(0)
+BROADCAST = IPv4Address("255.255.255.255")
+
+
+class Kind(IntEnum):
+    """Message types (option 53)."""
+
+    DISCOVER = 1
+    OFFER = 2
+    REQUEST = 3
+    DECLINE = 4
+    ACK = 5
+    NAK = 6
+    RELEASE = 7
+    INFORM = 8
+
+
+class Option(IntEnum):
+    """Option codes in use."""
+
+    MASK = 1
+    ROUTER = 3
+    DNS = 6
+    HOSTNAME = 12
+    DOMAIN = 15
+    MTU = 26
+    BROADCAST = 28
+    REQUESTED_ADDRESS = 50
+    LEASE_TIME = 51
+    MESSAGE_TYPE = 53
+    SERVER_ID = 54
+    MAX_SIZE = 57
+    RENEWAL_TIME = 58
+    REBINDING_TIME = 59
+    CLIENT_ID = 61
+    SEARCH = 119
+    CLASSLESS_ROUTES = 121
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's message, of which only what matters here is kept."""
+
+    kind: int
+    xid: int
+    flags: int
+    client: IPv4Address
+    relay: IPv4Address
+    mac: bytes
+    options: dict[int, bytes]
+
+    def address(self, option: int) -> IPv4Address | None:
+        """A four-byte option as an address."""
+        raw = self.options.get(option, b"")
+        return IPv4Address(raw) if len(raw) == 4 else None
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest DHCP message the client takes, without IP and UDP headers."""
+        raw = self.options.get(Option.MAX_SIZE, b"")
+        size = int.from_bytes(raw, "big") if len(raw) == 2 else 0
+        return max(size, _DEFAULT_MAX_BYTES) - _HEADERS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """All that the guest is told. `routes` are (network, gateway); gateway 0.0.0.0 is on-link."""
+
+    mac: bytes
+    address: IPv4Interface
+    server: IPv4Address
+    server_mac: bytes
+    router: IPv4Address | None = None
+    dns: tuple[IPv4Address, ...] = ()
+    domain: str = ""
+    search: tuple[str, ...] = ()
+    hostname: str = ""
+    mtu: int = 1500
+    routes: tuple[tuple[IPv4Network, IPv4Address], ...] = ()
+    lease_s: int = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply and where it goes. `unicast` False: to the broadcast MAC and address."""
+
+    kind: Kind
+    message: bytes
+    destination: IPv4Address
+    unicast: bool
+
+
+def parse(message: bytes) -> Request | None:
+    """The request in a UDP payload; None for anything that is not a whole DHCP request."""
+    if len(message) < _FIXED.size + 4 or message[_FIXED.size : _FIXED.size + 4] != _MAGIC:
+        return None
+    fields = _FIXED.unpack_from(message)
+    operation, hardware, length, _hops, xid, _secs, flags, client, _your, _next, relay = fields[:11]
+    if (operation, hardware, length) != (_BOOTREQUEST, _ETHERNET, 6):
+        return None
+    options = _options(message[_FIXED.size + 4 :])
+    kind = options.get(Option.MESSAGE_TYPE, b"") if options is not None else b""
+    if options is None or len(kind) != 1:
+        return None
+    return Request(
+        kind=kind[0],
+        xid=xid,
+        flags=flags,
+        client=IPv4Address(client),
+        relay=IPv4Address(relay),
+        mac=fields[11][:6],
+        options=options,
+    )
+
+
+def _options(field: bytes) -> dict[int, bytes] | None:
+    """Options by code, parts of one code joined (RFC 3396); None when one is cut off."""
+    found: dict[int, bytes] = {}
+    offset = 0
+    while offset < len(field) and field[offset] != _END:
+        code = field[offset]
+        if code == _PAD:
+            offset += 1
+            continue
+        if offset + 1 >= len(field) or offset + 2 + field[offset + 1] > len(field):
+            return None
+        end = offset + 2 + field[offset + 1]
+        found[code] = found.get(code, b"") + field[offset + 2 : end]
+        offset = end
+    return found
+
+
+def answer(request: Request, offer: Offer) -> Answer | None:
+    """What to say to `request`, None for silence.
+
+    Silence for other MACs (starvation, NET-06), relays, other servers' clients, and for DECLINE
+    and RELEASE: the address stays the guest's as long as the guest exists.
+    """
+    if request.mac != offer.mac or request.relay != ANY:
+        return None
+    match request.kind:
+        case Kind.DISCOVER:
+            return _grant(Kind.OFFER, request, offer)
+        case Kind.REQUEST:
+            return _confirm(request, offer)
+        case Kind.INFORM:
+            return _grant(Kind.ACK, request, offer, leased=False)
+        case _:
+            return None
+
+
+def _confirm(request: Request, offer: Offer) -> Answer | None:
+    server = request.address(Option.SERVER_ID)
+    if server is not None and server != offer.server:
+        return None
+    wanted = request.address(Option.REQUESTED_ADDRESS)
+    if wanted is None and request.client != ANY:
+        wanted = request.client
+    if wanted is None:
+        return None
+    if wanted == offer.address.ip:
+        return _grant(Kind.ACK, request, offer)
+    options = [
+        (Option.MESSAGE_TYPE, bytes((Kind.NAK,))),
+        (Option.SERVER_ID, offer.server.packed),
+        *_echo(request),
+    ]
+    message = _build(request, ANY, ANY, options)
+    return Answer(Kind.NAK, message, BROADCAST, unicast=False)
+
+
+def _grant(kind: Kind, request: Request, offer: Offer, *, leased: bool = True) -> Answer:
+    options = [
+        (Option.MESSAGE_TYPE, bytes((kind,))),
+        (Option.SERVER_ID, offer.server.packed),
+        *(_lease_times(offer.lease_s) if leased else ()),
+        *_echo(request),
+        *_configuration(offer),
+    ]
+    yours = offer.address.ip if leased else ANY
+    message = _build(request, request.client, yours, options)
+    if request.client != ANY:
+        return Answer(kind, message, request.client, unicast=True)
+    if request.flags & _BROADCAST_FLAG or not leased:
+        return Answer(kind, message, BROADCAST, unicast=False)
+    return Answer(kind, message, yours, unicast=True)
+
+
+def _lease_times(lease_s: int) -> list[tuple[Option, bytes]]:
+    return [
+        (Option.LEASE_TIME, struct.pack("!I", lease_s)),
+        (Option.RENEWAL_TIME, struct.pack("!I", lease_s // 2)),
+        (Option.REBINDING_TIME, struct.pack("!I", lease_s * 7 // 8)),
+    ]
+
+
+def _echo(request: Request) -> list[tuple[Option, bytes]]:
+    client_id = request.options.get(Option.CLIENT_ID, b"")
+    return [(Option.CLIENT_ID, client_id)] if 0 < len(client_id) <= 255 else []
+
+
+def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
+    """The most needed first: what does not fit the client's buffer is left out from the end."""
+    network = offer.address.network
+    routes = guest_routes(offer)
+    options = [(Option.MASK, network.netmask.packed)]
+    if offer.router is not None:
+        options.append((Option.ROUTER, offer.router.packed))
+    if routes:
+        options.append((Option.CLASSLESS_ROUTES, _classless(routes)))
+    if offer.dns:
+        options.append((Option.DNS, b"".join(server.packed for server in offer.dns[:8])))
+    options.append((Option.MTU, struct.pack("!H", offer.mtu)))
+    if network.prefixlen < 31:
+        options.append((Option.BROADCAST, network.broadcast_address.packed))
+    if offer.hostname:
+        options.append((Option.HOSTNAME, offer.hostname.encode("ascii")))
+    if offer.domain:
+        options.append((Option.DOMAIN, offer.domain.encode("ascii")))
+    if offer.search:
+        options.append((Option.SEARCH, _search_list(offer.search)))
+    return options
+
+
+def guest_routes(offer: Offer) -> tuple[tuple[IPv4Network, IPv4Address], ...]:
+    """What option 121 carries; empty when option 3 says it all.
+
+    A client that reads 121 ignores 3 (RFC 3442), so the default route is repeated here; a router
+    outside the guest's subnet (`ptp`, Calico) is first reached on the link.
+    """
+    off_link = offer.router is not None and offer.router not in offer.address.network
+    if not offer.routes and not off_link:
+        return ()
+    routes = list(offer.routes)
+    if offer.router is not None:
+        routes.append((IPv4Network("0.0.0.0/0"), offer.router))
+        if off_link:
+            routes.insert(0, (IPv4Network(offer.router), ANY))
+    return tuple(routes)
+
+
+def _classless(routes: tuple[tuple[IPv4Network, IPv4Address], ...]) -> bytes:
+    parts = []
+    for network, gateway in routes:
+        significant = network.network_address.packed[: (network.prefixlen + 7) // 8]
+        parts.append(bytes((network.prefixlen,)) + significant + gateway.packed)
+    return b"".join(parts)
+
+
+def _search_list(domains: tuple[str, ...]) -> bytes:
+    parts = []
+    for domain in domains:
+        for label in domain.strip(".").split("."):
+            raw = label.encode("ascii")
+            parts.append(bytes((len(raw),)) + raw)
+        parts.append(b"\0")
+    return b"".join(parts)
+
+
+def _build(
+    request: Request, client: IPv4Address, yours: IPv4Address, options: list[tuple[Option, bytes]]
+) -> bytes:
+    fixed = _FIXED.pack(
+        *(_BOOTREPLY, _ETHERNET, 6, 0, request.xid, 0, request.flags),
+        *(client.packed, yours.packed, bytes(4), bytes(4)),
+        *(request.mac, b"", b""),
+    )
+    message = fixed + _MAGIC
+    for code, value in options:
+        encoded = _option(code, value)
+        if len(message) + len(encoded) + 1 <= request.max_bytes:
+            message += encoded
+    return (message + bytes((_END,))).ljust(_MIN_MESSAGE_BYTES, b"\0")
+
+
+def _option(code: int, value: bytes) -> bytes:
+    """One option, in several parts where it is longer than one can be (RFC 3396)."""
+    parts = [value[start : start + 255] for start in range(0, len(value), 255)]
+    return b"".join(bytes((code, len(part))) + part for part in parts)

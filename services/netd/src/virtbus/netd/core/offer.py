@@ -1,0 +1,62 @@
+"""What each interface's DHCP server says, from what was settled and the site's settings."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+from virtbus.netd.core import names
+from virtbus.netd.core.attachment import Attachment, Nic
+from virtbus.netd.core.dhcp import ANY, Offer
+from virtbus.netd.core.links import mac_bytes
+
+LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
+"""The server id where the network has no gateway; renewals then end in the broadcast of T2."""
+
+_DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all guests of a node are told. `dns` may be overruled by a CNI result."""
+
+    dns: tuple[IPv4Address, ...] = ()
+    domain: str = ""
+    search: tuple[str, ...] = ()
+    lease_s: int = 3600
+
+
+def offers_of(attachment: Attachment, site: Site) -> list[Offer | None]:
+    """An offer per interface, in order; None where it has no IPv4 address.
+
+    Only the first interface with a gateway gives the guest a default route.
+    """
+    offers: list[Offer | None] = []
+    routed = False
+    for nic in attachment.nics:
+        offer = _offer(attachment, nic, site, routed=routed)
+        routed = routed or (offer is not None and offer.router is not None)
+        offers.append(offer)
+    return offers
+
+
+def _offer(attachment: Attachment, nic: Nic, site: Site, *, routed: bool) -> Offer | None:
+    if not nic.addresses:
+        return None
+    gateway = IPv4Address(nic.gateway) if nic.gateway else None
+    routes = [
+        (IPv4Network(route.destination), IPv4Address(route.gateway) if route.gateway else ANY)
+        for route in nic.routes
+    ]
+    return Offer(
+        mac=mac_bytes(nic.mac),
+        address=IPv4Interface(nic.addresses[0]),
+        server=gateway or LINK_LOCAL_SERVER,
+        server_mac=mac_bytes(names.server_mac(attachment.uid, nic.index)),
+        router=None if routed else gateway,
+        dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
+        domain=site.domain,
+        search=nic.search or site.search,
+        hostname=attachment.vm_name,
+        mtu=nic.mtu,
+        routes=tuple(route for route in routes if route[0] != _DEFAULT_ROUTE),
+        lease_s=site.lease_s,
+    )

@@ -1,0 +1,56 @@
+"""Who asks for tap descriptors: is that process the emulator of this domain (design §5)?"""
+
+import itertools
+import re
+
+_UUID_FLAG = b"-uuid"
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_MACHINE = re.compile(r"^(?:machine-)?qemu-\d+-(?P<name>.+?)(?:\.scope|\.libvirt-qemu)?$")
+_MACHINE_NAME_MAX = 64
+
+
+def asks_for(cmdline: bytes, uid: str) -> bool:
+    """True when `/proc/<pid>/cmdline` holds `-uuid <uid>`."""
+    arguments = cmdline.split(b"\0")
+    return (_UUID_FLAG, uid.encode()) in itertools.pairwise(arguments)
+
+
+def in_domain_cgroup(cgroups: str, domain: str) -> bool:
+    r"""True when `/proc/<pid>/cgroup` names libvirt's machine of `domain` in any hierarchy.
+
+    Forms: `/machine/qemu-3-web.libvirt-qemu/…` (cgroupfs) and
+    `/machine.slice/machine-qemu\x2d3\x2dweb.scope/…` (systemd); libvirt leaves out characters
+    that a hostname may not have and cuts the machine's name at 64 characters.
+    """
+    wanted = machine_suffix(domain)
+    for line in cgroups.splitlines():
+        for part in line.split(":", 2)[-1].split("/"):
+            plain = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), part)
+            match = _MACHINE.match(plain)
+            if match and _same(match.group("name"), wanted, plain):
+                return True
+    return False
+
+
+def machine_suffix(domain: str) -> str:
+    """The part of libvirt's machine name that it makes of a domain's name.
+
+    As `virDomainMachineNameAppendValid`: no run of '-' and '.', no other than hostname characters.
+    """
+    kept = ""
+    separated = True
+    for character in domain:
+        if character in ".-":
+            kept += "" if separated else character
+            separated = True
+            continue
+        separated = False
+        if character.isascii() and character.isalnum():
+            kept += character
+    return kept.strip(".-")
+
+
+def _same(shown: str, wanted: str, part: str) -> bool:
+    machine = part.removeprefix("machine-").removesuffix(".scope").removesuffix(".libvirt-qemu")
+    cut = len(machine) >= _MACHINE_NAME_MAX - 1
+    return bool(wanted) and (shown == wanted or (cut and wanted.startswith(shown)))

@@ -1,0 +1,133 @@
+"""From what a record asks to what it gets: addresses, MACs, refusals."""
+
+from collections.abc import Collection, Iterable, Mapping
+from ipaddress import IPv4Address, IPv4Interface
+from typing import Any
+
+from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
+from virtbus.netd.core.subnet import choose_address
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+
+
+def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
+    """Refuse who was overtaken (design §6).
+
+    Raises:
+        VirtbusError: 409 `stale_epoch`.
+    """
+    if known is not None and asked < known.epoch:
+        raise VirtbusError(
+            Code.CONFLICT,
+            "stale_epoch",
+            f"epoch {asked} of VM {uid} is over, {known.epoch} holds; read the record again",
+        )
+
+
+def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
+    """Refuse a MAC that another VM has (NET-04).
+
+    Raises:
+        VirtbusError: 409 `mac_in_use`.
+    """
+    used = {nic.mac for nic in others}
+    for nic in attachment.nics:
+        if nic.mac in used:
+            raise VirtbusError(
+                Code.CONFLICT,
+                "mac_in_use",
+                f"another VM on this node has the MAC {nic.mac}; give interface '{nic.name}' "
+                "another mac_address, or none",
+            )
+
+
+def addresses_of(nics: Iterable[Nic]) -> set[IPv4Address]:
+    """The built-in addresses among `nics`."""
+    return {
+        IPv4Interface(address).ip
+        for nic in nics
+        if nic.kind is NicKind.BRIDGE
+        for address in nic.addresses
+    }
+
+
+def carried_over(
+    plan: Attachment, known: Attachment | None, insistent: Collection[str]
+) -> Attachment:
+    """The plan with what the same interfaces had before: addresses, and MACs that CNI chose.
+
+    `insistent` are the networks whose plugins choose the MAC.
+    """
+    former = {(nic.name, nic.network): nic for nic in known.nics} if known is not None else {}
+
+    def carry(nic: Nic) -> Nic:
+        old = former.get((nic.name, nic.network))
+        if old is None:
+            return nic
+        if nic.kind is NicKind.BRIDGE:
+            return nic.model_copy(update={"addresses": old.addresses})
+        return nic.model_copy(update={"mac": old.mac}) if nic.network in insistent else nic
+
+    return plan.model_copy(update={"nics": tuple(carry(nic) for nic in plan.nics)})
+
+
+def settled(
+    plan: Attachment,
+    gateway: IPv4Interface,
+    taken: Collection[IPv4Address],
+    conflists: Mapping[str, dict[str, Any]],
+) -> Attachment:
+    """The plan with an address per built-in interface and a conflist per other one.
+
+    Raises:
+        VirtbusError: 429 when no address is left.
+    """
+    used = set(taken)
+    nics = []
+    for nic in plan.nics:
+        if nic.kind is NicKind.CNI:
+            update: dict[str, Any] = {"cni": CniState(conflist=conflists[nic.network])}
+        else:
+            address = _kept(nic, gateway, used)
+            address = address or choose_address(gateway, f"{plan.uid}/{nic.name}", used)
+            used.add(address.ip)
+            update = {"addresses": (str(address),), "gateway": str(gateway.ip)}
+        nics.append(nic.model_copy(update=update))
+    return plan.model_copy(update={"nics": tuple(nics)})
+
+
+def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[IPv4Address]) -> IPv4Interface | None:
+    """The address that the interface had, if the subnet is still that and nobody else has it."""
+    for text in nic.addresses:
+        address = IPv4Interface(text)
+        if address.network == gateway.network and address.ip not in {*used, gateway.ip}:
+            return address
+    return None
+
+
+def replaced(attachment: Attachment, nic: Nic) -> Attachment:
+    """The attachment with `nic` in the place of the one of its index."""
+    nics = tuple(nic if each.index == nic.index else each for each in attachment.nics)
+    return attachment.model_copy(update={"nics": nics})
+
+
+def refused_mac(nic: Nic, mac: str) -> VirtbusError:
+    """A plugin chose another MAC than the guest was started with."""
+    return VirtbusError(
+        Code.CONFLICT,
+        "cni_mac",
+        f"the plugins of '{nic.network}' gave {mac} where {nic.mac} was asked; the next try "
+        "attaches this network before the start and takes their MAC",
+        retry=Retry.LATER,
+        after_ms=0,
+    )
+
+
+def refusal(error: VirtbusError | OSError) -> VirtbusError:
+    """What the kernel refused, as an error for people."""
+    if isinstance(error, VirtbusError):
+        return error
+    return VirtbusError(
+        Code.INTERNAL,
+        "network_failed",
+        f"the kernel refused a step of the network: {error}; see netd's log, then try again",
+    )

@@ -1,0 +1,35 @@
+"""Which address of the built-in subnet a VM gets."""
+
+import hashlib
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv4Interface
+
+from virtbus.schemas.errors import Code, VirtbusError
+
+
+def choose_address(
+    gateway: IPv4Interface, key: str, taken: Collection[IPv4Address]
+) -> IPv4Interface:
+    """A free address of the gateway's subnet, the same for the same `key` where it can be.
+
+    Starting at a hash of the key spreads addresses, so that one just freed is not given out
+    again while neighbours still have it in their ARP caches.
+
+    Raises:
+        VirtbusError: 429 when every address is taken.
+    """
+    network = gateway.network
+    hosts = network.num_addresses - 2
+    first = int(network.network_address) + 1
+    start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    for step in range(hosts):
+        address = IPv4Address(first + (start + step) % hosts)
+        if address != gateway.ip and address not in taken:
+            return IPv4Interface((address, network.prefixlen))
+    raise VirtbusError(
+        Code.EXHAUSTED,
+        "addresses_exhausted",
+        f"all {max(hosts - 1, 0)} addresses of {network} are in use on this node; delete VMs or "
+        "set a larger `subnet` for netd",
+        after_ms=5_000,
+    )

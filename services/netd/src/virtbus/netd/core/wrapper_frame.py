@@ -1,0 +1,103 @@
+"""What vmwrapper and netd say to each other: bytes that 60 lines of C can read and write.
+
+A frame is a 4-byte big-endian length and that many bytes of NUL-ended strings. The request is
+`virtbus-wrapper/1`, the uid, and the wrapper's monotonic times in ns (entry, connected). The
+answer begins with `R` and a reason line, or with `A`, the emulator, the number of descriptors and
+the arguments; `@fd0@` in an argument stands for the first descriptor's number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtbus.schemas.ids import check_uid
+
+MAX_FRAME_BYTES = 64 * 1024
+PROTOCOL = b"virtbus-wrapper/1"
+_MAX_TIMES = 8
+
+
+class FrameError(ValueError):
+    """The frame is not what the protocol says."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperRequest:
+    """What a wrapper sent. `times_ns` are its own, CLOCK_MONOTONIC."""
+
+    uid: str
+    times_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NicArgument:
+    """One interface on QEMU's command line. `device` is without `netdev=` and `mac=`."""
+
+    index: int
+    device: str
+    mac: str
+
+
+def frame_length(header: bytes) -> int:
+    """The length in a frame's first 4 bytes.
+
+    Raises:
+        FrameError: zero, or over MAX_FRAME_BYTES (FDS-04).
+    """
+    length = int.from_bytes(header, "big")
+    if not 0 < length <= MAX_FRAME_BYTES:
+        msg = f"frame of {length} bytes; 1 to {MAX_FRAME_BYTES} are accepted"
+        raise FrameError(msg)
+    return length
+
+
+def frame(body: bytes) -> bytes:
+    """`body` with its length in front."""
+    frame_length(len(body).to_bytes(4, "big"))
+    return len(body).to_bytes(4, "big") + body
+
+
+def read_request(body: bytes) -> WrapperRequest:
+    """The request in a frame's body.
+
+    Raises:
+        FrameError: another protocol, a uid that is none, times that are no numbers.
+    """
+    parts = body.split(b"\0")
+    if len(parts) < 3 or parts[0] != PROTOCOL or parts[-1] or len(parts) > 3 + _MAX_TIMES:
+        msg = "not a wrapper's request"
+        raise FrameError(msg)
+    try:
+        uid = parts[1].decode("ascii")
+        times = tuple(int(part[:20].decode("ascii")) for part in parts[2:-1])
+        canonical = check_uid(uid)
+    except ValueError as error:
+        msg = f"not a wrapper's request: {error}"
+        raise FrameError(msg) from error
+    if canonical != uid:
+        msg = "not a wrapper's request: the uid is not in lower case"
+        raise FrameError(msg)
+    return WrapperRequest(uid, times)
+
+
+def refusal(code: str, message: str) -> bytes:
+    """The frame of a refusal: one line that libvirt shows."""
+    line = " ".join(f"{code}: {message}".split())
+    return frame(b"R\0" + line.encode()[:2000] + b"\0")
+
+
+def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
+    """The frame that goes with the descriptors, one per interface in their order.
+
+    QEMU takes the last of two `-uuid`, so the guest sees `firmware_uuid` (design §5).
+    """
+    arguments: list[str] = []
+    for place, nic in enumerate(nics):
+        arguments += ["-netdev", f"tap,id=net{nic.index},fd=@fd{place}@"]
+        arguments += ["-device", f"{nic.device},netdev=net{nic.index},mac={nic.mac}"]
+    if firmware_uuid is not None:
+        arguments += ["-uuid", firmware_uuid]
+    parts = [emulator, str(len(nics)), *arguments]
+    if any("\0" in part or "\n" in part for part in parts):
+        msg = "an argument holds a NUL or a newline"
+        raise FrameError(msg)
+    return frame(b"A\0" + b"".join(part.encode() + b"\0" for part in parts))

@@ -1,0 +1,200 @@
+"""Runs CNI plugins: chains of ADD and DEL, bounded in time and output (NET-10)."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from virtbus.netd.core import cni
+from virtbus.netd.core.attachment import CniState, Nic
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+PLUGIN_TIMEOUT_S = 30.0
+_SUFFIXES = (".conflist", ".conf", ".json")
+_MAX_CONF_BYTES = 256 * 1024
+
+
+class Cni:
+    """Conflists by name in one directory, plugins by name in several."""
+
+    def __init__(
+        self,
+        conf_dir: Path,
+        bin_dirs: Sequence[Path],
+        *,
+        plugin_timeout_s: float = PLUGIN_TIMEOUT_S,
+    ) -> None:
+        self._conf_dir = conf_dir
+        self._bin_dirs = tuple(bin_dirs)
+        self._timeout_s = plugin_timeout_s
+
+    def networks(self) -> dict[str, Path]:
+        """Network names and their files; of two files of one name the first in order counts."""
+        found: dict[str, Path] = {}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path in sorted(self._conf_dir.iterdir()):
+                if path.suffix in _SUFFIXES:
+                    with contextlib.suppress(VirtbusError, OSError):
+                        found.setdefault(self._read(path)["name"], path)
+        return found
+
+    def load(self, network: str) -> dict[str, Any]:
+        """The conflist called `network`.
+
+        Raises:
+            VirtbusError: 404 `network_unknown` with the names there are, or why a file that
+                bears the name cannot be used (422).
+        """
+        broken: VirtbusError | None = None
+        known: list[str] = []
+        paths = sorted(self._conf_dir.iterdir()) if self._conf_dir.is_dir() else []
+        for path in paths:
+            if path.suffix not in _SUFFIXES:
+                continue
+            try:
+                conf = self._read(path)
+            except VirtbusError as error:
+                broken = error if network in path.stem else broken
+                continue
+            if conf["name"] == network:
+                return conf
+            known.append(conf["name"])
+        if broken is not None:
+            raise broken
+        raise VirtbusError(
+            Code.NOT_FOUND,
+            "network_unknown",
+            f"no network '{network}' on this node; known: default"
+            f"{''.join(f', {name}' for name in known)}; add a conflist to {self._conf_dir}",
+        )
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        with path.open("rb") as file:
+            return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
+
+    async def add(self, uid: str, nic: Nic, conflist: dict[str, Any], netns: Path) -> CniState:
+        """Run ADD through the chain; the last result.
+
+        Raises:
+            VirtbusError: 500 `cni_failed` with the plugin's words; run `delete` then.
+        """
+        result: dict[str, Any] | None = None
+        for plugin in conflist["plugins"]:
+            given = cni.plugin_input(conflist, plugin, nic, result)
+            output = await self._run(
+                "ADD", plugin["type"], given, self._env("ADD", uid, nic, netns)
+            )
+            result = cni.read_result(output, plugin["type"])
+        return CniState(conflist=conflist, result=result)
+
+    async def delete(self, uid: str, nic: Nic, state: CniState, netns: Path) -> None:
+        """Run DEL through the chain in reverse, every plugin, with the cached conf and result.
+
+        Raises:
+            VirtbusError: 500 `cni_failed` of the first plugin that failed; the others were run.
+        """
+        first: VirtbusError | None = None
+        for plugin in reversed(state.conflist["plugins"]):
+            given = cni.plugin_input(state.conflist, plugin, nic, state.result)
+            try:
+                await self._run("DEL", plugin["type"], given, self._env("DEL", uid, nic, netns))
+            except VirtbusError as error:
+                if error.reason == "cni_plugin_missing":
+                    extra = {"code": "cni_plugin_missing", "uid": uid}
+                    log.warning("cannot undo %s: %s", plugin["type"], error, extra=extra)
+                    continue
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _env(self, command: str, uid: str, nic: Nic, netns: Path) -> dict[str, str]:
+        path = os.pathsep.join(str(each) for each in self._bin_dirs)
+        return cni.environment(command, uid, nic, str(netns), path)
+
+    def _find(self, plugin: str) -> str:
+        for directory in self._bin_dirs:
+            candidate = directory / plugin
+            if os.access(candidate, os.X_OK):
+                return str(candidate)
+        places = ", ".join(str(each) for each in self._bin_dirs)
+        raise VirtbusError(
+            Code.UNSUPPORTED,
+            "cni_plugin_missing",
+            f"no CNI plugin '{plugin}' in {places}; install containernetworking-plugins",
+        )
+
+    async def _run(self, command: str, plugin: str, given: bytes, env: dict[str, str]) -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            self._find(plugin),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+        ended = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                output, errors = await _converse(process, given)
+                if output is None or errors is None:
+                    why = f"it printed more than {cni.MAX_OUTPUT_BYTES} bytes"
+                    raise _failed(command, plugin, why)
+                code = await process.wait()
+                ended = True
+        except TimeoutError:
+            why = f"no answer in {self._timeout_s:g} s"
+            raise _failed(command, plugin, why) from None
+        finally:
+            if not ended:
+                await _end_group(process)
+        if code != 0:
+            raise _failed(command, plugin, cni.failure_text(output, errors))
+        return output
+
+
+def _failed(command: str, plugin: str, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.INTERNAL,
+        "cni_failed",
+        f"CNI plugin {plugin} failed on {command}: {why}; mend the network, create the VM again",
+    )
+
+
+async def _converse(
+    process: asyncio.subprocess.Process, given: bytes
+) -> tuple[bytes | None, bytes | None]:
+    """Write stdin, read stdout and stderr; None for one that says too much."""
+    if process.stdin is None or process.stdout is None or process.stderr is None:
+        msg = "a plugin runs with three pipes"
+        raise RuntimeError(msg)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(given)
+        await process.stdin.drain()
+    process.stdin.close()
+    async with asyncio.TaskGroup() as group:
+        output = group.create_task(_bounded(process.stdout))
+        errors = group.create_task(_bounded(process.stderr))
+    return output.result(), errors.result()
+
+
+async def _bounded(stream: asyncio.StreamReader) -> bytes | None:
+    """All of a stream; None, and the rest unread, once it is over the limit."""
+    read = b""
+    while part := await stream.read(65536):
+        read += part
+        if len(read) > cni.MAX_OUTPUT_BYTES:
+            return None
+    return read
+
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of the plugin's process group, its children too."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

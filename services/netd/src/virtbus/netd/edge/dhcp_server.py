@@ -1,0 +1,113 @@
+"""Answers DHCP on the taps, in this process: a packet socket per interface, no server processes.
+
+When netd dies, guests keep their addresses and renewals go unanswered until a new netd has opened
+the sockets again; the lease time is what a guest can bridge.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import Counter
+
+from virtbus.netd.core.dhcp import Kind, Offer, answer, parse
+from virtbus.netd.core.dhcp_frame import payload, reply_frame
+from virtbus.netd.core.token_bucket import TokenBucket
+
+log = logging.getLogger(__name__)
+
+RATE_HZ = 20.0
+BURST = 20
+"""A booting guest sends a handful of requests; a flood waits in a 32 KiB buffer and is lost."""
+
+_MAX_FRAME_BYTES = 2048
+
+_PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
+"""Errors after which the socket works on: the link was down, or the guest reads too slowly."""
+
+
+class DhcpServer:
+    """Serves (uid, socket, offer) until `stop(uid)`; owns the sockets it is given."""
+
+    def __init__(self) -> None:
+        self._interfaces: dict[str, list[_Interface]] = {}
+
+    def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offer | None]) -> None:
+        """Answer on each socket with its offer (None: silence) in place of what was served."""
+        self.stop(uid)
+        self._interfaces[uid] = [
+            _Interface(uid, packets, offer) for packets, offer in zip(sockets, offers, strict=True)
+        ]
+
+    def stop(self, uid: str) -> None:
+        """Close the sockets of `uid`; nothing is done where there are none."""
+        for interface in self._interfaces.pop(uid, ()):
+            interface.close()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for uid in tuple(self._interfaces):
+            self.stop(uid)
+
+    def counts(self, uid: str) -> Counter[Kind]:
+        """How many requests of each kind were read since `serve`."""
+        total: Counter[Kind] = Counter()
+        for interface in self._interfaces.get(uid, ()):
+            total += interface.seen
+        return total
+
+
+class _Interface:
+    def __init__(self, uid: str, packets: socket.socket, offer: Offer | None) -> None:
+        self._uid = uid
+        self._packets = packets
+        self._offer = offer
+        self._bucket = TokenBucket(RATE_HZ, BURST)
+        self._loop = asyncio.get_running_loop()
+        self._resume: asyncio.TimerHandle | None = None
+        self.seen: Counter[Kind] = Counter()
+        self._listen()
+
+    def _listen(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._packets, self._readable)
+
+    def close(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self._packets)
+        self._packets.close()
+
+    def _readable(self) -> None:
+        wait_s = self._bucket.take(self._loop.time())
+        if wait_s:
+            # Not read at all: what the guest floods is dropped by the kernel, at no cost here.
+            self._loop.remove_reader(self._packets)
+            self._resume = self._loop.call_later(wait_s, self._listen)
+            return
+        try:
+            self._answer(self._packets.recv(_MAX_FRAME_BYTES))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            extra = {"code": "dhcp_socket", "uid": self._uid}
+            log.warning("DHCP socket: %s", error, extra=extra)
+            if error.errno not in _PASSING:
+                self._loop.remove_reader(self._packets)
+
+    def _answer(self, frame: bytes) -> None:
+        message = payload(frame)
+        request = parse(message) if message is not None else None
+        if request is None or self._offer is None:
+            return
+        if request.kind in set(Kind):
+            self.seen[Kind(request.kind)] += 1
+        if request.kind == Kind.DECLINE:
+            extra = {"code": "address_declined", "uid": self._uid}
+            log.warning("the guest says %s is in use", self._offer.address, extra=extra)
+        reply = answer(request, self._offer)
+        if reply is None:
+            return
+        offer = self._offer
+        frame = reply_frame(reply, offer.server, offer.server_mac, offer.mac)
+        self._packets.send(frame)

@@ -1,0 +1,251 @@
+"""A VM's namespace from the inside: attachment, inner bridge, tap, filter, DHCP socket.
+
+Every function blocks and leaves its thread in the namespace: run each by `in_thread`. All are
+idempotent, so that building, finishing a half-made one and adopting a running one are one path.
+"""
+
+import socket
+import struct
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from ctypes import addressof, create_string_buffer
+from ipaddress import IPv4Interface
+
+from virtbus.netd.core import links, names
+from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.dhcp_frame import request_filter
+from virtbus.netd.core.netlink import Call
+from virtbus.netd.edge import filters, taps
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.namespaces import Namespaces, own_namespace, write_sysctl
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.errors import Code, VirtbusError
+
+_BRIDGE_INDEX = 1000
+"""Inner bridges get indices of our choice, above those that the kernel gives out by itself."""
+_NO_IPV6 = "net/ipv6/conf/all/disable_ipv6"
+_ETH_P_ALL = 0x0003
+_SO_ATTACH_FILTER = 26
+_SOL_PACKET, _PACKET_IGNORE_OUTGOING = 263, 23
+_DHCP_BUFFER_BYTES = 32 * 1024
+
+
+class GuestLinks:
+    """Makes and reads what is inside `namespaces`."""
+
+    def __init__(self, namespaces: Namespaces, bridge: HostBridge) -> None:
+        self._namespaces = namespaces
+        self._bridge = bridge
+
+    def open_namespace(self, attachment: Attachment) -> None:
+        """Make the namespace where it is missing, and attach the built-in interfaces."""
+        with Netlink() as host:
+            built_in = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
+            index = self._bridge.ensure(host) if built_in else 0
+            stands = self._namespaces.exists(attachment.netns)
+            _claim(host, attachment.uid, built_in, fresh=not stands)
+            if stands:
+                self._namespaces.enter(attachment.netns)
+            else:
+                self._namespaces.remove(attachment.netns)
+                self._namespaces.make_and_enter(attachment.netns)
+            if not attachment.has_cni:
+                write_sysctl(_NO_IPV6, "1")
+            with own_namespace() as fd:
+                _plug(host, attachment.uid, built_in, index, fd)
+
+    def close_up(self, attachment: Attachment) -> list[socket.socket]:
+        """Join each attachment with its tap, and return a DHCP socket per interface.
+
+        The filter stands before the tap is up, so that no frame passes unchecked (NET-07). The
+        calling thread is in the namespace already, or enters it.
+        """
+        write_sysctl(_NO_IPV6, "1")
+        for nic in attachment.nics:
+            with suppress(VirtbusError):  # busy: a QEMU holds it, so it is there
+                taps.make_tap(nic.tap)
+        with Netlink() as inside:
+            inside.do([call for nic in attachment.nics for call in _join(attachment.uid, nic)])
+            filters.guard(attachment.nics)
+            inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
+        return _dhcp_sockets(attachment.nics)
+
+    def build(self, attachment: Attachment) -> list[socket.socket]:
+        """Both in one thread: the whole built-in path, and the adoption of what stands."""
+        self.open_namespace(attachment)
+        return self.close_up(attachment)
+
+    def open_taps(self, attachment: Attachment) -> list[int]:
+        """A fresh descriptor per interface; the caller closes them. Raises as `taps.open_tap`."""
+        self._namespaces.enter(attachment.netns)
+        opened: list[int] = []
+        try:
+            for nic in attachment.nics:
+                opened.append(taps.open_tap(nic.tap))  # noqa: PERF401  # closed on failure
+        except BaseException:
+            close_all(opened)
+            raise
+        return opened
+
+    def in_use(self, attachment: Attachment) -> bool:
+        """True while a process holds a tap of it: a guest runs."""
+        if not self._namespaces.exists(attachment.netns):
+            return False
+        self._namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            return any(_running(inside, nic.tap) for nic in attachment.nics)
+
+    def take_address_off(self, attachment: Attachment, nic: Nic) -> links.Link | None:
+        """The link that CNI made, its IPv4 addresses removed: they are the guest's now."""
+        self._namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            link = _link(inside, nic.eth)
+            if link is None:
+                return None
+            inside.do([links.delete_address(link.index, each) for each in _addresses(inside, link)])
+            return link
+
+    def give_address_back(self, attachment: Attachment) -> None:
+        """Put CNI interfaces as ADD left them: plugins read them on DEL to find their rules.
+
+        A namespace or link that is gone is stood in for by an empty one.
+        """
+        if self._namespaces.exists(attachment.netns):
+            self._namespaces.enter(attachment.netns)
+        else:
+            self._namespaces.remove(attachment.netns)
+            self._namespaces.make_and_enter(attachment.netns)
+        with Netlink() as inside:
+            for nic in attachment.nics:
+                if nic.kind is NicKind.CNI:
+                    _restore(inside, nic)
+
+    def delete_host_links(self, host_links: Collection[str]) -> None:
+        """Ensure that these host ends are gone, even if something keeps their namespace alive."""
+        with Netlink() as host:
+            host.do([links.delete_link(name) for name in sorted(host_links)])
+
+    def delete_orphans(self, kept: Collection[str]) -> None:
+        """Delete host ends of our naming that are not in `kept`. Lists all links: once at start."""
+        with Netlink() as host:
+            found = [links.read_link(reply) for reply in host.dump(links.all_links())]
+            orphans = {
+                link.name for link in found if link is not None and names.is_host_link(link.name)
+            }
+            host.do([links.delete_link(name) for name in sorted(orphans - set(kept))])
+
+    def replug(self, nics: Sequence[Nic]) -> None:
+        """Ensure the host bridge and that the host ends of `nics` are its ports."""
+        with Netlink() as host:
+            index = self._bridge.ensure(host)
+            for nic in nics:
+                link = _link(host, nic.host_link)
+                if link is not None and link.master != index:
+                    host.do([links.set_link(nic.host_link, up=True, master=index)])
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that `open_taps` gave."""
+    for fd in descriptors:
+        socket.close(fd)
+
+
+def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None:
+    """Refuse link names that another VM has; remove ends of a namespace that is being freed."""
+    for nic in nics:
+        found = _link(host, nic.host_link)
+        if found is None:
+            continue
+        if found.alias not in {"", uid}:
+            raise VirtbusError(
+                Code.CONFLICT,
+                "link_taken",
+                f"{nic.host_link} on this host belongs to {found.alias}; give the VM another uid",
+            )
+        if fresh:
+            host.do([links.delete_link(nic.host_link)])
+
+
+def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: int) -> None:
+    """Veths from the host bridge into the namespace."""
+    calls: list[Call] = []
+    for nic in nics:
+        wire = names.wire_mac(uid, nic.index)
+        calls.append(links.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
+        calls.append(links.no_ipv6(nic.host_link))
+        calls.append(links.set_link(nic.host_link, up=True, master=master, alias=uid))
+    host.do(calls)
+
+
+def _join(uid: str, nic: Nic) -> list[Call]:
+    bridge = _BRIDGE_INDEX + nic.index
+    wire = names.wire_mac(uid, nic.index)
+    return [
+        links.set_link("lo", up=True),
+        links.new_bridge(nic.bridge, index=bridge),
+        links.set_link(nic.eth, up=True, master=bridge, mac=wire),
+        links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
+        links.set_link(nic.bridge, up=True),
+    ]
+
+
+def _link(netlink: Netlink, name: str) -> links.Link | None:
+    reply = netlink.ask(links.get_link(name))
+    return links.read_link(reply) if reply is not None else None
+
+
+def _running(netlink: Netlink, name: str) -> bool:
+    link = _link(netlink, name)
+    return link is not None and link.running
+
+
+def _addresses(netlink: Netlink, link: links.Link) -> list[IPv4Interface]:
+    found = [links.read_address(reply) for reply in netlink.dump(links.all_addresses())]
+    return [each[1] for each in found if each is not None and each[0] == link.index]
+
+
+def _restore(inside: Netlink, nic: Nic) -> None:
+    if _link(inside, nic.eth) is None:
+        inside.do([links.new_bridge(nic.eth)])
+    inside.do([links.set_link(nic.eth, up=True, master=0, mac=nic.mac)])
+    link = _link(inside, nic.eth)
+    if link is not None:
+        inside.do([links.add_address(link.index, IPv4Interface(a)) for a in nic.addresses])
+
+
+def _dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
+    opened: list[socket.socket] = []
+    try:
+        for nic in nics:
+            opened.append(_dhcp_socket(nic))  # noqa: PERF401  # closed on failure
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    return opened
+
+
+def _dhcp_socket(nic: Nic) -> socket.socket:
+    """A packet socket on the tap that sees the guest's DHCP requests and nothing else.
+
+    The filter is set before the socket is bound, so no other frame ever queues on it.
+    """
+    program = b"".join(
+        struct.pack("=HBBI", *step) for step in request_filter(links.mac_bytes(nic.mac))
+    )
+    buffer = create_string_buffer(program, len(program))
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    packets = socket.socket(socket.AF_PACKET, kind, 0)
+    try:
+        packets.setsockopt(
+            socket.SOL_SOCKET,
+            _SO_ATTACH_FILTER,
+            struct.pack("@HP", len(program) // 8, addressof(buffer)),
+        )
+        packets.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+        packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _DHCP_BUFFER_BYTES)
+        packets.bind((nic.tap, _ETH_P_ALL))
+    except BaseException:
+        packets.close()
+        raise
+    return packets

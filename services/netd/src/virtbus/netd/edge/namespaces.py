@@ -1,0 +1,165 @@
+"""Network namespaces: made, entered and removed by threads of this process, never by a fork.
+
+A namespace is a file that `ip netns` also understands: an nsfs bind mount in one directory.
+"""
+
+import asyncio
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+_CLONE_NEWNET = 0x40000000
+_MS_BIND, _MS_REC, _MS_SHARED = 0x1000, 0x4000, 1 << 20
+_MNT_DETACH = 2
+_OWN_NETNS = "/proc/thread-self/ns/net"
+
+T = TypeVar("T")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    _call("mount", source.encode(), target.encode(), b"none", ctypes.c_ulong(flags), None)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run blocking `work` in a fresh thread that starts in this process's namespace.
+
+    A fresh one, because `work` may leave its thread in another namespace. Cancelled, it waits
+    for the thread to end (milliseconds), so that two works on one VM never overlap.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # T may be None itself
+
+    def body() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # carried to the awaiting task
+            failure = error
+        with suppress(RuntimeError):  # the loop is gone: nobody waits
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=body, name="netns").start()
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        raise
+
+
+class Namespaces:
+    """The directory of named namespaces (`/run/netns`)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def path(self, name: str) -> Path:
+        return self._directory / name
+
+    def prepare(self) -> None:
+        """Make the directory a shared mount, as `ip netns` does, so that its mounts propagate."""
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.chmod(0o755)  # whatever the umask is: others list it too
+        target = str(self._directory)
+        try:
+            _mount("", target, _MS_SHARED | _MS_REC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _mount(target, target, _MS_BIND | _MS_REC)
+            _mount("", target, _MS_SHARED | _MS_REC)
+
+    def names(self) -> list[str]:
+        """What the directory holds, mounted or not."""
+        return [path.name for path in self._directory.iterdir()] if self._directory.is_dir() else []
+
+    def exists(self, name: str) -> bool:
+        """True when `name` is a live namespace, not only a file that a crash left."""
+        with suppress(FileNotFoundError):
+            return self.path(name).stat().st_dev == Path(_OWN_NETNS).stat().st_dev
+        return False
+
+    def make_and_enter(self, name: str) -> None:
+        """Put the calling thread into a new namespace called `name`; the thread stays there.
+
+        Raises:
+            FileExistsError: `name` is taken.
+        """
+        target = self.path(name)
+        os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+        try:
+            _call("unshare", _CLONE_NEWNET)
+            _mount(_OWN_NETNS, str(target), _MS_BIND)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
+
+    def enter(self, name: str) -> None:
+        """Put the calling thread into the namespace `name`; it stays there."""
+        with opened(self.path(name)) as fd:
+            _call("setns", fd, _CLONE_NEWNET)
+
+    def remove(self, name: str) -> None:
+        """Take the name away; the kernel frees what is inside once nothing holds it open.
+
+        Does nothing where there is none.
+        """
+        target = self.path(name)
+        try:
+            _call("umount2", str(target).encode(), _MNT_DETACH)
+        except OSError as error:
+            if error.errno not in {errno.EINVAL, errno.ENOENT}:
+                raise
+        target.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened(path: Path | str) -> Iterator[int]:
+    """A read-only descriptor of `path` for the length of the context."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def own_namespace() -> Iterator[int]:
+    """A descriptor of the calling thread's network namespace."""
+    with opened(_OWN_NETNS) as fd:
+        yield fd
+
+
+def write_sysctl(key: str, value: str) -> bool:
+    """Set `/proc/sys/<key>` of the calling thread's namespace; False where it does not exist."""
+    try:
+        Path("/proc/sys", key).write_text(value)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_sysctl(key: str) -> str:
+    """The value of `/proc/sys/<key>` in the calling thread's namespace."""
+    return Path("/proc/sys", key).read_text().strip()

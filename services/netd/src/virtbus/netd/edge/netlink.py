@@ -1,0 +1,112 @@
+"""One netlink socket: batches of calls in one send, their answers, errors with names."""
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from virtbus.netd.core.netlink import NLMSG_DONE, Call, Reply, frame, replies
+
+NETLINK_ROUTE = 0
+NETLINK_NETFILTER = 12
+_ANSWER_TIMEOUT_S = 10.0
+_RECEIVE_BYTES = 256 * 1024
+
+
+class NetlinkError(OSError):
+    """The kernel refused a call; `errno` says why, the text names the call."""
+
+    def __init__(self, code: int, call: str) -> None:
+        super().__init__(code, f"{call}: {os.strerror(code)}")
+
+
+class Netlink:
+    """A socket in the namespace of the thread that makes it. Blocks: for worker threads."""
+
+    def __init__(self, protocol: int = NETLINK_ROUTE) -> None:
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+        self._socket = socket.socket(socket.AF_NETLINK, kind, protocol)
+        self._socket.settimeout(_ANSWER_TIMEOUT_S)
+        self._socket.bind((0, 0))
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+    def do(self, calls: Sequence[Call]) -> None:
+        """Send all calls at once and wait for their acknowledgements.
+
+        Raises:
+            NetlinkError: the first refusal that its call does not tolerate. In rtnetlink the
+                calls after it were still carried out.
+        """
+        if not calls:
+            return
+        sent = self._send(calls)
+        waiting = {number for number, call in sent.items() if call.acked}
+        first: NetlinkError | None = None
+        while waiting:
+            for reply in replies(self._socket.recv(_RECEIVE_BYTES)):
+                call = sent.get(reply.sequence)
+                if call is None or reply.error is None:
+                    continue
+                waiting.discard(reply.sequence)
+                if not call.acked:
+                    # The transaction as a whole was refused: nothing else will be answered.
+                    waiting.clear()
+                if reply.error and reply.error not in call.tolerated and first is None:
+                    first = NetlinkError(reply.error, call.name)
+        if first is not None:
+            raise first
+
+    def ask(self, call: Call) -> Reply | None:
+        """The answer to a question about one object; None where the kernel has no such object."""
+        waiting = set(self._send([call]))
+        answer: Reply | None = None
+        while waiting:
+            for reply in replies(self._socket.recv(_RECEIVE_BYTES)):
+                if reply.sequence not in waiting:
+                    continue
+                if reply.error is None:
+                    answer = reply
+                    continue
+                if reply.error not in {0, errno.ENODEV, errno.ENOENT}:
+                    raise NetlinkError(reply.error, call.name)
+                waiting.discard(reply.sequence)
+        return answer
+
+    def dump(self, call: Call) -> list[Reply]:
+        """All messages of a dump."""
+        sequence = self._next(1)
+        self._socket.send(frame(call, sequence))
+        found: list[Reply] = []
+        while True:
+            for reply in replies(self._socket.recv(_RECEIVE_BYTES)):
+                if reply.sequence != sequence:
+                    continue
+                if reply.type == NLMSG_DONE:
+                    return found
+                if reply.error:
+                    raise NetlinkError(reply.error, call.name)
+                found.append(reply)
+
+    def _next(self, count: int) -> int:
+        first = self._sequence + 1
+        self._sequence += count
+        return first
+
+    def _send(self, calls: Sequence[Call]) -> dict[int, Call]:
+        first = self._next(len(calls))
+        numbered = dict(enumerate(calls, first))
+        self._socket.send(b"".join(frame(call, number) for number, call in numbered.items()))
+        return numbered

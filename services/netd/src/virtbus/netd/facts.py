@@ -1,0 +1,86 @@
+"""What netd says of its work: ready events and facts."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from virtbus.bus.ports import Bus
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.nodework import NetReady
+from virtbus.schemas.vm import VmRecord
+
+PART = "net"
+
+
+class Spans(Protocol):
+    """`virtbus.bus.tracing.span`."""
+
+    def __call__(
+        self, name: str, *, uid: str = "", parent: str | None = None
+    ) -> AbstractContextManager[Any]: ...
+
+
+def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractContextManager[Any]:
+    """Where tracing is not set up."""
+    del name, uid, parent
+    return nullcontext()
+
+
+class Facts:
+    """Tells the bus; nothing here decides or can fail the work."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+
+    async def ready(self, ready: NetReady) -> None:
+        """The fast path of a create; may be lost."""
+        await self._bus.publish(subjects.ready(self._node, ready.uid, PART), ready)
+
+    def attached(self, record: VmRecord, ready: NetReady, took_ms: float) -> None:
+        """A network was made."""
+        addresses = ",".join(a for i in ready.interfaces for a in i.addresses)
+        self._send(self._event(Kind.NETWORK_READY, record, took_ms, {"addresses": addresses}))
+
+    def failed(self, record: VmRecord, error: VirtbusError) -> None:
+        """A network could not be made; one fact for each reason of a generation."""
+        event = self._event(Kind.NETWORK_FAILED, record, None, {})
+        self._send(event.model_copy(update={"reason": error.reason, "message": str(error)}))
+
+    def released(self, uid: str, epoch: int) -> None:
+        """A network was removed."""
+        self._send(
+            Event(
+                kind=Kind.NETWORK_RELEASED,
+                uid=uid,
+                node=self._node,
+                epoch=epoch,
+                service="netd",
+                at_ns=time.time_ns(),
+            )
+        )
+
+    def _event(
+        self, kind: Kind, record: VmRecord, took_ms: float | None, detail: dict[str, str]
+    ) -> Event:
+        return Event(
+            kind=kind,
+            uid=record.uid,
+            node=self._node,
+            epoch=record.epoch,
+            generation=record.generation,
+            namespace=record.namespace,
+            name=record.name,
+            service="netd",
+            at_ns=time.time_ns(),
+            took_ms=took_ms,
+            detail=detail,
+        )
+
+    def _send(self, event: Event) -> None:
+        identity = f"{event.uid}:{event.epoch}:{event.generation}:{event.kind}:{event.reason}"
+        self._bus.emit(
+            subjects.event(self._node, event.uid, event.kind), event, message_id=identity
+        )

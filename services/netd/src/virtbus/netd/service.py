@@ -1,0 +1,249 @@
+"""netd's loop: records in, networks and ready events out; requests of the repair path."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import sys
+import time
+
+from virtbus.bus import process
+from virtbus.bus.ports import (
+    Bus,
+    Endpoint,
+    Entry,
+    EntryKind,
+    Request,
+    ServiceInfo,
+    Watch,
+    WatchMark,
+)
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import Doors
+from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.handover import Handover, HandoverServer
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.leases import StateFiles
+from virtbus.netd.edge.namespaces import Namespaces, in_thread
+from virtbus.netd.edge.wrapper_install import install
+from virtbus.netd.facts import Facts, Spans, no_span
+from virtbus.netd.settings import Settings
+from virtbus.netd.work import Work
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import check_uid, is_id
+from virtbus.schemas.network import NetworkInfo
+from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.nodework import Ensure, Held, Inspect, NetReady, Release, Released, Tele
+from virtbus.schemas.vm import RunStrategy, VmRecord
+from virtbus.schemas.wire import decode, validate
+
+log = logging.getLogger(__name__)
+
+
+def doors_of(settings: Settings) -> Doors:
+    """The doors to this host."""
+    state = settings.state_dir / "netd"
+    return Doors(
+        namespaces=Namespaces(settings.netns_dir),
+        bridge=HostBridge(settings.bridge, settings.subnet, state / "host.json"),
+        files=StateFiles(state / "vms"),
+        cni=Cni(
+            settings.cni_conf_dir, settings.cni_bin_dirs, plugin_timeout_s=settings.cni_timeout_s
+        ),
+        dhcp=DhcpServer(),
+    )
+
+
+class Netd:
+    """The service on one node."""
+
+    def __init__(self, bus: Bus, settings: Settings, span: Spans = no_span) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._span = span
+        self._version = importlib.metadata.version("virtbus-netd")
+        self._doors = doors_of(settings)
+        self._attachments = Attachments(self._doors, settings.site())
+        self._facts = Facts(bus, settings.node)
+        self._changed = asyncio.Event()
+        self._listed: set[str] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled. Networks stay: running guests do not need netd."""
+        settings = self._settings
+        handover = HandoverServer(
+            settings.run_dir / "netd", self._attachments, str(settings.emulator), self._handed_over
+        )
+        info = ServiceInfo("virtbus-netd", self._version, "networks of a node's VMs")
+        try:
+            async with asyncio.TaskGroup() as group:
+                work = Work(group, self._attachments, self._facts, self._span)
+                async with self._bus.serve(info, self._endpoints(work)):
+                    group.create_task(self._tell_state())
+                    group.create_task(handover.run())
+                    await in_thread(lambda: self._install(handover))
+                    await self._attachments.recover()
+                    self._changed.set()
+                    process.notify("READY=1")
+                    held = len(self._attachments.held())
+                    log.info("ready: %d networks", held, extra={"code": "ready"})
+                    group.create_task(self._tidy())
+                    await self._follow(work)
+        finally:
+            self._doors.dhcp.close()
+            self._doors.files.close()
+
+    def _install(self, handover: HandoverServer) -> None:
+        install(
+            self._settings.wrapper_dir,
+            handover.wrapper_path,
+            emulator=self._settings.emulator,
+            memo=self._settings.state_dir / "netd" / "wrapper.json",
+            compiler=self._settings.wrapper_compiler or None,
+        )
+
+    def _handed_over(self, done: Handover) -> None:
+        log.info(
+            "descriptors handed over in %.1f ms",
+            (done.granted_ns - done.asked_ns) / 1e6,
+            extra={"code": "handed_over", "uid": done.uid},
+        )
+
+    # --- records ----------------------------------------------------------------------------
+    async def _follow(self, work: Work) -> None:
+        """Follow this node's records; compare with the whole list now and then (rule 3)."""
+        async with (
+            self._bus.node_watch(self._settings.node, "netd") as watch,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(self._compare(watch))
+            async for item in watch:
+                match item:
+                    case WatchMark.RESET:
+                        self._listed.clear()
+                    case WatchMark.SYNCED:
+                        work.keep_only(self._listed)
+                    case Entry():
+                        self._see(item, work)
+
+    async def _compare(self, watch: Watch) -> None:
+        while True:
+            await asyncio.sleep(self._settings.relist_interval_s)
+            watch.relist()
+            try:
+                await self._attachments.replug()
+            except (VirtbusError, OSError) as error:
+                log.warning("bridge not repaired: %s", error, extra={"code": "replug_failed"})
+
+    def _see(self, entry: Entry, work: Work) -> None:
+        uid = entry.key.rpartition(".")[2]
+        if not is_id(uid):
+            return  # the join nonce
+        self._listed.discard(uid)
+        record = _record(entry) if entry.kind is EntryKind.PUT else None
+        if record is None or record.deleting or record.node != self._settings.node:
+            work.drop(uid)  # the agent alone says when a network goes
+            return
+        self._listed.add(uid)
+        if record.spec.run_strategy is not RunStrategy.HALTED:
+            work.want(record)
+
+    # --- requests ---------------------------------------------------------------------------
+    def _endpoints(self, work: Work) -> list[Endpoint]:
+        async def ensure(request: Request) -> NetReady:
+            record = validate(Ensure, request.data).record
+            ready = await work.ensure(record)
+            if ready.error is not None:
+                raise VirtbusError.of(ready.error)
+            return ready
+
+        async def release(request: Request) -> Released:
+            want = validate(Release, request.data)
+            uid = check_uid(want.uid)
+            work.drop(uid)
+            with self._span("virtbus release network", uid=uid):
+                if await self._attachments.release(uid, want.epoch):
+                    self._facts.released(uid, want.epoch)
+                    log.info("network released", extra={"code": "released", "uid": uid})
+            return Released(uid=uid)
+
+        async def inspect(request: Request) -> Held:
+            want = validate(Inspect, request.data)
+            held = self._attachments.held()
+            wanted = {want.uid} if want.uid else held.keys()
+            return Held(things={uid: things for uid, things in held.items() if uid in wanted})
+
+        handlers = {"ensure": ensure, "release": release, "inspect": inspect}
+        return [
+            Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)
+            for verb, handler in handlers.items()
+        ]
+
+    # --- state ------------------------------------------------------------------------------
+    def _tele(self) -> Tele:
+        state = NodeState.RECOVERING if self._attachments.recovering else NodeState.READY
+        default = NetworkInfo(
+            name="default", kind="bridge", subnet=str(self._settings.subnet.network)
+        )
+        others = [
+            NetworkInfo(name=name, kind="cni", detail={"file": path.name})
+            for name, path in self._doors.cni.networks().items()
+        ]
+        return Tele(
+            service="netd",
+            state=ServiceState(state=state, version=self._version, seen_ns=time.time_ns()),
+            networks=(default, *others),
+        )
+
+    async def _tell_state(self) -> None:
+        """Say how it is: at each change, and at least every `tele_interval_s`."""
+        subject = subjects.tele(self._settings.node, "netd")
+        while True:
+            self._changed.clear()
+            await self._bus.publish(subject, self._tele())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.tele_interval_s):
+                    await self._changed.wait()
+
+    async def _tidy(self) -> None:
+        """After releases: what outlived its VM, and the bridge when it was the last."""
+        while True:
+            await self._attachments.untidy.wait()
+            await asyncio.sleep(self._settings.bridge_linger_s)
+            try:
+                await self._attachments.tidy()
+            except OSError as error:
+                log.warning("not tidied: %s", error, extra={"code": "tidy_failed"})
+                self._attachments.untidy.set()
+
+
+def _record(entry: Entry) -> VmRecord | None:
+    try:
+        value = decode(entry.value)
+        if isinstance(value, dict) and value.get("tombstone"):
+            return None
+        return validate(VmRecord, value)
+    except VirtbusError as error:
+        extra = {"code": "record_unreadable"}
+        log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
+        return None
+
+
+async def teardown(settings: Settings) -> None:
+    """Remove every network of this host, attached or not; for an uninstall.
+
+    Raises:
+        VirtbusError: 409 `netd_running`; what a CNI plugin refused.
+    """
+    doors = doors_of(settings)
+    attachments = Attachments(doors, settings.site())
+    try:
+        await attachments.recover()
+        for uid in attachments.held():
+            await attachments.release(uid, sys.maxsize)
+        await attachments.tidy()
+    finally:
+        doors.dhcp.close()
+        doors.files.close()

@@ -1,0 +1,106 @@
+"""netd's knobs."""
+
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from virtbus.bus.settings import ServiceSettings
+from virtbus.netd.core.offer import Site
+
+RESOLV_CONF = Path("/etc/resolv.conf")
+
+
+class Settings(ServiceSettings):
+    """Settings of `virtbus-netd`."""
+
+    service: ClassVar[str] = "netd"
+
+    subnet: IPv4Interface = Field(
+        IPv4Interface("10.127.0.1/16"),
+        description="gateway address and prefix of the built-in network `default`",
+    )
+    bridge: str = Field(
+        "virtbus0",
+        pattern="^[a-z][a-z0-9_-]{0,14}$",
+        description="the host's bridge of the built-in network; netd owns it whole",
+    )
+    bridge_linger_s: float = Field(
+        2.0, ge=0, description="seconds that the bridge outlives its last VM; another may follow"
+    )
+    netns_dir: Path = Field(Path("/run/netns"), description="where `ip netns` looks for namespaces")
+    cni_conf_dir: Path = Field(Path("/etc/cni/net.d"), description="conflists, by network name")
+    cni_bin_dirs: tuple[Path, ...] = Field(
+        (Path("/usr/lib/cni"), Path("/opt/cni/bin")), description="CNI plugins, first found counts"
+    )
+    cni_timeout_s: float = Field(
+        30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
+    )
+    dns: tuple[IPv4Address, ...] = Field(
+        (), description="DNS servers of guests; default: those of /etc/resolv.conf off loopback"
+    )
+    domain: str = Field(
+        "",
+        pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.|$))*$",
+        max_length=200,
+        description="DNS domain of guests; empty: none",
+    )
+    search: tuple[str, ...] = Field((), max_length=6, description="DNS search list of guests")
+    lease_s: int = Field(
+        3600, ge=120, description="DHCP lease in seconds: how long guests bridge a netd that is off"
+    )
+    emulator: Path = Field(
+        Path("/usr/bin/qemu-system-x86_64"), description="the QEMU that vmwrapper becomes"
+    )
+    wrapper_dir: Path = Field(
+        Path("/usr/local/libexec/virtbus"),
+        description="where vmwrapper is installed; QEMU's user must reach it",
+    )
+    wrapper_compiler: str = Field(
+        "gcc", description="builds vmwrapper (saves 10 ms of CPU a start); empty: the Python one"
+    )
+    relist_interval_s: float = Field(
+        300.0, ge=1, description="seconds between full comparisons with the records"
+    )
+    tele_interval_s: float = Field(4.0, gt=0, description="seconds between reports of state")
+
+    @field_validator("subnet")
+    @classmethod
+    def _gateway(cls, value: IPv4Interface) -> IPv4Interface:
+        network = value.network
+        if network.prefixlen > 29:
+            msg = "must be /29 or larger"
+            raise ValueError(msg)
+        if value.ip in {network.network_address, network.broadcast_address}:
+            msg = f"must name the gateway's own address, such as {network[1]}/{network.prefixlen}"
+            raise ValueError(msg)
+        return value
+
+    def site(self) -> Site:
+        """What every guest is told."""
+        return Site(
+            dns=self.dns or host_dns(RESOLV_CONF),
+            domain=self.domain,
+            search=self.search,
+            lease_s=self.lease_s,
+        )
+
+
+def host_dns(path: Path) -> tuple[IPv4Address, ...]:
+    """The host's IPv4 DNS servers that a guest can reach: a stub on loopback is none of them."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return ()
+    found = []
+    for line in lines:
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            try:
+                address = IPv4Address(words[1])
+            except ValueError:
+                continue
+            if not address.is_loopback:
+                found.append(address)
+    return tuple(found[:3])

@@ -1,0 +1,31 @@
+"""Fixtures: the pretended host, and netd's attachments on it."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+# pytest's importlib mode puts no test folder on the path; what tests share is imported from here.
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from services.netd.tests.pretended_host import Host, Node, pretended_host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with pretended_host(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def node(host: Host) -> AsyncIterator[Node]:
+    """Attachments that have recovered, on a host that is left as it was found."""
+    before = host.census()
+    made = Node(host)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.end()
+    assert host.census() == before

@@ -1,0 +1,362 @@
+"""A network namespace that plays the host, and guests made of frames over a tap descriptor."""
+
+import asyncio
+import ctypes
+import errno
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtbus.netd.attachments import Attachments
+from virtbus.netd.builder import Doors
+from virtbus.netd.core import links
+from virtbus.netd.core.links import mac_bytes
+from virtbus.netd.core.names import netns
+from virtbus.netd.core.offer import Site
+from virtbus.netd.edge.cni import Cni
+from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.host_bridge import HostBridge
+from virtbus.netd.edge.leases import StateFiles
+from virtbus.netd.edge.namespaces import Namespaces
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.schemas.nodework import NetReady
+from virtbus.schemas.vm import VmRecord
+
+CLONE_NEWNET = 0x40000000
+VNET_HEADER = bytes(10)
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _enter(fd: int) -> None:
+    assert libc.setns(fd, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+
+
+def _links_here() -> set[str]:
+    with Netlink() as netlink:
+        found = [links.read_link(reply) for reply in netlink.dump(links.all_links())]
+    return {link.name for link in found if link is not None}
+
+
+@dataclass
+class Host:
+    """The pretended host: where things are, and what is there."""
+
+    tmp: Path
+    namespaces: Namespaces
+
+    def census(self) -> dict[str, Any]:
+        """What must be equal before and after."""
+        tables = subprocess.run(
+            ["nft", "list", "tables"], capture_output=True, text=True, check=True
+        ).stdout
+        return {
+            "links": _links_here(),
+            "netns": sorted(self.namespaces.names()),
+            "tables": tables,
+            "ip_forward": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+            "fds": len(os.listdir("/proc/self/fd")),
+        }
+
+
+@contextmanager
+def pretended_host(tmp_path: Path) -> Iterator[Host]:
+    """Run the test in a network namespace of its own; leave nothing behind."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    before = os.open("/proc/self/ns/net", os.O_RDONLY)
+    assert libc.unshare(CLONE_NEWNET) == 0
+    directory = tmp_path / "netns"
+    namespaces = Namespaces(directory)
+    try:
+        namespaces.prepare()
+        with Netlink() as netlink:
+            netlink.do([links.set_link("lo", up=True)])
+        yield Host(tmp_path, namespaces)
+    finally:
+        for name in namespaces.names():
+            namespaces.remove(name)
+        while libc.umount2(str(directory).encode(), 2) == 0:
+            pass
+        assert ctypes.get_errno() in {errno.EINVAL, errno.ENOENT}
+        _enter(before)
+        os.close(before)
+
+
+def make_record(uid: str, *, networks: tuple[str, ...] = ("default",), **extra: Any) -> VmRecord:
+    """A record with one interface per network."""
+    names = [f"net{index}" for index in range(len(networks))]
+    macs = extra.pop("macs", (None,) * len(networks))
+    spec = {
+        "domain": {
+            "devices": {
+                "interfaces": [
+                    {"name": name, "mac_address": mac}
+                    for name, mac in zip(names, macs, strict=True)
+                ]
+            }
+        },
+        "networks": [
+            {"name": name, "network": network}
+            for name, network in zip(names, networks, strict=True)
+        ],
+    }
+    return VmRecord.model_validate(
+        {
+            "uid": uid,
+            "namespace": "default",
+            "name": f"vm-{uid[:4]}",
+            "spec": spec,
+            "spec_hash": "",
+            "node": "n1",
+            "created_ns": 0,
+            **extra,
+        }
+    )
+
+
+def checksum(data: bytes) -> int:
+    data += bytes(len(data) % 2)
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+class Guest:
+    """A guest in user space: it speaks through the tap descriptor that QEMU would get."""
+
+    def __init__(self, fd: int, mac: str, address: str) -> None:
+        self.fd = fd
+        self.mac = mac_bytes(mac)
+        self.ip = IPv4Interface(address).ip
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            frame = os.read(self.fd, 65536)[10:]
+        except OSError:
+            return
+        if (
+            frame[12:14] == b"\x08\x06"
+            and frame[20:22] == b"\0\1"
+            and frame[38:42] == self.ip.packed
+        ):
+            self.send(self.arp(2, frame[22:28], IPv4Address(frame[28:32]), target=frame[22:28]))
+        elif frame[12:14] == b"\x08\x00" and frame[23] == 1 and frame[34] == 8:
+            self._echo(frame)
+        self.frames.put_nowait(frame)
+
+    def _echo(self, frame: bytes) -> None:
+        icmp = b"\0\0\0\0" + frame[38:]
+        icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
+        self.send(self.ipv4(frame[6:12], IPv4Address(frame[26:30]), 1, icmp))
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.fd)
+        os.close(self.fd)
+
+    def send(self, frame: bytes) -> None:
+        os.write(self.fd, VNET_HEADER + frame)
+
+    def arp(
+        self,
+        operation: int,
+        to: bytes,
+        asked: IPv4Address,
+        *,
+        target: bytes = bytes(6),
+        sender: tuple[bytes, IPv4Address] | None = None,
+        source: bytes | None = None,
+    ) -> bytes:
+        mac, ip = sender or (self.mac, self.ip)
+        body = struct.pack("!HHBBH", 1, 0x0800, 6, 4, operation)
+        return (
+            to + (source or self.mac) + b"\x08\x06" + body + mac + ip.packed + target + asked.packed
+        )
+
+    def ipv4(
+        self,
+        to: bytes,
+        destination: IPv4Address,
+        protocol: int,
+        payload: bytes,
+        *,
+        source: IPv4Address | None = None,
+        source_mac: bytes | None = None,
+    ) -> bytes:
+        header = struct.pack(
+            "!BBHHHBBH4s4s",
+            0x45,
+            0,
+            20 + len(payload),
+            0,
+            0,
+            64,
+            protocol,
+            0,
+            (self.ip if source is None else source).packed,
+            destination.packed,
+        )
+        header = header[:10] + struct.pack("!H", checksum(header)) + header[12:]
+        return to + (source_mac or self.mac) + b"\x08\x00" + header + payload
+
+    def udp(
+        self,
+        to: bytes,
+        destination: IPv4Address,
+        ports: tuple[int, int],
+        data: bytes,
+        **options: Any,
+    ) -> bytes:
+        payload = struct.pack("!HHHH", *ports, 8 + len(data), 0) + data
+        return self.ipv4(to, destination, 17, payload, **options)
+
+    async def receive(self, wanted: Callable[[bytes], bool], timeout_s: float = 5.0) -> bytes:
+        """The next frame that is `wanted`; TimeoutError where none comes."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                frame = await self.frames.get()
+                if wanted(frame):
+                    return frame
+
+    async def resolve(self, address: IPv4Address) -> bytes:
+        """The MAC of a neighbour by ARP."""
+        for _attempt in range(20):
+            self.send(self.arp(1, b"\xff" * 6, address))
+            try:
+                frame = await self.receive(
+                    lambda f: (
+                        f[12:14] == b"\x08\x06"
+                        and f[20:22] == b"\0\2"
+                        and f[28:32] == address.packed
+                    ),
+                    timeout_s=0.25,
+                )
+            except TimeoutError:
+                continue
+            return frame[22:28]
+        raise TimeoutError(f"{address} does not answer ARP")
+
+    async def ping(self, address: IPv4Address, via: IPv4Address | None = None) -> None:
+        """Return when an echo reply of `address` came; TimeoutError where none does."""
+        mac = await self.resolve(via or address)
+        icmp = struct.pack("!BBHHH", 8, 0, 0, 7, 1) + b"virtbus"
+        icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
+        self.send(self.ipv4(mac, address, 1, icmp))
+        await self.receive(
+            lambda f: (
+                f[12:14] == b"\x08\x00" and f[23] == 1 and f[34] == 0 and f[26:30] == address.packed
+            )
+        )
+
+
+async def ping_from_host(address: str, timeout_s: float = 5.0) -> None:
+    """Return when `address` answers an echo request of this thread's namespace."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
+        raw.setblocking(False)
+        request = struct.pack("!BBHHH", 8, 0, 0, 9, 1) + b"hello"
+        request = request[:2] + struct.pack("!H", checksum(request)) + request[4:]
+        raw.sendto(request, (address, 0))
+        async with asyncio.timeout(timeout_s):
+            while True:
+                packet = await loop.sock_recv(raw, 2048)
+                if packet[20] == 0 and packet[24:26] == b"\0\x09":
+                    return
+
+
+async def eventually(check: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return when `check` holds; the kernel frees namespaces a little later."""
+    async with asyncio.timeout(timeout_s):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+class Node:
+    """netd's attachments as its service wires them; `restart` is a new process on the same host."""
+
+    def __init__(self, host: Host, subnet: str = "10.127.0.1/16", lease_s: int = 3600) -> None:
+        self.host = host
+        self.gateway = IPv4Interface(subnet)
+        self.site = Site(
+            dns=(IPv4Address("192.0.2.53"),),
+            domain="vms.example",
+            search=("vms.example", "example"),
+            lease_s=lease_s,
+        )
+        self.conf_dir = host.tmp / "cni"
+        self.conf_dir.mkdir(exist_ok=True)
+        self.bin_dirs = (host.tmp / "cni-bin", Path("/usr/lib/cni"))
+        self.begun: list[NetReady] = []
+        self.doors: Doors
+        self.attachments: Attachments
+
+    async def start(self) -> None:
+        state = self.host.tmp / "state" / "netd"
+        self.doors = Doors(
+            namespaces=self.host.namespaces,
+            bridge=HostBridge("virtbus0", self.gateway, state / "host.json"),
+            files=StateFiles(state / "vms"),
+            cni=Cni(self.conf_dir, self.bin_dirs, plugin_timeout_s=2.0),
+            dhcp=DhcpServer(),
+        )
+        self.attachments = Attachments(self.doors, self.site)
+        await self.attachments.recover()
+
+    async def restart(self) -> None:
+        self.stop()
+        await self.start()
+
+    def stop(self) -> None:
+        self.doors.dhcp.close()
+        self.doors.files.close()
+
+    async def end(self) -> None:
+        """Release all, and wait until the kernel has freed it."""
+        for uid in list(self.attachments.held()):
+            await self.attachments.release(uid, 1_000)
+        await self.attachments.tidy()
+        self.stop()
+        await eventually(lambda: _links_here() == {"lo"})
+
+    async def attach(self, uid: str, **extra: Any) -> NetReady:
+        async def begun(ready: NetReady) -> None:
+            self.begun.append(ready)
+
+        return await self.attachments.ensure(make_record(uid, **extra), begun)
+
+    @asynccontextmanager
+    async def guest(self, uid: str, index: int = 0) -> AsyncIterator[Guest]:
+        """A guest on one interface of an attached VM."""
+        attachment, taps = await self.attachments.take_taps(uid, 5.0)
+        nic = attachment.nics[index]
+        guest = Guest(taps[index], nic.mac, nic.addresses[0])
+        try:
+            yield guest
+        finally:
+            guest.close()
+            for at, fd in enumerate(taps):
+                if at != index:
+                    os.close(fd)
+
+    def inside(self, uid: str, command: str) -> str:
+        """The output of a shell command in the VM's namespace."""
+        path = self.host.namespaces.path(netns(uid))
+        done = subprocess.run(
+            ["nsenter", f"--net={path}", "sh", "-c", command],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout

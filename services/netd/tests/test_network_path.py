@@ -1,0 +1,243 @@
+"""The built-in network with real frames: guest to host, guest to guest, guest to the world."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from services.netd.tests.pretended_host import Host, Node, eventually, ping_from_host
+
+from virtbus.netd.core.names import host_link
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.nodework import NetPhase
+
+pytestmark = pytest.mark.integration
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+C = "0192f0c1-2d3e-7abc-8def-00000000000c"
+GATEWAY = IPv4Address("10.127.0.1")
+
+
+@contextlib.contextmanager
+def world() -> Iterator[None]:
+    """A second namespace behind the host: 198.51.100.2, which knows no route to the guests."""
+    commands = [
+        "ip netns add vbtest-world",
+        "ip link add wan0 type veth peer name eth0 netns vbtest-world",
+        "ip addr add 198.51.100.1/24 dev wan0",
+        "ip link set wan0 up",
+        "ip -n vbtest-world addr add 198.51.100.2/24 dev eth0",
+        "ip -n vbtest-world link set eth0 up",
+    ]
+    try:
+        for command in commands:
+            subprocess.run(command.split(), check=True)
+        yield
+    finally:
+        subprocess.run(["ip", "link", "del", "wan0"], check=False)
+        subprocess.run(["ip", "netns", "del", "vbtest-world"], check=False)
+
+
+async def test_an_attached_guest_and_its_host_reach_each_other(node: Node) -> None:
+    ready = await node.attach(A)
+    assert ready.phase is NetPhase.READY
+    (interface,) = ready.interfaces
+    assert interface.addresses[0].endswith("/16")
+    assert (interface.gateway, interface.mtu, interface.tap) == ("10.127.0.1", 1500, "tap0")
+    async with node.guest(A) as guest:
+        await guest.ping(GATEWAY)
+        await ping_from_host(str(guest.ip))
+
+
+async def test_two_guests_reach_each_other(node: Node) -> None:
+    await node.attach(A)
+    await node.attach(B)
+    async with node.guest(A) as one, node.guest(B) as other:
+        await one.ping(other.ip)
+        await other.ping(one.ip)
+
+
+async def test_a_guest_reaches_the_world_under_the_hosts_address(node: Node) -> None:
+    with world():
+        await node.attach(A)
+        async with node.guest(A) as guest:
+            await guest.ping(IPv4Address("198.51.100.2"), via=GATEWAY)
+
+
+async def test_a_guest_with_two_interfaces_has_two_addresses(node: Node) -> None:
+    ready = await node.attach(A, networks=("default", "default"))
+    addresses = {interface.addresses[0] for interface in ready.interfaces}
+    macs = {interface.mac for interface in ready.interfaces}
+    assert len(addresses) == len(macs) == 2
+    async with node.guest(A, 1) as guest:
+        await guest.ping(GATEWAY)
+
+
+async def test_control_planes_and_metadata_are_closed_and_other_ports_open(node: Node) -> None:
+    await node.attach(A)
+    with contextlib.ExitStack() as stack:
+        for port in (22, 4222, 16509, 10250):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("0.0.0.0", port))
+            listener.listen()
+        async with node.guest(A) as guest:
+            assert await answers(guest, GATEWAY, 22)
+            for port in (4222, 16509, 10250):
+                assert not await answers(guest, GATEWAY, port)
+            assert not await answers(guest, IPv4Address("169.254.169.254"), 80)
+
+
+async def answers(guest: object, to: IPv4Address, port: int) -> bool:
+    """True when a SYN to `to` is answered by anything."""
+    from services.netd.tests.pretended_host import Guest, checksum
+
+    assert isinstance(guest, Guest)
+    mac = await guest.resolve(GATEWAY)
+    header = (40000).to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8) + b"\x50\x02\xff\xff"
+    pseudo = guest.ip.packed + to.packed + b"\0\6\0\x14"
+    check = checksum(pseudo + header + bytes(4))
+    guest.send(guest.ipv4(mac, to, 6, header + check.to_bytes(2, "big") + bytes(2)))
+    wanted = port.to_bytes(2, "big")
+    try:
+        await guest.receive(lambda f: f[23] == 6 and f[34:36] == wanted, timeout_s=0.3)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_doing_it_twice_changes_nothing(node: Node) -> None:
+    first = await node.attach(A)
+    links = node.host.census()["links"]
+    assert await node.attach(A) == first
+    assert node.host.census()["links"] == links
+
+
+async def test_the_address_is_kept_over_release_of_others_and_restart(node: Node) -> None:
+    first = await node.attach(A)
+    await node.attach(B)
+    await node.restart()
+    await node.attachments.release(B, 1)
+    assert await node.attach(A) == first
+
+
+async def test_the_address_survives_a_reboot_of_the_host(node: Node) -> None:
+    first = await node.attach(A)
+    node.stop()
+    node.host.namespaces.remove(first.interfaces[0].netns)
+    await node.start()
+    assert await node.attach(A) == first
+
+
+async def test_all_addresses_in_use_is_429_and_leaves_nothing(host: Host) -> None:
+    node = Node(host, subnet="192.0.2.1/29")
+    await node.start()
+    for number in range(5):
+        await node.attach(f"0192f0c1-2d3e-7abc-8def-0000000000{number:02x}")
+    with pytest.raises(VirtbusError, match="in use on this node") as refused:
+        await node.attach(A)
+    assert refused.value.code == 429
+    assert A not in node.attachments.held()
+    await node.end()
+
+
+async def test_a_mac_of_another_vm_is_refused(node: Node) -> None:
+    await node.attach(A, macs=("02:00:00:00:00:77",))
+    with pytest.raises(VirtbusError, match="another VM on this node has the MAC") as refused:
+        await node.attach(B, macs=("02:00:00:00:00:77",))
+    assert refused.value.reason == "mac_in_use"
+
+
+async def test_an_older_epoch_is_refused(node: Node) -> None:
+    await node.attach(A, epoch=3)
+    with pytest.raises(VirtbusError, match="epoch 2"):
+        await node.attach(A, epoch=2)
+    with pytest.raises(VirtbusError, match="epoch 2"):
+        await node.attachments.release(A, 2)
+
+
+async def test_another_interface_is_made_when_no_guest_uses_the_old_ones(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A):
+        kept = await node.attach(A, networks=("default", "default"), generation=2)
+        assert len(kept.interfaces) == 1
+        assert kept.generation == 2
+    ready = await node.attach(A, networks=("default", "default"), generation=2)
+    assert len(ready.interfaces) == 2
+
+
+async def test_a_foreign_link_with_our_name_is_not_adopted(node: Node) -> None:
+    name = host_link(A, 0)
+    subprocess.run(["ip", "link", "add", name, "type", "bridge"], check=True)
+    subprocess.run(["ip", "link", "set", name, "alias", B], check=True)
+    await node.attach(C)
+    with pytest.raises(VirtbusError, match="belongs to") as refused:
+        await node.attach(A)
+    assert refused.value.reason == "link_taken"
+    assert name in node.host.census()["links"]
+    subprocess.run(["ip", "link", "del", name], check=True)
+
+
+async def test_the_bridge_goes_with_the_last_vm_and_forwarding_is_as_before(host: Host) -> None:
+    forwarding = Path("/proc/sys/net/ipv4/ip_forward")
+    forwarding.write_text("0")
+    node = Node(host)
+    await node.start()
+    await node.attach(A)
+    await node.attach(B)
+    assert forwarding.read_text().strip() == "1"
+    await node.attachments.release(A, 1)
+    await node.attachments.tidy()
+    assert "virtbus0" in host.census()["links"]
+    await node.attachments.release(B, 1)
+    await node.attachments.tidy()
+    assert "virtbus0" not in host.census()["links"]
+    assert "virtbus" not in host.census()["tables"]
+    assert forwarding.read_text().strip() == "0"
+    await node.end()
+
+
+async def test_taps_keep_working_when_the_bridge_is_rebuilt(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        subprocess.run(["ip", "link", "del", "virtbus0"], check=True)
+        await node.attach(B)
+        await guest.ping(GATEWAY)
+
+
+async def test_a_subnet_of_the_host_is_refused(node: Node) -> None:
+    subprocess.run(["ip", "link", "add", "lan0", "type", "bridge"], check=True)
+    subprocess.run(["ip", "addr", "add", "10.127.3.4/24", "dev", "lan0"], check=True)
+    try:
+        with pytest.raises(VirtbusError, match="set another `subnet`"):
+            await node.attach(A)
+    finally:
+        subprocess.run(["ip", "link", "del", "lan0"], check=True)
+
+
+async def test_a_vm_without_interfaces_is_ready_with_nothing_made(node: Node) -> None:
+    ready = await node.attach(A, networks=())
+    assert (ready.phase, ready.interfaces) == (NetPhase.READY, ())
+    assert node.host.census()["netns"] == []
+
+
+async def test_fifty_cycles_leave_descriptors_namespaces_and_rules_flat(node: Node) -> None:
+    await node.attach(B)
+    before = node.host.census()
+    for _cycle in range(50):
+        await node.attach(A)
+        await node.attachments.release(A, 1)
+    await eventually(lambda: node.host.census() == before)
+
+
+async def test_twenty_vms_at_once_get_twenty_addresses(node: Node) -> None:
+    uids = [f"0192f0c1-2d3e-7abc-8def-0000000001{number:02x}" for number in range(20)]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(node.attach(uid)) for uid in uids]
+    assert len({task.result().interfaces[0].addresses for task in tasks}) == 20
+    assert os.path.isdir("/proc/self")
