@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +18,14 @@ from virtbus.bus.client import NatsLink, connect
 from virtbus.bus.link import LinkLostError, Raw
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import (
+    Bus,
     BusError,
     ConflictError,
     DeniedError,
     Endpoint,
     Entry,
     FullError,
+    OutcomeUnknownError,
     Request,
     ServiceInfo,
     UnavailableError,
@@ -30,6 +34,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.records import Records
 from virtbus.bus.refusals import ApiError
 from virtbus.bus.tasks import background
+from virtbus.schemas.errors import VirtbusError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -145,6 +150,51 @@ async def test_writes_while_the_server_is_away_are_unavailable_and_leave_no_ghos
             while not bus.connected:
                 await asyncio.sleep(0.01)
         assert await bus.get(KEY) is None
+
+
+async def test_a_write_to_a_server_that_hangs_has_an_unknown_outcome(nats: server.Server) -> None:
+    settings = nats.settings("controller", write_timeout_s=0.3)
+    async with connect(settings, name="c") as bus:
+        await bus.put(KEY, b"one")
+        os.kill(nats.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(OutcomeUnknownError):
+                await bus.put(KEY, b"two")
+        finally:
+            os.kill(nats.pid, signal.SIGCONT)
+        entry = await bus.get(KEY)
+    assert entry is not None
+    assert entry.value in {b"one", b"two"}
+
+
+async def test_a_slow_reader_of_a_watch_loses_no_key(controller: NatsBus) -> None:
+    async with controller.watch("$KV.vm.n3.>") as watch:
+        items = aiter(watch)
+        assert [await anext(items), await anext(items)] == [WatchMark.RESET, WatchMark.SYNCED]
+        keys = {f"$KV.vm.n3.{UID[:-4]}{number:04d}" for number in range(3000)}
+        async with asyncio.TaskGroup() as group:
+            for key in keys:
+                group.create_task(controller.put(key, b"x"))
+        seen: set[str] = set()
+        while seen != keys:
+            item = await anext(items)
+            if isinstance(item, Entry):
+                seen.add(item.key)
+
+
+async def test_an_answer_over_the_limit_is_413(controller: NatsBus) -> None:
+    async def huge(_: Request) -> Any:
+        return b"x" * 2_000_000
+
+    async with controller.serve(INFO, [Endpoint("get", SUBJECT, huge)]):
+        with pytest.raises(VirtbusError) as caught:
+            await controller.request(SUBJECT, {}, timeout_s=5)
+    assert caught.value.code == 413
+
+
+async def test_a_nats_bus_is_a_bus(controller: NatsBus) -> None:
+    typed: Bus = controller
+    assert typed.connected
 
 
 async def test_changed_credentials_close_and_the_right_ones_bring_it_back(

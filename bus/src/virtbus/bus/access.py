@@ -11,6 +11,11 @@ from virtbus.bus.ports import BusError
 DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
+def creds_file(run_dir: Path, user: str) -> Path:
+    """Where a role's credentials are; the client's is `bus.creds`."""
+    return run_dir / ("bus.creds" if user == "client" else f"{user}.creds")
+
+
 @dataclass(frozen=True, slots=True)
 class BusSettings:
     """One connection. With `creds`, url and identity are read from that file at every connect."""
@@ -28,6 +33,20 @@ class BusSettings:
     """How long `connect` waits for the server."""
     write_timeout_s: float = 5.0
     """Deadline of a write or read of records, retries included."""
+
+    @classmethod
+    def found(
+        cls, run_dir: Path, user: str, *, server: str = "", creds: Path | None = None
+    ) -> "BusSettings":
+        """The settings of a role: `creds` if named, else the file that `virtbus up` wrote.
+
+        `user` is `admin`, `controller`, `client` or `node-<id>`; a `server` without any
+        credentials file is tried as it is.
+        """
+        path = creds or creds_file(run_dir, user)
+        if creds is None and server and not path.exists():
+            return cls(url=server)
+        return cls(url=server, creds=path)
 
     @property
     def servers(self) -> list[str]:

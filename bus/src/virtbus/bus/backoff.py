@@ -1,7 +1,11 @@
 """Waiting longer after each failure, never in step with others (decorrelated by full jitter)."""
 
+import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+
+LEAST_S = 0.02
+"""An attempt with less time than this could only end as *unknown*, so none is made."""
 
 
 def delays(first_s: float, most_s: float) -> Iterator[float]:
@@ -10,3 +14,35 @@ def delays(first_s: float, most_s: float) -> Iterator[float]:
     while True:
         yield random.uniform(bound_s / 2, bound_s)  # noqa: S311  jitter, no secret
         bound_s = min(most_s, bound_s * 2)
+
+
+class Attempts:
+    """`async for left_s in Attempts(timeout_s)`: tries with pauses between, inside a deadline.
+
+    The first is made at once, however short the time. It ends when there is no time for another.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s = self._loop.time() + timeout_s
+        self._pauses = delays(0.02, 0.5)
+        self._first = True
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline_s - self._loop.time()
+
+    def __aiter__(self) -> AsyncIterator[float]:
+        return self
+
+    async def __anext__(self) -> float:
+        if self._first:
+            self._first = False
+            return self.left_s
+        pause_s = next(self._pauses)
+        if pause_s + LEAST_S < self.left_s:
+            await asyncio.sleep(pause_s)
+            if self.left_s >= LEAST_S:
+                return self.left_s
+        raise StopAsyncIteration

@@ -1,11 +1,10 @@
 """Requests: one answer, or many."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from virtbus.bus.backoff import delays
+from virtbus.bus.backoff import Attempts
 from virtbus.bus.codec import (
     CONTENT_TYPE,
     ERROR_CODE,
@@ -59,13 +58,11 @@ class Calls:
     async def request(
         self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
     ) -> Any:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
         identity = request_id or uuid7()
         headers = headers_out()
-        sent = False
-        for delay_s in delays(0.02, 0.5):
-            left_s = deadline_s - loop.time()
+        sent, failure = False, ""
+        attempts = Attempts(timeout_s)
+        async for left_s in attempts:
             body = envelope(
                 subject,
                 value,
@@ -76,7 +73,7 @@ class Calls:
             try:
                 await self._link.up(left_s)
                 raw = await self._link.ask(
-                    subject, body, headers=headers, timeout_s=deadline_s - loop.time()
+                    subject, body, headers=headers, timeout_s=attempts.left_s
                 )
                 if raw.status != "503":
                     return data_of(raw)
@@ -87,14 +84,11 @@ class Calls:
                 failure = str(error)
             except TimeoutError:
                 sent, failure = True, f"no answer in {timeout_s:g} s"
-            if loop.time() + delay_s >= deadline_s:
-                if sent:
-                    msg = f"{subject}: {failure}; repeat it with the id {identity}"
-                    raise OutcomeUnknownError(msg)
-                msg = f"{subject}: {failure}"
-                raise UnavailableError(msg)
-            await asyncio.sleep(delay_s)
-        raise AssertionError
+        if sent:
+            msg = f"{subject}: {failure}; repeat it with the id {identity}"
+            raise OutcomeUnknownError(msg)
+        msg = f"{subject}: {failure}"
+        raise UnavailableError(msg)
 
     @asynccontextmanager
     async def request_stream(

@@ -38,13 +38,16 @@ class OwnConsumer:
             raise ValueError(msg)
         safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in owner)
         self._name = f"w-{safe}-{secrets.token_hex(4)}"
+        self._made = False
 
     @property
     def pull_subject(self) -> str:
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
 
     async def rewind(self) -> int:
-        await self.close()  # a consumer of the same name with another start is refused (10012)
+        if self._made:
+            await self.close()  # the same name with another start would be refused (10012)
+        self._made = True
         config: dict[str, Any] = {
             "name": self._name,
             "deliver_policy": "last_per_subject",

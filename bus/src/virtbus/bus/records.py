@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from virtbus.bus.access import BusSettings
-from virtbus.bus.backoff import delays
+from virtbus.bus.backoff import Attempts
 from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.ports import (
@@ -108,14 +108,14 @@ class Records:
             UnavailableError: every attempt was certainly without effect.
             OutcomeUnknownError: one may have had an effect.
         """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + (timeout_s or self._settings.write_timeout_s)
         sent = sent or _Sent()
-        for delay_s in delays(0.02, 0.5):
+        failure = ""
+        attempts = Attempts(timeout_s or self._settings.write_timeout_s)
+        async for left_s in attempts:
             try:
-                await self._link.up(deadline_s - loop.time())
+                await self._link.up(left_s)
                 raw = await self._link.ask(
-                    subject, body, headers=headers, timeout_s=deadline_s - loop.time()
+                    subject, body, headers=headers, timeout_s=attempts.left_s
                 )
                 if not _elsewhere(raw):
                     return raw
@@ -126,14 +126,11 @@ class Records:
                 failure = str(error)
             except TimeoutError:
                 sent.before, failure = True, "no answer in time"
-            if loop.time() + delay_s >= deadline_s:
-                if sent.before:
-                    msg = f"{subject}: {failure}; it may have happened, repeat it with the same id"
-                    raise OutcomeUnknownError(msg)
-                msg = f"{subject}: {failure}"
-                raise UnavailableError(msg)
-            await asyncio.sleep(delay_s)
-        raise AssertionError
+        if sent.before:
+            msg = f"{subject}: {failure}; it may have happened, repeat it with the same id"
+            raise OutcomeUnknownError(msg)
+        msg = f"{subject}: {failure}"
+        raise UnavailableError(msg)
 
     async def put(
         self,

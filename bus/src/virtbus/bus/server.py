@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from virtbus.bus import permissions
-from virtbus.bus.access import BusSettings
+from virtbus.bus.access import BusSettings, creds_file
 from virtbus.bus.permissions import Role
 from virtbus.bus.ports import BusError
 
@@ -90,7 +90,7 @@ class ServerFiles:
 
     def creds(self, user: str) -> Path:
         """JSON of url, user, password, inbox_prefix and node; the client's is `bus.creds`."""
-        return self.run_dir / ("bus.creds" if user == permissions.CLIENT else f"{user}.creds")
+        return creds_file(self.run_dir, user)
 
 
 def binary() -> Path:

@@ -134,9 +134,15 @@ class _Answers:
         await self._send(body, headers)
 
     async def _send(self, body: bytes, headers: dict[str, str]) -> None:
-        if self._reply:
-            kind = JSON if self.as_json else MSGPACK
+        if not self._reply:
+            return
+        kind = JSON if self.as_json else MSGPACK
+        try:
             await self._link.send(self._reply, body, headers={CONTENT_TYPE: kind, **headers})
+        except FullError as error:
+            raise VirtbusError(
+                Code.TOO_LARGE, "answer_too_large", "the answer is too large; ask for less"
+            ) from error
 
 
 class Served:

@@ -118,7 +118,7 @@ class PullWatch:
             raise
         except (BusError, TimeoutError) as error:
             self._doubt = _Doubt.REFUSED
-            log.info("watch %s waits: %s", self._name, error, extra={"code": "watch_waits"})
+            log.warning("watch %s waits: %s", self._name, error, extra={"code": "watch_waits"})
             return
         self._ready.append(WatchMark.RESET)
         if waiting == 0:
