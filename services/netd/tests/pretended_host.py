@@ -97,12 +97,13 @@ def make_record(uid: str, *, networks: tuple[str, ...] = ("default",), **extra: 
     macs = extra.pop("macs", (None,) * len(networks))
     spec = {
         "domain": {
+            **extra.pop("domain", {}),
             "devices": {
                 "interfaces": [
                     {"name": name, "mac_address": mac}
                     for name, mac in zip(names, macs, strict=True)
                 ]
-            }
+            },
         },
         "networks": [
             {"name": name, "network": network}

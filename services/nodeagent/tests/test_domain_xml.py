@@ -148,7 +148,7 @@ def test_domain_is_valid_by_libvirts_own_schema(name: str) -> None:
 
 def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:
     text = render(CASES["large"])
-    assert [d.split(",")[2] for d in nic_devices(2)] == ["bus=pci.1", "bus=pci.2"]
+    assert [d["bus"] for d in nic_devices(2)] == ["pci.1", "pci.2"]
     assert 'bus="0x01"' not in text
     assert 'bus="0x02"' not in text
     assert text.count('bus="0x03"') == 1

@@ -128,9 +128,9 @@ class LogsRead(Fact):
 
 
 class ArmNic(Fact):
-    """`-device` of one interface as QEMU takes it, without `netdev=` and `mac=`."""
+    """`-device` of one interface: QEMU's properties, `driver` first, without `netdev` and `mac`."""
 
-    device: str
+    device: dict[str, str]
     mac: str
 
 

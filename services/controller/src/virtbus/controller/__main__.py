@@ -4,12 +4,13 @@ from virtbus.bus import client, process, tracing
 from virtbus.bus.settings import load
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
+from virtbus.schemas.ids import UNPLACED
 
 
 async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
     async with client.connect(settings.bus(), name="controller") as bus:
-        with tracing.setup("controller", "", bus, settings.otlp_endpoint):
+        with tracing.recording("controller", UNPLACED, bus.emit, settings.otlp_endpoint):
             await Controller(bus, settings).run()
 
 

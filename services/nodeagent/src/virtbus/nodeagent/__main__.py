@@ -63,7 +63,9 @@ async def serve(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         files = await stack.enter_async_context(_state(settings))
         bus = await stack.enter_async_context(client.connect(settings.bus(), name="nodeagent"))
-        stack.enter_context(tracing.setup("nodeagent", settings.node, bus, settings.otlp_endpoint))
+        stack.enter_context(
+            tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
+        )
         cores = os.cpu_count() or 1
         uri = f"test://{_test_node(settings)}" if settings.simulate else settings.libvirt_uri
         hypervisor = await stack.enter_async_context(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELEASE_TIMEOUT_S = 15.0
+RELEASE_TIMEOUT_S = 5.0
 RETRY_S = (0.5, 10.0)
 ADOPT_LIMIT_S = 60.0
 

@@ -59,8 +59,8 @@ class Guest:
         self.record = record
         self.phase = Phase.NEW
         self.seen = Seen()
-        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady)
-        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady)
+        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self.report)
+        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self.report)
         self.resumed = resumed
         self._tools = tools
         self._taken = Taken()

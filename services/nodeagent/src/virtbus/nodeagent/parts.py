@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.ports import Bus, BusError, OutcomeUnknownError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import Ensure, ImageReady, NetReady
@@ -15,15 +16,18 @@ log = logging.getLogger(__name__)
 
 Part = TypeVar("Part", ImageReady, NetReady)
 
-ASK_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 3.0
 ASK_AGAIN_S = (0.25, 5.0)
 
 
 class Awaited(Generic[Part]):
     """One part of a VM, of one service."""
 
-    def __init__(self, bus: Bus, service: str, model: type[Part]) -> None:
+    def __init__(
+        self, bus: Bus, service: str, model: type[Part], report: Callable[[], None]
+    ) -> None:
         self._bus = bus
+        self._report = report
         self._service = service
         self._model: type[Part] = model
         self.latest: Part | None = None
@@ -32,6 +36,7 @@ class Awaited(Generic[Part]):
 
     def told(self, part: Part) -> None:
         """A ready event arrived."""
+        self.silent = ""
         self.latest = part
         self._arrived.set()
 
@@ -75,15 +80,22 @@ class Awaited(Generic[Part]):
                     Ensure(record=record),
                     timeout_s=ASK_TIMEOUT_S,
                 )
-                self.silent = ""
+                self._say("")
                 self.told(validate(self._model, answer))
             except VirtbusError as error:
                 if error.code != Code.UNAVAILABLE:
                     self.told(self._model.model_validate(self._refusal(record, error)))
-                self.silent = f"{self._service}: {error}"
+                self._say(f"{self._service}: {error}")
+            except OutcomeUnknownError:
+                self._say("")  # it has the request and is at work, on a download perhaps
             except BusError:
-                self.silent = f"{self._service} does not answer; see `virtbus status`"
+                self._say(f"waiting for {self._service}: it does not answer; see `virtbus status`")
             delay_s = min(max(delay_s * 2, ASK_AGAIN_S[0]), ASK_AGAIN_S[1])
+
+    def _say(self, silent: str) -> None:
+        if self.silent != silent:
+            self.silent = silent
+            self._report()
 
     def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
         refusal: dict[str, object] = {

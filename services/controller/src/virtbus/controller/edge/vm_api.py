@@ -52,10 +52,7 @@ class VmApi:
     # --- create ---------------------------------------------------------------------------
     async def create(self, request: Request) -> VmCreated:
         admitted = admit(request.data, uuid7())
-        with tracing.span(
-            "virtbus create vm", uid=admitted.uid, parent=request.traceparent
-        ) as current:
-            current.set_attribute("virtbus.name", admitted.name)
+        with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             known = self._fleet.vms.get(admitted.uid)
             if known is None and self.fill >= CREATES_UNTIL_FULL:
                 message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
@@ -69,7 +66,8 @@ class VmApi:
     def _place(self, admitted: Admitted, known: VmRecord | None) -> tuple[VmRecord, str]:
         """The record to commit, and why its node was chosen."""
         if known is not None:
-            nodes, why = (known.node,), "as before"
+            nodes: tuple[str, ...] = (known.node,)
+            why = "as before"
         else:
             now_s = asyncio.get_running_loop().time()
             placement = place(admitted.spec, self._fleet.candidates(now_s))

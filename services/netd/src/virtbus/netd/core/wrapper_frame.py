@@ -6,7 +6,8 @@ answer begins with `R` and a reason line, or with `A`, the emulator, the number 
 the arguments; `@fd0@` in an argument stands for the first descriptor's number.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from virtbus.schemas.ids import check_uid
@@ -30,10 +31,10 @@ class WrapperRequest:
 
 @dataclass(frozen=True, slots=True)
 class NicArgument:
-    """One interface on QEMU's command line. `device` is without `netdev=` and `mac=`."""
+    """One interface on QEMU's command line. `device` is without `netdev` and `mac`."""
 
     index: int
-    device: str
+    device: Mapping[str, str]
     mac: str
 
 
@@ -93,7 +94,8 @@ def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None)
     arguments: list[str] = []
     for place, nic in enumerate(nics):
         arguments += ["-netdev", f"tap,id=net{nic.index},fd=@fd{place}@"]
-        arguments += ["-device", f"{nic.device},netdev=net{nic.index},mac={nic.mac}"]
+        device = {**nic.device, "netdev": f"net{nic.index}", "mac": nic.mac}
+        arguments += ["-device", json.dumps(device)]
     if firmware_uuid is not None:
         arguments += ["-uuid", firmware_uuid]
     parts = [emulator, str(len(nics)), *arguments]

@@ -36,12 +36,19 @@ class Slots:
         ]
 
 
-def nic_devices(count: int) -> tuple[str, ...]:
+def nic_devices(count: int) -> tuple[dict[str, str], ...]:
     """QEMU's `-device` of each NIC, on the first root ports; netdev and mac are netd's to add.
 
-    `romfile=` empty: no option ROM, for the guest boots from disk and the ROM costs start time.
+    It goes to QEMU as JSON, as libvirt's own devices do: QEMU makes the plain ones first, when the
+    root ports are not there yet. No option ROM: the guest boots from disk.
     """
     return tuple(
-        f"virtio-net-pci,id=vbnet{index},bus=pci.{index + 1},addr=0x0,romfile="
+        {
+            "driver": "virtio-net-pci",
+            "id": f"vbnet{index}",
+            "bus": f"pci.{index + 1}",
+            "addr": "0x0",
+            "romfile": "",
+        }
         for index in range(count)
     )

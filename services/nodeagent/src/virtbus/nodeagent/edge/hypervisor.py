@@ -1,67 +1,42 @@
 """libvirt behind the agent's port: connections by kind of work, events, reconnects (design §5).
 
-libvirtd serves at most five requests of one connection at a time, so starts, which take long, have
-connections of their own; reads, events and destroys use another and are never behind a start.
+Starts take long, ends take 200 ms of waiting, and a hung guest may hold a call for ever: so each
+kind has connections of its own, and reads and events are never behind any of them.
 """
 
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import libvirt
 
-from virtbus.nodeagent.core.domain_xml import DOMAIN_PREFIX
-from virtbus.nodeagent.core.metadata import NAMESPACE, parse
-from virtbus.nodeagent.core.ports import (
-    DomainChange,
-    DomainEvent,
-    DomainFacts,
-    DomainMetadata,
-    DomainState,
-    Ending,
-)
-from virtbus.nodeagent.edge.libvirt_calls import Lane
-from virtbus.nodeagent.edge.libvirt_errors import translated
-from virtbus.schemas.errors import VirtbusError
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
+from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours
+from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
+from virtbus.nodeagent.edge.libvirt_limits import Limits, read_limits
+from virtbus.nodeagent.edge.libvirt_links import Link, Links
+from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-READ_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 10.0
+CHANGE_TIMEOUT_S = 60.0
+"""libvirt itself waits 30 s for a domain's job lock, and 15 s for a QEMU that does not die."""
+MONITOR_TIMEOUT_S = 15.0
+"""What asks a running QEMU may wait for ever when that QEMU hangs (F9)."""
 START_TIMEOUT_S = 120.0
-RECONNECT_S = 1.0
-STARTS_A_CONNECTION = 4
+SLOT_S = 1.0
+"""A start that takes longer waits for something else than this host's CPUs (design §4)."""
+RESERVED_WORKERS = 5
+READS_AT_ONCE = 8
+CHANGES_AT_ONCE = 12
+RECONNECT_S = (0.2, 5.0)
 EVENT_BACKLOG = 10_000
-
-_STATES: dict[int, DomainState] = {
-    libvirt.VIR_DOMAIN_RUNNING: DomainState.RUNNING,
-    libvirt.VIR_DOMAIN_BLOCKED: DomainState.RUNNING,
-    libvirt.VIR_DOMAIN_PAUSED: DomainState.PAUSED,
-    libvirt.VIR_DOMAIN_PMSUSPENDED: DomainState.PAUSED,
-    libvirt.VIR_DOMAIN_SHUTDOWN: DomainState.SHUTTING_DOWN,
-    libvirt.VIR_DOMAIN_SHUTOFF: DomainState.SHUT_OFF,
-    libvirt.VIR_DOMAIN_CRASHED: DomainState.SHUT_OFF,
-}
-_ENDINGS: dict[int, Ending] = {
-    libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN: Ending.SHUT_DOWN,
-    libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED: Ending.ENDED,
-    libvirt.VIR_DOMAIN_SHUTOFF_CRASHED: Ending.CRASHED,
-}
-_CHANGES: dict[int, DomainChange] = {
-    libvirt.VIR_DOMAIN_EVENT_STARTED: DomainChange.STARTED,
-    libvirt.VIR_DOMAIN_EVENT_SUSPENDED: DomainChange.PAUSED,
-    libvirt.VIR_DOMAIN_EVENT_RESUMED: DomainChange.RESUMED,
-    libvirt.VIR_DOMAIN_EVENT_CRASHED: DomainChange.CRASHED,
-}
-_STOPS: dict[int, DomainChange] = {
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: DomainChange.SHUT_DOWN,
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: DomainChange.CRASHED,
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: DomainChange.CRASHED,
-}
 
 
 class LibvirtHypervisor:
@@ -69,130 +44,86 @@ class LibvirtHypervisor:
 
     def __init__(self, uri: str, *, starts_at_once: int) -> None:
         self._uri = uri
-        self._reads = Lane("libvirt-read", 4)
-        lanes = -(-starts_at_once // STARTS_A_CONNECTION)
-        self._starts = [Lane(f"libvirt-start-{i}", STARTS_A_CONNECTION) for i in range(lanes)]
-        self._connections: dict[Lane, libvirt.virConnect] = {}
-        self._slots = asyncio.Semaphore(starts_at_once)
-        self._turn = 0
+        self._starts_at_once = starts_at_once
         self._loop = asyncio.get_running_loop()
+        self._threads = Threads("libvirt")
         self._queue: asyncio.Queue[DomainEvent] = asyncio.Queue(EVENT_BACKLOG)
         self._lost = asyncio.Event()
-        self._was_up = False
+        self._starting: set[str] = set()
+        self.limits = Limits()
+        self._make_links()
 
-    # --- connections ----------------------------------------------------------------------
+    def _make_links(self) -> None:
+        def links(at_once: int) -> Links:
+            return Links(self._uri, self._threads, at_once=at_once)
+
+        starts = max(self.limits.max_workers - RESERVED_WORKERS, 1)
+        self._slots = asyncio.Semaphore(min(self._starts_at_once, starts))
+        self._reads = links(READS_AT_ONCE)
+        self._in_process = self._uri.startswith("test:///")
+        if self._in_process:
+            self._changes = self._starts = self._events = self._reads
+        else:
+            self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
+            self._events = links(1)
+
     async def __aenter__(self) -> Self:
-        _start_event_loop()
+        start_event_loop()
+        self.limits = await read_limits(self._uri)
+        self._make_links()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for connection in self._connections.values():
-            with contextlib.suppress(libvirt.libvirtError):
-                connection.close()
-        for lane in (self._reads, *self._starts):
-            lane.close()
+        for links in {self._reads, self._changes, self._starts, self._events}:
+            links.close()
+        self._threads.close()
 
-    async def keep_connected(self) -> None:
-        """Connect, and again whenever libvirtd went away; never returns by itself."""
-        while True:
-            try:
-                await self._connection(self._reads)
-            except VirtbusError:
-                await asyncio.sleep(RECONNECT_S)
-                continue
-            if self._was_up:
-                log.warning("libvirt is back", extra={"code": "libvirt_back"})
-                self._post(DomainEvent("", None))
-            self._was_up = True
-            await self._lost.wait()
-            self._lost.clear()
-            log.warning("libvirt went away; guests run on", extra={"code": "libvirt_down"})
+    @property
+    def healthy(self) -> bool:
+        """False when so many calls hang that the agent should be restarted (F10)."""
+        return self._threads.stuck < STUCK_LIMIT
 
-    async def _connection(self, lane: Lane) -> libvirt.virConnect:
-        if self._uri.startswith("test:"):
-            lane = self._reads  # each connection to the test driver is a host of its own
-        known = self._connections.get(lane)
-        if known is not None:
-            return known
-        connection = await self._in(lane, lambda: libvirt.open(self._uri), "connect to libvirt")
-        self._connections[lane] = connection
-        if not self._uri.startswith("test:"):
-            await self._in(lane, lambda: connection.setKeepAlive(5, 3), "connect to libvirt")
-            connection.registerCloseCallback(self._closed, lane)
-        self._listen(lane, connection)
-        return connection
-
-    def _listen(self, lane: Lane, connection: libvirt.virConnect) -> None:
-        if lane is self._reads:
-            kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
-            connection.domainEventRegisterAny(None, kind, self._lifecycle, None)
-
-    def _closed(self, _connection: libvirt.virConnect, _reason: int, lane: Lane) -> None:
-        self._loop.call_soon_threadsafe(self._drop, lane)
-
-    def _drop(self, lane: Lane) -> None:
-        if self._connections.pop(lane, None) is not None and lane is self._reads:
-            self._lost.set()
-
-    async def _in(
-        self, lane: Lane, work: Callable[[], Result], doing: str, timeout_s: float = READ_TIMEOUT_S
-    ) -> Result:
-        try:
-            return await lane.call(work, timeout_s=timeout_s)
-        except libvirt.libvirtError as error:
-            problem = translated(error, doing)
-            if problem.reason == "libvirt_down":
-                self._drop(lane)
-            raise problem from error
-
-    async def _read(self, work: Callable[[libvirt.virConnect], Result], doing: str) -> Result:
-        connection = await self._connection(self._reads)
-        return await self._in(self._reads, lambda: work(connection), doing)
-
-    async def _on(
-        self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
-    ) -> Result | None:
-        """`work` on the domain of `uid`; None where there is none."""
-
-        def run(connection: libvirt.virConnect) -> Result | None:
-            try:
-                return work(connection.lookupByUUIDString(uid))
-            except libvirt.libvirtError as error:
-                if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                raise
-
-        return await self._read(run, doing)
-
-    # --- the port -------------------------------------------------------------------------
+    # --- domains --------------------------------------------------------------------------
     async def list_domains(self) -> list[DomainFacts]:
         def run(connection: libvirt.virConnect) -> list[DomainFacts]:
-            ours = (d for d in connection.listAllDomains() if d.name().startswith(DOMAIN_PREFIX))
-            return [facts for domain in ours if (facts := _facts_or_none(domain)) is not None]
+            ours = (domain for domain in connection.listAllDomains() if is_ours(domain))
+            return [facts for domain in ours if (facts := facts_of(domain)) is not None]
 
-        return await self._read(run, "list domains")
+        return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def facts(self, uid: str) -> DomainFacts | None:
-        return await self._on(uid, _facts_or_none, "read the domain")
+        return await _on(self._reads, uid, facts_of, "read the domain", timeout_s=READ_TIMEOUT_S)
 
     async def define(self, xml: str) -> None:
-        await self._read(lambda connection: connection.defineXML(xml), "define the domain")
+        await self._changes.run(
+            lambda connection: connection.defineXML(xml),
+            "define the domain",
+            timeout_s=CHANGE_TIMEOUT_S,
+        )
 
     async def start(self, uid: str) -> None:
-        async with self._slots:
-            self._turn = (self._turn + 1) % len(self._starts)
-            lane = self._starts[self._turn]
-            connection = await self._connection(lane)
+        """Return when the guest runs; at once where it does."""
 
-            def run() -> None:
-                domain = connection.lookupByUUIDString(uid)
-                try:
-                    domain.create()
-                except libvirt.libvirtError:
-                    if not domain.isActive():
-                        raise
+        def run(domain: libvirt.virDomain) -> bool:
+            try:
+                domain.create()
+            except libvirt.libvirtError:
+                now = facts_of(domain)
+                if now is None or not now.active or now.starting:
+                    raise
+            return True
 
-            await self._in(lane, run, "start the guest", START_TIMEOUT_S)
+        async with self._slot():
+            self._starting.add(uid)
+            try:
+                started = await _on(
+                    self._starts, uid, run, "start the guest", timeout_s=START_TIMEOUT_S
+                )
+            finally:
+                self._loop.call_soon(self._starting.discard, uid)
+        if not started:
+            message = "start the guest: no such domain; the agent defines it again"
+            raise VirtbusError(Code.NOT_FOUND, "no_domain", message)
 
     async def shutdown(self, uid: str) -> bool:
         def run(domain: libvirt.virDomain) -> bool:
@@ -201,7 +132,19 @@ class LibvirtHypervisor:
             domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
             return True
 
-        return bool(await self._on(uid, run, "ask the guest to power off"))
+        return bool(await self._ask(uid, run, "ask the guest to power off"))
+
+    async def reset(self, uid: str) -> None:
+        """Press the guest's reset button; nothing where there is no domain."""
+        await self._ask(uid, lambda domain: domain.reset(0), "reset the guest")
+
+    async def suspend(self, uid: str) -> None:
+        """Stop the guest's CPUs; nothing where there is no domain."""
+        await self._ask(uid, lambda domain: domain.suspend(), "pause the guest")
+
+    async def resume(self, uid: str) -> None:
+        """Let the guest's CPUs go on; nothing where there is no domain."""
+        await self._ask(uid, lambda domain: domain.resume(), "resume the guest")
 
     async def destroy(self, uid: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
@@ -211,23 +154,46 @@ class LibvirtHypervisor:
                 if domain.isActive():
                     raise
 
-        await self._on(uid, run, "end the guest")
+        await _on(self._changes, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
 
     async def undefine(self, uid: str) -> None:
         flags = (
             libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
             | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
-            | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
+        )
+        await _on(
+            self._changes,
+            uid,
+            lambda domain: domain.undefineFlags(flags),
+            "undefine the domain",
+            timeout_s=CHANGE_TIMEOUT_S,
         )
 
-        def run(domain: libvirt.virDomain) -> None:
-            if self._uri.startswith("test:"):
-                domain.undefine()  # the test driver knows no flags
-            else:
-                domain.undefineFlags(flags)
+    async def _ask(
+        self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
+    ) -> Result | None:
+        return await _on(self._changes, uid, work, doing, timeout_s=MONITOR_TIMEOUT_S)
 
-        await self._on(uid, run, "undefine the domain")
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """One of the places for starts; given back after SLOT_S, however long the start takes."""
+        await self._slots.acquire()
+        held = True
 
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._slots.release()
+
+        timer = self._loop.call_later(SLOT_S, give_back)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            give_back()
+
+    # --- the host -------------------------------------------------------------------------
     async def versions(self) -> dict[str, str]:
         """Of libvirt and of the hypervisor, as `9.0.0`."""
 
@@ -237,37 +203,72 @@ class LibvirtHypervisor:
                 "hypervisor": _dotted(connection.getVersion()),
             }
 
-        return await self._read(run, "read versions")
+        return await self._reads.run(run, "read versions", timeout_s=READ_TIMEOUT_S)
 
     async def max_vcpus(self) -> int:
         """The most vCPUs a domain may have here."""
-        return await self._read(lambda connection: connection.getMaxVcpus(None), "read limits")
+        return await self._reads.run(
+            lambda connection: connection.getMaxVcpus(None),
+            "read limits",
+            timeout_s=READ_TIMEOUT_S,
+        )
 
+    # --- events ---------------------------------------------------------------------------
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
+        """Lifecycle events while the context is open, and one without a uid after each gap.
+
+        What is read after the context was entered misses nothing: events are on by then.
+        """
+        link = await self._listen()
         async with asyncio.TaskGroup() as group:
-            keeper = group.create_task(self.keep_connected())
+            keeper = group.create_task(self._keep_listening(link))
             try:
                 yield self._heard()
             finally:
                 keeper.cancel()
 
+    async def _listen(self) -> Link | None:
+        self._lost.clear()
+        try:
+            return await self._events.reserve(self._prepare)
+        except VirtbusError:
+            return None
+
+    def _prepare(self, connection: libvirt.virConnect) -> None:
+        if not self._in_process:
+            connection.registerCloseCallback(self._closed, None)
+        listen(connection, lambda event: self._from_thread(self._post, event))
+
+    def _closed(self, _connection: libvirt.virConnect, _reason: int, _opaque: object) -> None:
+        self._from_thread(self._lost.set)
+
+    def _from_thread(self, tell: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(tell, *arguments)
+
+    async def _keep_listening(self, link: Link | None) -> None:
+        delay_s = RECONNECT_S[0]
+        while True:
+            if link is not None:
+                await self._lost.wait()
+                log.warning("libvirt went away; guests run on", extra={"code": "libvirt_down"})
+                self._events.drop(link)
+                delay_s = RECONNECT_S[0]
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RECONNECT_S[1])
+            link = await self._listen()
+            if link is not None:
+                log.info("libvirt is back", extra={"code": "libvirt_back"})
+                self._post(DomainEvent("", None))
+
     async def _heard(self) -> AsyncIterator[DomainEvent]:
         while True:
             yield await self._queue.get()
 
-    # --- events, from libvirt's thread --------------------------------------------------------
-    def _lifecycle(
-        self, _connection: Any, domain: libvirt.virDomain, event: int, detail: int, _opaque: Any
-    ) -> None:
-        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
-            change: DomainChange | None = _STOPS.get(detail, DomainChange.ENDED)
-        else:
-            change = _CHANGES.get(event)
-        if change is not None and domain.name().startswith(DOMAIN_PREFIX):
-            self._loop.call_soon_threadsafe(self._post, DomainEvent(domain.UUIDString(), change))
-
     def _post(self, event: DomainEvent) -> None:
+        if event.change is DomainChange.CRASHED and event.uid in self._starting:
+            event = DomainEvent(event.uid, DomainChange.START_FAILED)
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
@@ -275,47 +276,27 @@ class LibvirtHypervisor:
             log.error("domain events lost", extra={"code": "events_lost"})
 
 
-def _facts_or_none(domain: libvirt.virDomain) -> DomainFacts | None:
-    """The domain's facts; None for one that vanished meanwhile."""
-    try:
-        state, reason = domain.state()
-    except libvirt.libvirtError as error:
-        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-            return None
-        raise
-    kind = _STATES.get(state, DomainState.SHUT_OFF)
-    if kind is DomainState.PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_STARTING_UP:
-        kind = DomainState.STARTING
-    ending = (
-        _ENDINGS.get(reason, Ending.UNKNOWN) if kind is DomainState.SHUT_OFF else Ending.UNKNOWN
-    )
-    return DomainFacts(domain.UUIDString(), kind, ending, _metadata(domain))
+async def _on(
+    links: Links,
+    uid: str,
+    work: Callable[[libvirt.virDomain], Result],
+    doing: str,
+    *,
+    timeout_s: float,
+) -> Result | None:
+    """`work` on our domain of `uid`; None where there is none, or one that is not ours."""
 
+    def run(connection: libvirt.virConnect) -> Result | None:
+        try:
+            domain = connection.lookupByUUIDString(uid)
+            return work(domain) if is_ours(domain) else None
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
 
-def _metadata(domain: libvirt.virDomain) -> DomainMetadata | None:
-    try:
-        return parse(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE))
-    except libvirt.libvirtError:
-        return None
+    return await links.run(run, doing, timeout_s=timeout_s)
 
 
 def _dotted(number: int) -> str:
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
-
-
-_EVENT_LOOP = threading.Event()
-
-
-def _start_event_loop() -> None:
-    """Libvirt's own event loop in a daemon thread: one a process, for it cannot be ended."""
-    if _EVENT_LOOP.is_set():
-        return
-    _EVENT_LOOP.set()
-    libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    libvirt.virEventRegisterDefaultImpl()
-
-    def turn() -> None:
-        while True:
-            libvirt.virEventRunDefaultImpl()
-
-    threading.Thread(target=turn, name="libvirt-events", daemon=True).start()

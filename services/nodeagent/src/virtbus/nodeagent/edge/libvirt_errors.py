@@ -6,37 +6,64 @@ import libvirt
 
 from virtbus.schemas.errors import Code, VirtbusError
 
-DOWN = frozenset(
-    {
-        libvirt.VIR_ERR_RPC,
-        libvirt.VIR_ERR_NO_CONNECT,
-        libvirt.VIR_ERR_INVALID_CONN,
-        libvirt.VIR_ERR_SYSTEM_ERROR,
-    }
-)
+_RPC = frozenset({libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE, libvirt.VIR_FROM_STREAMS})
 _TABLE: dict[int, tuple[Code, str]] = {
     libvirt.VIR_ERR_NO_DOMAIN: (Code.NOT_FOUND, "no_domain"),
     libvirt.VIR_ERR_OPERATION_INVALID: (Code.CONFLICT, "domain_state"),
     libvirt.VIR_ERR_OPERATION_TIMEOUT: (Code.UNAVAILABLE, "domain_busy"),
+    libvirt.VIR_ERR_OPERATION_FAILED: (Code.CONFLICT, "domain_conflict"),
+    libvirt.VIR_ERR_DOM_EXIST: (Code.CONFLICT, "domain_conflict"),
     libvirt.VIR_ERR_XML_ERROR: (Code.UNSUPPORTED, "domain_refused"),
     libvirt.VIR_ERR_XML_DETAIL: (Code.UNSUPPORTED, "domain_refused"),
+    libvirt.VIR_ERR_XML_INVALID_SCHEMA: (Code.UNSUPPORTED, "domain_refused"),
     libvirt.VIR_ERR_CONFIG_UNSUPPORTED: (Code.UNSUPPORTED, "domain_unsupported"),
+    libvirt.VIR_ERR_NO_SUPPORT: (Code.UNSUPPORTED, "domain_unsupported"),
+    libvirt.VIR_ERR_ACCESS_DENIED: (Code.DENIED, "libvirt_denied"),
+    libvirt.VIR_ERR_AUTH_FAILED: (Code.DENIED, "libvirt_denied"),
+    libvirt.VIR_ERR_NO_MEMORY: (Code.EXHAUSTED, "no_memory"),
+    libvirt.VIR_ERR_RESOURCE_BUSY: (Code.UNAVAILABLE, "domain_busy"),
 }
-_QEMU_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z\s+\S+?:\s*")
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z\s+\S+?:\s*")
+_PREFIXES = re.compile(
+    r"^(?:internal error: |operation failed: |unsupported configuration: |"
+    r"(?:process exited while connecting to monitor|qemu unexpectedly closed the monitor): )+"
+)
+_WRAPPER = re.compile(r"^(?:vmwrapper: )?(recovering|[a-z][a-z0-9]*(?:_[a-z0-9]+)+): (.+)$")
+"""vmwrapper's one line: `reason: cause; next step`, as netd sent it or of its own."""
+_LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout))$")
+
+
+def is_down(error: libvirt.libvirtError) -> bool:
+    """True when the connection, not the request, is what failed."""
+    code = error.get_error_code()
+    if code in {libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_INVALID_CONN, libvirt.VIR_ERR_RPC}:
+        return True
+    # A missing disk is a system error too, but not one of the transport's.
+    return error.get_error_domain() in _RPC and code in {
+        libvirt.VIR_ERR_SYSTEM_ERROR,
+        libvirt.VIR_ERR_INTERNAL_ERROR,
+    }
 
 
 def cause(text: str) -> str:
     """The line of libvirt's message that says why: the emulator's own last one, if it is there."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _QEMU_STAMP.sub("", lines[-1]) if lines else "libvirt gave no reason"
+    if not lines:
+        return "libvirt gave no reason"
+    return _STAMP.sub("", _PREFIXES.sub("", lines[-1])) or lines[-1]
 
 
-def translated(error: libvirt.libvirtError, doing: str) -> VirtbusError:
+def translated(
+    error: libvirt.libvirtError, doing: str, *, connecting: bool = False
+) -> VirtbusError:
     """`error` as a VirtbusError that says what was tried."""
-    code = error.get_error_code()
     text = cause(error.get_error_message() or str(error))
-    if code in DOWN:
+    if connecting or is_down(error):
         message = f"libvirt does not answer ({text}); start libvirtd, guests run on meanwhile"
         return VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
-    kind, reason = _TABLE.get(code, (Code.INTERNAL, "libvirt_failed"))
+    said = _WRAPPER.match(text)
+    if said is not None:
+        code = Code.UNAVAILABLE if _LATER.match(said[1]) else Code.INTERNAL
+        return VirtbusError(code, said[1], f"{doing}: {said[2]}")
+    kind, reason = _TABLE.get(error.get_error_code(), (Code.INTERNAL, "libvirt_failed"))
     return VirtbusError(kind, reason, f"{doing}: {text}")

@@ -1,0 +1,92 @@
+"""DHCP over a real tap: a guest in user space asks, netd answers, the bridge hears nothing."""
+
+import asyncio
+import struct
+from ipaddress import IPv4Address
+
+import pytest
+from services.netd.tests.pretended_host import Guest, Node
+from services.netd.tests.test_dhcp import request
+from services.netd.tests.test_filters import wire
+
+from virtbus.netd.core.dhcp import Kind
+from virtbus.netd.edge.dhcp_server import BURST
+
+pytestmark = pytest.mark.integration
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+BROADCAST = IPv4Address("255.255.255.255")
+
+
+def ask(guest: Guest, kind: Kind, *options: tuple[int, bytes], mac: bytes | None = None) -> None:
+    message = request(kind, *options, mac=mac or guest.mac)
+    source = IPv4Address(0)
+    guest.send(guest.udp(b"\xff" * 6, BROADCAST, (68, 67), message, source=source))
+
+
+async def reply(guest: Guest, timeout_s: float = 5.0) -> bytes:
+    frame = await guest.receive(lambda f: f[23] == 17 and f[34:38] == b"\0\x43\0\x44", timeout_s)
+    return frame[42:]
+
+
+async def test_a_guest_gets_its_address_and_nobody_else_hears_it_ask(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        with wire() as host:
+            ask(guest, Kind.DISCOVER)
+            offer = await reply(guest)
+            ask(guest, Kind.REQUEST, (50, guest.ip.packed), (54, IPv4Address("10.127.0.1").packed))
+            ack = await reply(guest)
+            assert not host.seen(b"\x63\x82\x53\x63")
+        assert offer[16:20] == ack[16:20] == guest.ip.packed
+        assert offer[240:243] == b"\x35\x01\x02"
+        assert ack[240:243] == b"\x35\x01\x05"
+        assert b"vms\x07example" in ack
+        assert node.doors.dhcp.counts(A) == {Kind.DISCOVER: 1, Kind.REQUEST: 1}
+
+
+async def test_a_restarted_netd_answers_again(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        await node.restart()
+        ask(guest, Kind.DISCOVER)
+        assert (await reply(guest))[16:20] == guest.ip.packed
+
+
+async def test_another_hardware_address_gets_no_answer(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        for number in range(10):
+            ask(guest, Kind.DISCOVER, mac=b"\x02\0\0\0\0" + bytes((number,)))
+        with pytest.raises(TimeoutError):
+            await reply(guest, 0.2)
+
+
+async def test_a_flood_is_answered_slowly_and_the_loop_stays_free(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        for _number in range(5000):
+            ask(guest, Kind.DISCOVER)
+        await asyncio.sleep(0)
+        answers = 0
+        while True:
+            try:
+                await reply(guest, 0.01)
+            except TimeoutError:
+                break
+            answers += 1
+        assert 1 <= answers <= BURST + 5
+        assert sum(node.doors.dhcp.counts(A).values()) <= BURST + 5
+
+
+async def test_each_interface_is_told_its_own_address_and_one_default_route(node: Node) -> None:
+    ready = await node.attach(A, networks=("default", "default"))
+    routers = []
+    for index in (0, 1):
+        async with node.guest(A, index) as guest:
+            ask(guest, Kind.DISCOVER)
+            message = await reply(guest)
+            address = ready.interfaces[index].addresses[0].split("/")[0]
+            assert message[16:20] == IPv4Address(address).packed
+            routers.append(b"\x03\x04" + struct.pack("!4B", 10, 127, 0, 1) in message)
+    assert routers == [True, False]

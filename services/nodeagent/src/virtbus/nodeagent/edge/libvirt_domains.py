@@ -1,0 +1,60 @@
+"""A libvirt domain as the agent's facts."""
+
+import libvirt
+
+from virtbus.nodeagent.core.domain_xml import domain_name
+from virtbus.nodeagent.core.metadata import NAMESPACE, parse
+from virtbus.nodeagent.core.ports import DomainFacts, DomainMetadata, DomainState, Ending
+
+_STATES: dict[int, DomainState] = {
+    libvirt.VIR_DOMAIN_RUNNING: DomainState.RUNNING,
+    libvirt.VIR_DOMAIN_BLOCKED: DomainState.RUNNING,
+    libvirt.VIR_DOMAIN_PAUSED: DomainState.PAUSED,
+    libvirt.VIR_DOMAIN_PMSUSPENDED: DomainState.PAUSED,
+    libvirt.VIR_DOMAIN_SHUTDOWN: DomainState.SHUTTING_DOWN,
+    libvirt.VIR_DOMAIN_SHUTOFF: DomainState.SHUT_OFF,
+    libvirt.VIR_DOMAIN_CRASHED: DomainState.SHUT_OFF,
+}
+_ENDINGS: dict[int, Ending] = {
+    libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN: Ending.SHUT_DOWN,
+    libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED: Ending.ENDED,
+    libvirt.VIR_DOMAIN_SHUTOFF_CRASHED: Ending.CRASHED,
+}
+
+
+def is_ours(domain: libvirt.virDomain) -> bool:
+    """True for a domain that virtbus made: its name is that of its own UUID, as no tool does."""
+    return domain.name() == domain_name(domain.UUIDString())
+
+
+def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
+    """The domain's facts; None for one that vanished meanwhile."""
+    try:
+        state, reason = domain.state()
+        metadata = _metadata(domain)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise
+    return DomainFacts(domain.UUIDString(), *state_of(state, reason), metadata)
+
+
+def state_of(state: int, reason: int) -> tuple[DomainState, Ending]:
+    """Our state of libvirt's, and how the guest ended where it did."""
+    kind = _STATES.get(state, DomainState.RUNNING)
+    if kind is DomainState.PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_STARTING_UP:
+        return DomainState.STARTING, Ending.UNKNOWN
+    if state == libvirt.VIR_DOMAIN_CRASHED:
+        return kind, Ending.CRASHED
+    if kind is DomainState.SHUT_OFF:
+        return kind, _ENDINGS.get(reason, Ending.UNKNOWN)
+    return kind, Ending.UNKNOWN
+
+
+def _metadata(domain: libvirt.virDomain) -> DomainMetadata | None:
+    try:
+        return parse(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE))
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            return None
+        raise

@@ -1,0 +1,71 @@
+"""libvirt's lifecycle events: its event loop in a thread, and what an event means."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import libvirt
+
+from virtbus.nodeagent.core.domain_xml import domain_name
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
+
+_CHANGES: dict[int, DomainChange] = {
+    libvirt.VIR_DOMAIN_EVENT_STARTED: DomainChange.STARTED,
+    libvirt.VIR_DOMAIN_EVENT_SUSPENDED: DomainChange.PAUSED,
+    libvirt.VIR_DOMAIN_EVENT_RESUMED: DomainChange.RESUMED,
+    libvirt.VIR_DOMAIN_EVENT_CRASHED: DomainChange.CRASHED,
+}
+_STOPS: dict[int, DomainChange] = {
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: DomainChange.SHUT_DOWN,
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: DomainChange.CRASHED,
+    # QEMU was killed, or a start failed: only who starts can tell the two apart.
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: DomainChange.CRASHED,
+}
+_RUNNING = threading.Event()
+
+
+def start_event_loop() -> None:
+    """Run libvirt's own event loop in a daemon thread: one a process, for it cannot be ended.
+
+    It must be there before the first connection. libvirt's habit of printing each error to
+    stderr is turned off: they are raised, too.
+    """
+    if _RUNNING.is_set():
+        return
+    _RUNNING.set()
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    libvirt.virEventRegisterDefaultImpl()
+
+    def turn() -> None:
+        while True:
+            with contextlib.suppress(libvirt.libvirtError):
+                libvirt.virEventRunDefaultImpl()
+
+    threading.Thread(target=turn, name="libvirt-events", daemon=True).start()
+
+
+def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
+    """Tell `hear`, in libvirt's thread, of each lifecycle event of a domain of ours."""
+
+    def lifecycle(
+        _connection: libvirt.virConnect,
+        domain: libvirt.virDomain,
+        event: int,
+        detail: int,
+        _opaque: Any,
+    ) -> None:
+        change = change_of(event, detail)
+        uid = domain.UUIDString()
+        if change is not None and domain.name() == domain_name(uid):
+            hear(DomainEvent(uid, change))
+
+    kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
+    connection.domainEventRegisterAny(None, kind, lifecycle, None)
+
+
+def change_of(event: int, detail: int) -> DomainChange | None:
+    """What an event says happened; None for one that says nothing of the guest's life."""
+    if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+        return _STOPS.get(detail, DomainChange.ENDED)
+    return _CHANGES.get(event)

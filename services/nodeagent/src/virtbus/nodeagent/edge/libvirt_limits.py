@@ -1,0 +1,61 @@
+"""How much libvirtd does at once, from its admin interface (https://libvirt.org/manpages/virt-admin.html)."""
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+
+TIMEOUT_S = 3.0
+_DAEMONS = ("libvirtd", "virtqemud")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """libvirtd's own; the defaults are those of an unchanged libvirtd.conf."""
+
+    max_workers: int = 20
+    known: bool = False
+
+
+async def read_limits(uri: str) -> Limits:
+    """The limits of the daemon behind `uri`; the defaults where it does not tell."""
+    if uri != "qemu:///system":
+        return Limits()
+    for daemon in _DAEMONS:
+        workers = await _max_workers(daemon)
+        if workers is not None:
+            return Limits(workers, known=True)
+    return Limits()
+
+
+async def _max_workers(daemon: str) -> int | None:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("virt-admin", "-c", f"{daemon}:///system", "srv-threadpool-info", daemon),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+        )
+    except OSError:
+        return None
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        return None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return parse_max_workers(output.decode(errors="replace"))
+
+
+def parse_max_workers(text: str) -> int | None:
+    """`maxWorkers : 20` of virt-admin's table."""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "maxWorkers" and value.strip().isdigit():
+            return int(value)
+    return None

@@ -1,0 +1,151 @@
+"""Connections to libvirtd, as many as a kind of work needs.
+
+libvirtd serves at most five requests of one connection at a time (`max_client_requests`), and a
+call that hangs keeps its place there: so each connection takes four, and another is opened when
+all are full, be it of work or of calls that hang.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import libvirt
+
+from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
+from virtbus.nodeagent.edge.libvirt_errors import is_down, translated
+from virtbus.schemas.errors import Code, VirtbusError
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+DEPTH = 4
+OPEN_TIMEOUT_S = 10.0
+FAIL_FAST_S = 0.2
+"""After a refused connection others fail at once for so long, rather than each trying again."""
+KEEPALIVE = (5, 3)
+"""Seconds between probes, and how many may be missed: a hung libvirtd is noticed in 20 s."""
+
+
+class Link:
+    """One connection and the number of calls on it."""
+
+    def __init__(self, connection: libvirt.virConnect) -> None:
+        self.connection = connection
+        self.calls = 0
+        self.dead = False
+
+
+class Links:
+    """The connections of one kind of work, at most `at_once` calls in flight on them."""
+
+    def __init__(self, uri: str, threads: Threads, *, at_once: int) -> None:
+        self._uri = uri
+        self._threads = threads
+        self._places = asyncio.Semaphore(at_once)
+        # The test driver lives in this process, and each connection to it is a host of its own.
+        self._in_process = uri.startswith("test:///")
+        self._links: list[Link] = []
+        self._opening = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._refused: tuple[float, VirtbusError] | None = None
+
+    async def run(
+        self, work: Callable[[libvirt.virConnect], Result], doing: str, *, timeout_s: float
+    ) -> Result:
+        """`work` on a connection with room.
+
+        Raises:
+            VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, else the cause in words.
+        """
+        if self._threads.stuck >= STUCK_LIMIT:
+            message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
+            raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
+        await self._places.acquire()
+        try:
+            link = await self._with_room()
+        except BaseException:
+            self._places.release()
+            raise
+        link.calls += 1
+        try:
+            return await self._threads.call(
+                lambda: work(link.connection),
+                timeout_s=timeout_s,
+                settled=self._places.release,
+                ended=lambda: self._left(link),
+            )
+        except libvirt.libvirtError as error:
+            if is_down(error):
+                self.drop(link)
+            raise translated(error, doing) from error
+
+    async def reserve(self, prepare: Callable[[libvirt.virConnect], None]) -> Link:
+        """A connection of one's own, on which `prepare` has run in a thread.
+
+        The test driver has but one, which is shared.
+        """
+        async with self._opening:
+            if self._in_process and self._links:
+                link = self._links[0]
+                await self._threads.call(lambda: prepare(link.connection), timeout_s=OPEN_TIMEOUT_S)
+                return link
+            return await self._open(prepare)
+
+    async def _open(self, prepare: Callable[[libvirt.virConnect], None] | None = None) -> Link:
+        if self._refused is not None and self._loop.time() < self._refused[0]:
+            raise VirtbusError.of(self._refused[1].body)
+
+        def connect() -> libvirt.virConnect:
+            connection = libvirt.open(self._uri)
+            if not self._in_process:
+                connection.setKeepAlive(*KEEPALIVE)
+            if prepare is not None:
+                prepare(connection)
+            return connection
+
+        try:
+            connection = await self._threads.call(connect, timeout_s=OPEN_TIMEOUT_S)
+        except libvirt.libvirtError as error:
+            problem = translated(error, "connect to libvirt", connecting=True)
+            self._refused = self._loop.time() + FAIL_FAST_S, problem
+            raise problem from error
+        link = Link(connection)
+        self._links.append(link)
+        return link
+
+    def drop(self, link: Link) -> None:
+        """The connection is of no more use; closed once the last call on it has ended."""
+        link.dead = True
+        if link in self._links:
+            self._links.remove(link)
+        if link.calls == 0:
+            self._close(link)
+
+    def close(self) -> None:
+        """Close what is not in use."""
+        for link in list(self._links):
+            self.drop(link)
+
+    async def _with_room(self) -> Link:
+        found = self._free()
+        if found is None:
+            async with self._opening:
+                found = self._free() or await self._open()
+        return found
+
+    def _free(self) -> Link | None:
+        for link in self._links:
+            if self._in_process or link.calls < DEPTH:
+                return link
+        return None
+
+    def _left(self, link: Link) -> None:
+        link.calls -= 1
+        if link.dead and link.calls == 0:
+            self._close(link)
+
+    def _close(self, link: Link) -> None:
+        with contextlib.suppress(libvirt.libvirtError):
+            link.connection.close()

@@ -1,0 +1,362 @@
+"""The hypervisor's door on the real libvirtd, with guests that are one boot sector long."""
+
+import asyncio
+import os
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from virtbus.nodeagent.core.domain_xml import DomainInputs, render
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
+from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.nodeagent.edge.seed_iso import SeedIsos
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.nodework import DiskFile
+from virtbus.schemas.vm import (
+    CloudInitNoCloud,
+    Devices,
+    Disk,
+    DiskBus,
+    Domain,
+    EmptyDisk,
+    ImageVolume,
+    Interface,
+    Memory,
+    VmRecord,
+    VmSpec,
+    Volume,
+)
+
+pytestmark = pytest.mark.integration
+
+URI = "qemu:///system"
+QEMU = "/usr/bin/qemu-system-x86_64"
+HALTS = bytes([0xFA, 0xF4, 0xEB, 0xFD])
+"""cli; hlt; jmp: a guest that does nothing."""
+# On the serial port, what is typed comes back (in al,dx of LSR; test; in; out; jmp).
+ECHOES = bytes(
+    [0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xFB, 0xBA, 0xF8, 0x03, 0xEC, 0xEE, 0xEB, 0xF1]
+)
+POWERS_OFF = bytes([0xBA, 0x04, 0x06, 0xB8, 0x00, 0x20, 0xEF, 0xF4])
+"""mov dx,0x604; mov ax,0x2000; out dx,ax: soft-off by q35's ACPI port."""
+
+
+@dataclass
+class Host:
+    """A state directory that QEMU's user may pass through, and the real libvirtd."""
+
+    hypervisor: LibvirtHypervisor
+    files: StateFiles
+    folder: Path
+    uids: list[str]
+
+    def spec(self) -> VmSpec:
+        return VmSpec(
+            domain=Domain(
+                memory=Memory(guest=32 * 2**20),
+                devices=Devices(disks=(Disk(name="root"),), interfaces=(Interface(name="a"),)),
+            ),
+            volumes=(Volume(name="root", image=ImageVolume(ref="tiny")),),
+        )
+
+    def record(self, spec: VmSpec | None = None) -> VmRecord:
+        uid = str(uuid.uuid4())
+        self.uids.append(uid)
+        return VmRecord(
+            uid=uid,
+            namespace="default",
+            name="edge",
+            spec=spec or self.spec(),
+            spec_hash="0" * 64,
+            node="n1",
+            created_ns=1,
+        )
+
+    def disk(self, record: VmRecord, name: str, code: bytes) -> DiskFile:
+        path = self.folder / f"{record.uid}-{name}.img"
+        path.write_bytes((code.ljust(510, b"\0") + b"\x55\xaa").ljust(2**20, b"\0"))
+        path.chmod(0o600)
+        return DiskFile(path=str(path), format=ImageFormat.RAW, virtual_size_bytes=2**20)
+
+    async def define(self, record: VmRecord, code: bytes = HALTS, emulator: str = QEMU) -> None:
+        await self.files.write(record)
+        names = [v.name for v in record.spec.volumes if v.cloud_init_no_cloud is None]
+        seeds = SeedIsos(self.files.vms)
+        await seeds.write(record, None, ())
+        await self.hypervisor.define(
+            render(
+                DomainInputs(
+                    record=record,
+                    disks={name: self.disk(record, name, code) for name in names},
+                    seeds=seeds.paths(record),
+                    console_socket=self.files.console_socket(record.uid),
+                    console_log=self.files.console_log(record.uid),
+                    accelerator="tcg",
+                    emulator=emulator,
+                )
+            )
+        )
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, for socket paths, and open to QEMU's user, which pytest's tmp_path is not."""
+    path = Path(tempfile.mkdtemp(prefix="vb-edge-", dir="/var/tmp"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def host(folder: Path) -> AsyncIterator[Host]:
+    files = StateFiles(folder / "state", folder / "run")
+    files.open()
+    async with LibvirtHypervisor(URI, starts_at_once=4) as hypervisor:
+        made = Host(hypervisor, files, folder, [])
+        try:
+            yield made
+        finally:
+            for uid in made.uids:
+                await hypervisor.destroy(uid)
+                await hypervisor.undefine(uid)
+            files.close()
+
+
+async def heard(events: AsyncIterator[DomainEvent], uid: str, change: DomainChange) -> None:
+    async with asyncio.timeout(30):
+        async for event in events:
+            if (event.uid, event.change) == (uid, change):
+                return
+
+
+async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
+    record = host.record()
+    async with host.hypervisor.events() as events:
+        await host.define(record)
+        await host.hypervisor.start(record.uid)
+        await host.hypervisor.start(record.uid)
+        await heard(events, record.uid, DomainChange.STARTED)
+        facts = await host.hypervisor.facts(record.uid)
+        assert facts is not None
+        assert facts.state is DomainState.RUNNING
+        assert facts.metadata is not None
+        assert facts.metadata.uid == record.uid
+        await host.hypervisor.suspend(record.uid)
+        await heard(events, record.uid, DomainChange.PAUSED)
+        await host.hypervisor.resume(record.uid)
+        await host.hypervisor.reset(record.uid)
+        await host.hypervisor.destroy(record.uid)
+        await host.hypervisor.destroy(record.uid)
+        await heard(events, record.uid, DomainChange.ENDED)
+        facts = await host.hypervisor.facts(record.uid)
+        assert facts is not None
+        assert facts.ending is Ending.ENDED
+        await host.hypervisor.undefine(record.uid)
+        assert await host.hypervisor.facts(record.uid) is None
+
+
+async def test_a_guest_that_powers_off_is_told_from_one_that_is_killed(host: Host) -> None:
+    async with host.hypervisor.events() as events:
+        off = host.record()
+        await host.define(off, POWERS_OFF)
+        await host.hypervisor.start(off.uid)
+        await heard(events, off.uid, DomainChange.SHUT_DOWN)
+        facts = await host.hypervisor.facts(off.uid)
+        assert facts is not None
+        assert facts.ending is Ending.SHUT_DOWN
+
+        killed = host.record()
+        await host.define(killed)
+        await host.hypervisor.start(killed.uid)
+        os.kill(_pid(killed.uid), 9)
+        await heard(events, killed.uid, DomainChange.CRASHED)
+        facts = await host.hypervisor.facts(killed.uid)
+        assert facts is not None
+        assert facts.ending is Ending.CRASHED
+
+
+def _pid(uid: str) -> int:
+    return int(Path(f"/run/libvirt/qemu/vb-{uid}.pid").read_text())
+
+
+async def test_disks_of_every_bus_with_nine_sata_start(host: Host) -> None:
+    names = [f"d{n}" for n in range(9)]
+    spec = VmSpec(
+        domain=Domain(
+            memory=Memory(guest=32 * 2**20),
+            devices=Devices(
+                disks=(
+                    Disk(name="root"),
+                    Disk(name="seed", device="cdrom"),
+                    *(Disk(name=name, bus=DiskBus.SATA) for name in names),
+                    *(Disk(name=f"s{name}", bus=DiskBus.SCSI) for name in names),
+                ),
+                interfaces=tuple(Interface(name=f"n{n}") for n in range(8)),
+            ),
+        ),
+        volumes=(
+            Volume(name="root", image=ImageVolume(ref="tiny")),
+            Volume(name="seed", cloud_init_no_cloud=CloudInitNoCloud(user_data="#!/bin/sh\n")),
+            *(Volume(name=name, empty_disk=EmptyDisk(capacity=2**20)) for name in names),
+            *(Volume(name=f"s{name}", empty_disk=EmptyDisk(capacity=2**20)) for name in names),
+        ),
+    )
+    record = host.record(spec)
+    await host.define(record)
+    before = _reserved_ports_in_use(record.uid)
+    await host.hypervisor.start(record.uid)
+    assert before == _reserved_ports_in_use(record.uid) == set()
+
+
+def _reserved_ports_in_use(uid: str) -> set[str]:
+    """Ports of NICs (1 to 8) that libvirt gave to something else."""
+    connection = libvirt.open(URI)
+    try:
+        text = connection.lookupByUUIDString(uid).XMLDesc()
+    finally:
+        connection.close()
+    return {f"0x{n:02x}" for n in range(1, 9) if f"bus='0x{n:02x}'" in text}
+
+
+async def test_a_failing_emulator_shows_its_own_line_and_reason(host: Host) -> None:
+    wrapper = host.folder / "wrapper"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *vb-*) echo "recovering: netd compares; tried again" >&2; exit 1;; esac\n'
+        f'exec {QEMU} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    record = host.record()
+    await host.define(record, emulator=str(wrapper))
+    async with host.hypervisor.events() as events:
+        with pytest.raises(VirtbusError) as raised:
+            await host.hypervisor.start(record.uid)
+        assert raised.value.reason == "recovering"
+        assert raised.value.code == Code.UNAVAILABLE
+        assert "netd compares" in str(raised.value)
+        async with asyncio.timeout(10):
+            first = await anext(aiter(events))
+        assert first.change in {DomainChange.START_FAILED, DomainChange.CRASHED}
+    facts = await host.hypervisor.facts(record.uid)
+    assert facts is not None
+    assert (facts.state, facts.ending) == (DomainState.SHUT_OFF, Ending.UNKNOWN)
+
+
+async def test_a_start_that_waits_is_seen_as_starting_and_can_be_ended(host: Host) -> None:
+    wrapper = host.folder / "wrapper"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *vb-*) : > {host.folder}/waits; exec sleep 60;; esac\n'
+        f'exec {QEMU} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    host.folder.chmod(0o777)
+    record = host.record()
+    await host.define(record, emulator=str(wrapper))
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(_start_refused(host, record.uid))
+        async with asyncio.timeout(30):
+            while not (host.folder / "waits").exists():
+                await asyncio.sleep(0.01)
+            facts = await host.hypervisor.facts(record.uid)
+            assert facts is not None
+            assert facts.starting
+            await host.hypervisor.destroy(record.uid)
+            await start
+
+
+async def _start_refused(host: Host, uid: str) -> None:
+    with pytest.raises(VirtbusError):
+        await host.hypervisor.start(uid)
+
+
+async def test_the_console_takes_keys_and_the_log_keeps_what_was_said(host: Host) -> None:
+    record = host.record()
+    await host.define(record, ECHOES)
+    await host.hypervisor.start(record.uid)
+    consoles = Consoles(host.files.console_socket, host.files.console_log)
+    async with asyncio.timeout(30):
+        async with consoles.attach(record.uid) as first:
+            async with consoles.attach(record.uid) as second:
+                assert [data async for data in first.output()] in ([], [b""])
+                assert "taken over" in first.closed
+                await second.write(b"hello")
+                assert await _until(second.output(), b"hello")
+            assert "hello" in await _log(consoles, record.uid)
+        async with consoles.attach(record.uid) as third:
+            await host.hypervisor.destroy(record.uid)
+            assert [data async for data in third.output()] is not None
+            assert third.closed == "the guest stopped"
+    mode = stat.S_IMODE(host.files.console_log(record.uid).stat().st_mode)
+    assert mode & 0o077 == 0
+    with pytest.raises(VirtbusError) as raised:
+        async with consoles.attach(record.uid):
+            pass
+    assert raised.value.reason == "no_console"
+
+
+async def _until(output: AsyncIterator[bytes], wanted: bytes) -> bool:
+    seen = b""
+    async for data in output:
+        seen += data
+        if wanted in seen:
+            return True
+    return False
+
+
+async def _log(consoles: Consoles, uid: str) -> str:
+    while True:
+        chunks = [c async for c in consoles.read_log(uid, tail_bytes=4096, follow=False)]
+        if chunks:
+            return b"".join(chunks).decode()
+        await asyncio.sleep(0.01)
+
+
+async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) -> None:
+    """The daemon is shared, so its death is played by closing our sockets to it."""
+    record = host.record()
+    await host.define(record)
+    async with host.hypervisor.events() as events:
+        assert await host.hypervisor.list_domains() is not None
+        _cut_connections()
+        async with asyncio.timeout(30):
+            event = await anext(aiter(events))
+        assert event == DomainEvent("", None)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await host.hypervisor.start(record.uid)
+                except VirtbusError as error:
+                    assert error.reason == "libvirt_down"  # noqa: PT017
+                    await asyncio.sleep(0.05)
+                else:
+                    break
+        await heard(events, record.uid, DomainChange.STARTED)
+
+
+def _cut_connections() -> None:
+    """Shut down every UNIX socket of this process that leads to libvirtd."""
+    import socket  # noqa: PLC0415
+
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            peer = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with peer:
+            try:
+                address = peer.getpeername()
+            except OSError:
+                continue
+            if isinstance(address, str) and "libvirt" in address:
+                peer.shutdown(socket.SHUT_RDWR)
