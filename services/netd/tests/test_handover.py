@@ -42,7 +42,10 @@ class Desk:
     async def arm(self, uid: str = A, **change: object) -> Armed:
         state = self.node.attachments.state_of(uid)
         macs = [interface.mac for interface in state.interfaces] if state else []
-        nics = tuple(ArmNic(device=f"virtio-net-pci,id=n{i}", mac=m) for i, m in enumerate(macs))
+        nics = tuple(
+            ArmNic(device={"driver": "virtio-net-pci", "id": f"n{i}"}, mac=mac)
+            for i, mac in enumerate(macs)
+        )
         arm = Arm(uid=uid, epoch=1, domain_name=DOMAIN, nics=nics).model_copy(update=change)
         reader, writer = await asyncio.open_unix_connection(self.server.admin_path)
         body = encode(arm)
@@ -121,8 +124,8 @@ async def test_qemu_is_started_with_its_taps_and_inherits_nothing_else(
     expected = []
     for index, (fd, interface) in enumerate(zip(taps, state.interfaces, strict=True)):
         expected += ["-netdev", f"tap,id=net{index},fd={fd}"]
-        device = f"virtio-net-pci,id=n{index},netdev=net{index},mac={interface.mac}"
-        expected += ["-device", device]
+        device = f'{{"driver":"virtio-net-pci","id":"n{index}","netdev":"net{index}",'
+        expected += ["-device", f'{device}"mac":"{interface.mac}"}}']
     assert args[-len(expected) :] == expected
     assert args[:5] == ["-name", f"guest={DOMAIN},debug-threads=on", "-uuid", A, "-S"]
     others = [line for line in said if line.startswith("fd ") and "tun" not in line]
@@ -260,34 +263,20 @@ async def test_a_process_outside_the_domains_cgroup_is_denied(desk: Desk) -> Non
     writer.close()
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"uid": B}, "not_attached"),
-        ({"epoch": 9}, "stale_epoch"),
-    ],
-)
-async def test_arming_what_cannot_start_is_refused(
-    desk: Desk, change: dict[str, object], reason: str
-) -> None:
+async def test_arming_what_cannot_start_is_refused(desk: Desk) -> None:
     await desk.node.attach(A)
-    armed = await desk.arm(**change)
-    assert armed.error is not None
-    assert armed.error.reason == reason
+    unknown, older = await desk.arm(B), await desk.arm(A, epoch=9)
+    assert unknown.error is not None
+    assert unknown.error.reason == "not_attached"
+    assert older.error is not None
+    assert older.error.reason == "stale_epoch"
 
 
 async def test_a_domain_with_other_macs_is_refused(desk: Desk) -> None:
     await desk.node.attach(A)
-    await desk.arm(nics=(ArmNic(device="virtio-net-pci", mac="02:00:00:00:00:01"),))
+    await desk.arm(nics=(ArmNic(device={"driver": "virtio-net-pci"}, mac="02:00:00:00:00:01"),))
     _code, _said, errors = await desk.start("c")
     assert "mac_mismatch" in errors
-
-
-async def test_a_device_that_would_add_an_argument_is_refused(desk: Desk) -> None:
-    ready = await desk.node.attach(A)
-    await desk.arm(nics=(ArmNic(device="x\0-drive", mac=ready.interfaces[0].mac),))
-    _code, _said, errors = await desk.start("c")
-    assert "bad_device" in errors
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None)
     for place, nic in enumerate(nics):
         arguments += ["-netdev", f"tap,id=net{nic.index},fd=@fd{place}@"]
         device = {**nic.device, "netdev": f"net{nic.index}", "mac": nic.mac}
-        arguments += ["-device", json.dumps(device)]
+        arguments += ["-device", json.dumps(device, separators=(",", ":"))]
     if firmware_uuid is not None:
         arguments += ["-uuid", firmware_uuid]
     parts = [emulator, str(len(nics)), *arguments]
