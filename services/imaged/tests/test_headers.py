@@ -19,7 +19,6 @@ from virtbus.schemas.image import ImageFormat
 
 MIB = 1024**2
 LIMIT = 2 * 1024**4
-SECRET = "secret,id=s,data=abc"
 needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="no qemu-img")
 
 
@@ -110,16 +109,6 @@ def test_converted_images_are_accepted(tmp_path: Path, options: list[str]) -> No
         (["-f", "vmdk", "-o", "subformat=streamOptimized", "x", "1M"], "unlisted_format"),
         (["-f", "parallels", "x", "1M"], "unlisted_format"),
         (["-f", "qcow", "x", "1M"], "unlisted_format"),
-        (
-            ["--object", SECRET, "-f", "luks", "-o", "key-secret=s,iter-time=10",
-             "x", "1M"],
-            "unlisted_format",
-        ),
-        (
-            ["--object", SECRET, "-f", "qcow2",
-             "-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", "x", "1M"],
-            "encrypted",
-        ),
     ],
 )  # fmt: skip
 def test_images_that_need_more_than_themselves_are_refused(
@@ -150,6 +139,8 @@ def test_internal_snapshots_and_bitmaps_are_refused(tmp_path: Path) -> None:
         (tampered(24, ">Q", 513), "header_invalid"),
         (tampered(24, ">Q", 1024**4), "header_invalid"),  # more than its L1 table covers
         (tampered(32, ">I", 1), "encrypted"),
+        (tampered(32, ">I", 2), "encrypted"),
+        (tampered(112, ">II", qcow2.EXT_ENCRYPTION, 16), "encrypted"),
         (tampered(36, ">I", 0x7FFFFFFF), "header_invalid"),
         (tampered(40, ">Q", 0), "header_invalid"),
         (tampered(40, ">Q", 65536 + 512), "header_invalid"),
@@ -197,6 +188,9 @@ def test_a_virtual_size_bomb_is_refused() -> None:
     ("data", "reason"),
     [
         (b"QED\0" + bytes(4096), "unlisted_format"),
+        # By bytes: qemu-img times its key derivation and fails at it on a busy machine.
+        (b"LUKS\xba\xbe\0\1aes" + bytes(4096), "unlisted_format"),
+        (b"LUKS\xba\xbe\0\2" + bytes(4096), "unlisted_format"),
         (bytes(3584) + b"conectix" + bytes(504), "unlisted_format"),
         (bytes(4096) + b"conectix" + bytes(503), "unlisted_format"),
         (bytes(3584) + b"koly" + bytes(508), "unlisted_format"),
