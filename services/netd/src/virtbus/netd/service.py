@@ -92,6 +92,8 @@ class Netd:
                     group.create_task(self._tidy())
                     await self._follow(work)
         finally:
+            with contextlib.suppress(OSError):
+                await self._attachments.tidy()  # the bridge goes with netd when no VM needs it
             self._doors.dhcp.close()
             self._doors.files.close()
 
