@@ -167,6 +167,23 @@ async def test_a_write_to_a_server_that_hangs_has_an_unknown_outcome(nats: serve
     assert entry.value in {b"one", b"two"}
 
 
+async def test_cancelled_subscriptions_leave_the_connection_whole(controller: NatsBus) -> None:
+    """A cancelled flush of nats-py ends its read loop when the PONG comes."""
+
+    async def subscribe() -> None:
+        async with controller.subscribe("virtbus.node.n1.ready.>"):
+            await asyncio.sleep(60)
+
+    for turns in range(40):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(subscribe())
+            for _ in range(turns % 8):
+                await asyncio.sleep(0)
+            task.cancel()
+    assert await controller.put(KEY, b"x") == 2 + 1
+    assert controller.generation == 1
+
+
 async def test_a_slow_reader_of_a_watch_loses_no_key(controller: NatsBus) -> None:
     async with controller.watch("$KV.vm.n3.>") as watch:
         items = aiter(watch)

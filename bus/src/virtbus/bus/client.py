@@ -150,17 +150,30 @@ class NatsLink:
     async def open(self, subject: str, receive: Receive, *, queue: str = "") -> _Subscribed:
         subscribed = _Subscribed(self, subject, queue, receive)
         self._subscribed.add(subscribed)
-        client = self._client
-        if client is not None:
-            self._refused.discard(subject.lower())
-            with suppress(nats.errors.Error, OSError, TimeoutError):
-                await self._subscribe(client, subscribed)
-                await self._barrier(client)  # an earlier request would get 503 (bus.md §1.3)
-            if subject.lower() in self._refused:
-                self._subscribed.discard(subscribed)
-                msg = f"the credentials do not allow to subscribe to {subject}"
-                raise DeniedError(msg)
+        try:
+            await self._announce(subscribed)
+        except BaseException:  # cancelled or denied: nothing may stay behind
+            await self.forget(subscribed)
+            raise
         return subscribed
+
+    async def _announce(self, subscribed: _Subscribed) -> None:
+        """Tell the server of a subscription and wait until it knows."""
+        client, subject = self._client, subscribed.subject
+        if client is None:
+            return
+        self._refused.discard(subject.lower())
+        try:
+            await self._subscribe(client, subscribed)
+            await self._barrier(client)  # an earlier request would get 503 (bus.md §1.3)
+        except TimeoutError:
+            self._fault = f"no PONG in {FLUSH_S} s"
+            self._lost.set()
+        except (nats.errors.Error, OSError) as error:
+            log.debug("subscribed with the next connection: %s", error)
+        if subject.lower() in self._refused:
+            msg = f"the credentials do not allow to subscribe to {subject}"
+            raise DeniedError(msg)
 
     async def forget(self, subscribed: _Subscribed) -> None:
         """End a subscription."""
@@ -196,20 +209,23 @@ class NatsLink:
         try:
             while True:
                 await self._lost.wait()
-                self._drop()
                 log.warning("bus lost: %s", self._fault, extra={"code": "bus_lost"})
+                await self._close()
                 for delay_s in delays(0.05, 3.0):
                     if await self._attempt():
                         break
                     await asyncio.sleep(delay_s)
                 log.info("bus connected again", extra={"code": "bus_connected"})
         finally:
-            client = self._client
-            self._drop()
-            if client is not None:
-                with suppress(nats.errors.Error, OSError, TimeoutError):
-                    async with asyncio.timeout(2):
-                        await client.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        client = self._client
+        self._drop()
+        if client is not None:
+            with suppress(nats.errors.Error, OSError, TimeoutError):
+                async with asyncio.timeout(2):
+                    await client.close()
 
     def _drop(self) -> None:
         self._client = None
@@ -283,7 +299,8 @@ class NatsLink:
         lets the flusher run first.
         """
         await asyncio.sleep(0)
-        await client.flush(FLUSH_S)
+        # Shielded: a cancelled flush leaves a future that ends nats-py's read loop at its PONG.
+        await asyncio.shield(client.flush(FLUSH_S))
 
     async def _subscribe(self, client: Client, subscribed: _Subscribed) -> None:
         subscribed.live = await client.subscribe(
