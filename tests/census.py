@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-STATE_PARTS = ("disks", "vms", "netd", "images/part")
+STATE_PARTS = ("disks", "vms", "netd/vms", "images/part")
 """Folders of the state dir whose files belong to VMs or to unfinished work."""
 
 CNI_DIR = Path("/var/lib/cni")
@@ -126,6 +126,16 @@ def _ip_forward() -> Iterator[str]:
     yield f"ip_forward {value}"
 
 
+def _is_here(folder: Path, argv: Sequence[str]) -> bool:
+    """Guests run in libvirtd's network namespace; all else counts only in the caller's own."""
+    if Path(argv[0]).name.startswith("qemu-system-"):
+        return True
+    try:
+        return (folder / "ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+    except OSError:
+        return False
+
+
 def _processes() -> Iterator[str]:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
@@ -134,7 +144,7 @@ def _processes() -> Iterator[str]:
             argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         except OSError:
             continue
-        if _is_ours(argv):
+        if _is_ours(argv) and _is_here(folder, argv):
             yield f"process {_short(argv)}"
 
 

@@ -7,6 +7,9 @@ from virtbus.schemas import subjects
 from virtbus.schemas.events import Event, Kind
 from virtbus.schemas.vm import VmRecord
 
+_AT_BIRTH = frozenset({Kind.VM_ACCEPTED, Kind.VM_SCHEDULED})
+"""Told after the commit, when the node is already at work; they happened at the commit."""
+
 
 class Facts:
     """The controller's voice on the event stream."""
@@ -26,7 +29,7 @@ class Facts:
             name=record.name,
             message=message,
             service="controller",
-            at_ns=time.time_ns(),
+            at_ns=record.created_ns if kind in _AT_BIRTH else time.time_ns(),
         )
         self._bus.emit(
             subjects.event(record.node, record.uid, kind),

@@ -1,0 +1,185 @@
+"""netd is killed at every step of attach and release; the next one goes on from what it finds."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address
+from types import FrameType
+from typing import Any
+
+import pytest
+from services.netd.tests.pretended_host import Host, Node
+
+from virtbus.netd.core.names import netns
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.nodework import NetPhase
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+GATEWAY = IPv4Address("10.127.0.1")
+STEPS = {"send", "ioctl", "replace", "unlink", "_call", "write_sysctl", "make_and_enter", "bind"}
+
+
+class Killer:
+    """A profile function that ends this process, as kill -9 does, at the n-th step."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call":
+            name = argument.__name__
+        elif event in {"call", "return"}:
+            name = frame.f_code.co_name
+        else:
+            return
+        where = str(frame.f_globals.get("__name__", ""))
+        if name not in STEPS or not where.startswith(("virtbus.netd", "pathlib")):
+            return
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(step: int, work: Callable[[], Awaitable[object]]) -> bool:
+    """Run `work` in a child that dies at `step`; False when it came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        killer = Killer(step)
+        threading.setprofile(killer)
+        sys.setprofile(killer)
+        try:
+            asyncio.run(work())  # type: ignore[arg-type]  # any awaitable of ours is a coroutine
+        except BaseException:  # noqa: BLE001  # the child may not return into pytest
+            os._exit(3)
+        os._exit(0)
+    _pid, status = os.waitpid(pid, 0)
+    assert status in {0, signal.SIGKILL}, status
+    return status == signal.SIGKILL
+
+
+async def attach(host: Host) -> None:
+    node = Node(host)
+    await node.start()
+    await node.attach(A)
+    node.stop()
+
+
+async def release(host: Host) -> None:
+    node = Node(host)
+    await node.start()
+    await node.attachments.release(A, 1)
+    await node.attachments.tidy()
+
+
+async def all_is_well_then_gone(host: Host, *, census: dict[str, Any]) -> None:
+    node = Node(host)
+    await node.start()
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        await guest.ping(GATEWAY)
+    await node.end()
+    left = host.census()
+    assert {name: left[name] for name in left if name != "fds"} == {
+        name: census[name] for name in census if name != "fds"
+    }
+
+
+def test_killed_at_any_step_of_attach_the_next_attach_works_and_release_leaves_nothing(
+    host: Host,
+) -> None:
+    before = host.census()
+    step = 0
+    while killed_at(step := step + 1, lambda: attach(host)):
+        asyncio.run(all_is_well_then_gone(host, census=before))
+    assert step > 30
+    asyncio.run(all_is_well_then_gone(host, census=before))
+
+
+def test_killed_at_any_step_of_release_nothing_is_left_by_the_next(host: Host) -> None:
+    before = host.census()
+    step = 0
+    asyncio.run(attach(host))
+    while killed_at(step := step + 1, lambda: release(host)):
+        asyncio.run(all_is_well_then_gone(host, census=before))
+        asyncio.run(attach(host))
+    assert step > 10
+    asyncio.run(all_is_well_then_gone(host, census=before))
+
+
+async def test_a_running_guest_does_not_notice_a_restart(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        await guest.ping(GATEWAY)
+        await node.restart()
+        await guest.ping(GATEWAY)
+        state = node.attachments.state_of(A)
+        assert state is not None
+        assert state.phase is NetPhase.READY
+
+
+async def test_until_it_has_recovered_all_work_is_refused(node: Node) -> None:
+    node.attachments.recovering = True
+    for work in (node.attach(A), node.attachments.release(A, 1), node.attachments.take_taps(A, 1)):
+        with pytest.raises(VirtbusError, match="comparing its state") as refused:
+            await work
+        assert (refused.value.code, refused.value.body.after_ms) == (503, 500)
+    node.attachments.recovering = False
+
+
+async def test_namespaces_of_ours_without_a_state_file_are_removed_foreign_ones_stay(
+    node: Node,
+) -> None:
+    await node.attach(A)
+    await node.attach(B)
+    node.doors.files.remove(B)
+    foreign = node.host.namespaces.path("cni-1234")
+    foreign.touch()
+    await node.restart()
+    assert node.host.census()["netns"] == ["cni-1234", netns(A)]
+    assert set(node.attachments.held()) == {A}
+    foreign.unlink()
+
+
+async def test_a_state_file_torn_by_a_power_loss_is_forgotten(node: Node) -> None:
+    await node.attach(A)
+    (node.host.tmp / "state/netd/vms" / f"{B}.json").write_text("")
+    await node.restart()
+    assert set(node.attachments.held()) == {A}
+
+
+async def test_state_of_a_newer_netd_is_refused_with_the_next_step(node: Node) -> None:
+    await node.attach(A)
+    path = node.host.tmp / "state/netd/vms" / f"{A}.json"
+    text = path.read_text()
+    path.write_text(text.replace('"schema_version":1', '"schema_version":9'))
+    with pytest.raises(VirtbusError, match="install the newer virtbus"):
+        await node.restart()
+    path.write_text(text)
+    await node.restart()
+
+
+async def test_a_second_netd_on_the_same_state_is_refused(node: Node) -> None:
+    with pytest.raises(VirtbusError, match="another virtbus-netd works in"):
+        await Node(node.host).start()
+
+
+async def test_a_filter_that_somebody_removed_is_back_after_recovery(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        node.inside(A, "nft delete table netdev virtbus; ip link set eth0 nomaster")
+        await node.restart()
+        assert "policy drop" in node.inside(A, "nft list ruleset")
+        await guest.ping(GATEWAY)
+
+
+async def test_release_of_an_unknown_vm_does_nothing(node: Node) -> None:
+    assert not await node.attachments.release(A, 1)
+    await node.attach(A)
+    assert await node.attachments.release(A, 1)
+    assert not await node.attachments.release(A, 1)
