@@ -250,7 +250,7 @@ async def test_kill_9_in_the_middle_of_a_pull_is_resumed_by_the_next_process(
     )
     try:
         deadline = time.monotonic() + 15
-        while not list(state.glob("images/part/*.json")) and time.monotonic() < deadline:
+        while not list(state.glob("images/part/[0-9a-f]*.json")) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
     finally:
         child.send_signal(signal.SIGKILL)
