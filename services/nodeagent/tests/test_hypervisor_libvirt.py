@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import uuid
@@ -238,15 +239,11 @@ async def test_a_failing_emulator_shows_its_own_line_and_reason(host: Host) -> N
     wrapper.chmod(0o755)
     record = host.record()
     await host.define(record, emulator=str(wrapper))
-    async with host.hypervisor.events() as events:
-        with pytest.raises(VirtbusError) as raised:
-            await host.hypervisor.start(record.uid)
-        assert raised.value.reason == "recovering"
-        assert raised.value.code == Code.UNAVAILABLE
-        assert "netd compares" in str(raised.value)
-        async with asyncio.timeout(10):
-            first = await anext(aiter(events))
-        assert first.change in {DomainChange.START_FAILED, DomainChange.CRASHED}
+    with pytest.raises(VirtbusError) as raised:
+        await host.hypervisor.start(record.uid)
+    assert raised.value.reason == "recovering"
+    assert raised.value.code == Code.UNAVAILABLE
+    assert "netd compares" in str(raised.value)
     facts = await host.hypervisor.facts(record.uid)
     assert facts is not None
     assert (facts.state, facts.ending) == (DomainState.SHUT_OFF, Ending.UNKNOWN)
@@ -295,7 +292,7 @@ async def test_the_console_takes_keys_and_the_log_keeps_what_was_said(host: Host
             assert "hello" in await _log(consoles, record.uid)
         async with consoles.attach(record.uid) as third:
             await host.hypervisor.destroy(record.uid)
-            assert [data async for data in third.output()] is not None
+            assert b"".join([data async for data in third.output()]) == b""
             assert third.closed == "the guest stopped"
     mode = stat.S_IMODE(host.files.console_log(record.uid).stat().st_mode)
     assert mode & 0o077 == 0
@@ -346,8 +343,6 @@ async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) ->
 
 def _cut_connections() -> None:
     """Shut down every UNIX socket of this process that leads to libvirtd."""
-    import socket  # noqa: PLC0415
-
     for name in os.listdir("/proc/self/fd"):
         try:
             peer = socket.socket(fileno=os.dup(int(name)))

@@ -5,7 +5,6 @@ bounded buffer, and nothing it prints is ever interpreted here.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,32 +16,54 @@ BUFFER_BYTES = 1024 * 1024
 CHUNK_BYTES = 64 * 1024
 FOLLOW_INTERVAL_S = 0.2
 MAX_LOG_TAIL_BYTES = 4 * 1024 * 1024
+STOPPED = "the guest stopped"
+TAKEN_OVER = "taken over by another client"
 
 
-class Session:
-    """One attachment. `output` ends when the guest stops, or another client takes over."""
+class Session(asyncio.Protocol):
+    """One attachment. `output` ends when the guest stops, or another client takes over.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    A protocol and not a stream: the socket is always read, so that a client that does not read
+    never makes the guest wait for its own console.
+    """
+
+    def __init__(self) -> None:
         self.closed = ""
-        self._reader = reader
-        self._writer = writer
         self._buffer = bytearray()
         self._wake = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.WriteTransport | None = None
 
-    async def pump(self) -> None:
-        """Read the socket as fast as it comes; keeps the newest BUFFER_BYTES."""
-        try:
-            while data := await self._reader.read(CHUNK_BYTES):
-                self._buffer += data
-                del self._buffer[:-BUFFER_BYTES]
-                self._wake.set()
-        except ConnectionError:
-            pass
-        self.end("the guest stopped")
+    # --- what asyncio tells -----------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            self._transport = transport
 
+    def data_received(self, data: bytes) -> None:
+        """Keep the newest BUFFER_BYTES."""
+        self._buffer += data
+        del self._buffer[:-BUFFER_BYTES]
+        self._wake.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.end(STOPPED)
+
+    # --- what the client does ---------------------------------------------------------------
     def end(self, why: str) -> None:
+        """Let go of the console at once; the first reason given stands."""
         self.closed = self.closed or why
         self._wake.set()
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.abort()
 
     async def output(self) -> AsyncIterator[bytes]:
         while True:
@@ -56,9 +77,10 @@ class Session:
                 return
 
     async def write(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError):
-            self._writer.write(data)
-            await self._writer.drain()
+        """Waits while the guest takes no input; does nothing once the session has ended."""
+        await self._writable.wait()
+        if not self.closed and self._transport is not None:
+            self._transport.write(data)
 
 
 class Consoles:
@@ -68,43 +90,38 @@ class Consoles:
         self._socket = socket
         self._log = log
         self._sessions: dict[str, Session] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
     async def attach(self, uid: str) -> AsyncIterator[Session]:
-        """The serial port allows one connection, so a former session is ended first (CON-08)."""
+        """The serial port serves one connection, so a former session is ended first (CON-08)."""
+        session = Session()
         former = self._sessions.get(uid)
+        self._sessions[uid] = session
         if former is not None:
-            former.end("taken over by another client")
-        lock = self._locks.setdefault(uid, asyncio.Lock())
-        async with lock:
-            reader, writer = await self._connect(uid)
-            session = Session(reader, writer)
-            self._sessions[uid] = session
-            try:
-                async with asyncio.TaskGroup() as group:
-                    pump = group.create_task(session.pump())
-                    try:
-                        yield session
-                    finally:
-                        pump.cancel()
-            finally:
-                del self._sessions[uid]
-                writer.close()
-        if not lock.locked():
-            self._locks.pop(uid, None)
-
-    async def _connect(self, uid: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            former.end(TAKEN_OVER)
         try:
-            return await asyncio.open_unix_connection(str(self._socket(uid)), limit=CHUNK_BYTES)
+            await self._connect(uid, session)
+            yield session
+        finally:
+            session.end("detached")
+            if self._sessions.get(uid) is session:
+                del self._sessions[uid]
+
+    async def _connect(self, uid: str, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_unix_connection(lambda: session, str(self._socket(uid)))
         except OSError:
             message = "the guest does not run, so it has no console; `virtbus vm start` starts it"
             raise VirtbusError(Code.CONFLICT, "no_console", message) from None
+        if session.closed:  # taken over while it was connecting
+            session.end(session.closed)
 
     async def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """The last `tail_bytes` of the log, then what is added; survives rotation and removal."""
         path = self._log(uid)
-        position = max(_size(path) - min(tail_bytes, MAX_LOG_TAIL_BYTES), 0)
+        tail_bytes = min(max(tail_bytes, 0), MAX_LOG_TAIL_BYTES)
+        position = max(_size(path) - tail_bytes, 0)
         while True:
             data = await asyncio.to_thread(_read_at, path, position)
             if data:

@@ -18,7 +18,7 @@ from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_limits import Limits, read_limits
-from virtbus.nodeagent.edge.libvirt_links import Link, Links
+from virtbus.nodeagent.edge.libvirt_links import Links
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 RECONNECT_S = (0.2, 5.0)
 EVENT_BACKLOG = 10_000
+_STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 
 
 class LibvirtHypervisor:
@@ -47,8 +48,7 @@ class LibvirtHypervisor:
         self._starts_at_once = starts_at_once
         self._loop = asyncio.get_running_loop()
         self._threads = Threads("libvirt")
-        self._queue: asyncio.Queue[DomainEvent] = asyncio.Queue(EVENT_BACKLOG)
-        self._lost = asyncio.Event()
+        self._queue: asyncio.Queue[DomainEvent | None] = asyncio.Queue(EVENT_BACKLOG)
         self._starting: set[str] = set()
         self.limits = Limits()
         self._make_links()
@@ -120,7 +120,7 @@ class LibvirtHypervisor:
                     self._starts, uid, run, "start the guest", timeout_s=START_TIMEOUT_S
                 )
             finally:
-                self._loop.call_soon(self._starting.discard, uid)
+                self._starting.discard(uid)
         if not started:
             message = "start the guest: no such domain; the agent defines it again"
             raise VirtbusError(Code.NOT_FOUND, "no_domain", message)
@@ -220,60 +220,62 @@ class LibvirtHypervisor:
 
         What is read after the context was entered misses nothing: events are on by then.
         """
-        link = await self._listen()
-        async with asyncio.TaskGroup() as group:
-            keeper = group.create_task(self._keep_listening(link))
-            try:
-                yield self._heard()
-            finally:
-                keeper.cancel()
+        yield self._heard(listening=await self._listen())
 
-    async def _listen(self) -> Link | None:
-        self._lost.clear()
-        try:
-            return await self._events.reserve(self._prepare)
-        except VirtbusError:
-            return None
+    async def _heard(self, *, listening: bool) -> AsyncIterator[DomainEvent]:
+        while True:
+            if not listening:
+                await self._listen_again()
+                listening = True
+                yield DomainEvent("", None)
+                continue
+            event = await self._queue.get()
+            if event is None:
+                log.warning("libvirt went away; guests run on", extra={"code": "libvirt_down"})
+                listening = False
+            else:
+                yield event
 
-    def _prepare(self, connection: libvirt.virConnect) -> None:
-        if not self._in_process:
-            connection.registerCloseCallback(self._closed, None)
-        listen(connection, lambda event: self._from_thread(self._post, event))
-
-    def _closed(self, _connection: libvirt.virConnect, _reason: int, _opaque: object) -> None:
-        self._from_thread(self._lost.set)
-
-    def _from_thread(self, tell: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(tell, *arguments)
-
-    async def _keep_listening(self, link: Link | None) -> None:
+    async def _listen_again(self) -> None:
         delay_s = RECONNECT_S[0]
         while True:
-            if link is not None:
-                await self._lost.wait()
-                log.warning("libvirt went away; guests run on", extra={"code": "libvirt_down"})
-                self._events.drop(link)
-                delay_s = RECONNECT_S[0]
             await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, RECONNECT_S[1])
-            link = await self._listen()
-            if link is not None:
+            if await self._listen():
                 log.info("libvirt is back", extra={"code": "libvirt_back"})
-                self._post(DomainEvent("", None))
+                return
+            delay_s = min(delay_s * 2, RECONNECT_S[1])
 
-    async def _heard(self) -> AsyncIterator[DomainEvent]:
-        while True:
-            yield await self._queue.get()
+    async def _listen(self) -> bool:
+        """True once events come; False when libvirt cannot be reached."""
 
-    def _post(self, event: DomainEvent) -> None:
-        if event.change is DomainChange.CRASHED and event.uid in self._starting:
-            event = DomainEvent(event.uid, DomainChange.START_FAILED)
+        def prepare(connection: libvirt.virConnect) -> None:
+            listen(connection, self._from_thread)
+
         try:
-            self._queue.put_nowait(event)
+            await self._events.reserve(prepare, lost=lambda: self._post(None))
+        except VirtbusError:
+            return False
+        return True
+
+    def _from_thread(self, event: DomainEvent) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._post, event)
+
+    def _post(self, event: DomainEvent | None) -> None:
+        """In the queue, in order; None stands for the end of a connection."""
+        try:
+            self._queue.put_nowait(event and self._of_a_start(event))
         except asyncio.QueueFull:
             # The next comparison of host and records makes good what is lost here.
             log.error("domain events lost", extra={"code": "events_lost"})
+
+    def _of_a_start(self, event: DomainEvent) -> DomainEvent:
+        """Libvirt tells a start that failed as the end of a guest: only its starter knows."""
+        if event.change is DomainChange.STARTED:
+            self._starting.discard(event.uid)
+        elif event.uid in self._starting and event.change in _STOPPED:
+            return DomainEvent(event.uid, DomainChange.START_FAILED)
+        return event
 
 
 async def _on(

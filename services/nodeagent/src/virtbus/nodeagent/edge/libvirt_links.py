@@ -29,12 +29,14 @@ KEEPALIVE = (5, 3)
 
 
 class Link:
-    """One connection and the number of calls on it."""
+    """One connection and the number of calls on it. `lost` is told that libvirtd went away."""
 
-    def __init__(self, connection: libvirt.virConnect) -> None:
-        self.connection = connection
+    connection: libvirt.virConnect
+
+    def __init__(self, lost: Callable[[], None] | None = None) -> None:
         self.calls = 0
         self.dead = False
+        self.lost = lost
 
 
 class Links:
@@ -81,42 +83,56 @@ class Links:
                 self.drop(link)
             raise translated(error, doing) from error
 
-    async def reserve(self, prepare: Callable[[libvirt.virConnect], None]) -> Link:
-        """A connection of one's own, on which `prepare` has run in a thread.
+    async def reserve(
+        self, prepare: Callable[[libvirt.virConnect], None], *, lost: Callable[[], None]
+    ) -> None:
+        """Keep a connection on which `prepare` has run, in a thread, until it is `lost`.
 
-        The test driver has but one, which is shared.
+        The test driver has but one connection, which is shared and never lost.
         """
         async with self._opening:
             if self._in_process and self._links:
-                link = self._links[0]
-                await self._threads.call(lambda: prepare(link.connection), timeout_s=OPEN_TIMEOUT_S)
-                return link
-            return await self._open(prepare)
+                connection = self._links[0].connection
+                await self._threads.call(lambda: prepare(connection), timeout_s=OPEN_TIMEOUT_S)
+            else:
+                await self._open(Link(lost), prepare)
 
-    async def _open(self, prepare: Callable[[libvirt.virConnect], None] | None = None) -> Link:
+    async def _open(
+        self, link: Link, prepare: Callable[[libvirt.virConnect], None] | None = None
+    ) -> Link:
         if self._refused is not None and self._loop.time() < self._refused[0]:
             raise VirtbusError.of(self._refused[1].body)
-
-        def connect() -> libvirt.virConnect:
-            connection = libvirt.open(self._uri)
-            if not self._in_process:
-                connection.setKeepAlive(*KEEPALIVE)
-            if prepare is not None:
-                prepare(connection)
-            return connection
-
         try:
-            connection = await self._threads.call(connect, timeout_s=OPEN_TIMEOUT_S)
+            await self._threads.call(lambda: self._connect(link, prepare), timeout_s=OPEN_TIMEOUT_S)
         except libvirt.libvirtError as error:
             problem = translated(error, "connect to libvirt", connecting=True)
             self._refused = self._loop.time() + FAIL_FAST_S, problem
             raise problem from error
-        link = Link(connection)
         self._links.append(link)
         return link
 
+    def _connect(self, link: Link, prepare: Callable[[libvirt.virConnect], None] | None) -> None:
+        """In a thread: open, and be told when the other side is gone."""
+        link.connection = libvirt.open(self._uri)
+        if not self._in_process:
+            link.connection.setKeepAlive(*KEEPALIVE)
+            link.connection.registerCloseCallback(self._closed, link)
+        if prepare is not None:
+            prepare(link.connection)
+
+    def _closed(self, _connection: libvirt.virConnect, _reason: int, link: Link) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody uses it any more
+            self._loop.call_soon_threadsafe(self._lost, link)
+
+    def _lost(self, link: Link) -> None:
+        self.drop(link)
+        if link.lost is not None:
+            link.lost()
+
     def drop(self, link: Link) -> None:
         """The connection is of no more use; closed once the last call on it has ended."""
+        if link.dead:
+            return
         link.dead = True
         if link in self._links:
             self._links.remove(link)
@@ -132,7 +148,7 @@ class Links:
         found = self._free()
         if found is None:
             async with self._opening:
-                found = self._free() or await self._open()
+                found = self._free() or await self._open(Link())
         return found
 
     def _free(self) -> Link | None:
