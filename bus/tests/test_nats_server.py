@@ -153,7 +153,7 @@ async def test_writes_while_the_server_is_away_are_unavailable_and_leave_no_ghos
 
 
 async def test_a_write_to_a_server_that_hangs_has_an_unknown_outcome(nats: server.Server) -> None:
-    settings = nats.settings("controller", write_timeout_s=0.3)
+    settings = nats.settings("controller", write_timeout_s=1)
     async with connect(settings, name="c") as bus:
         await bus.put(KEY, b"one")
         os.kill(nats.pid, signal.SIGSTOP)
@@ -227,7 +227,7 @@ async def test_changed_credentials_close_and_the_right_ones_bring_it_back(
         passwords = json.loads(files.passwords.read_text())
         passwords["controller"] = "another-one"
         files.passwords.write_text(json.dumps(passwords))
-        nats.rewrite()
+        await nats.rewrite()
         async with asyncio.timeout(15):
             while await anext(items) is not WatchMark.SYNCED:
                 pass

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus import permissions
+from virtbus.bus import handshake, permissions
 from virtbus.bus.access import BusSettings, creds_file
 from virtbus.bus.permissions import Role
 from virtbus.bus.ports import BusError
@@ -28,6 +28,7 @@ DEFAULT_PORT = 4222
 READY_S = 20.0
 """Recovery of a large store takes a while; `sync_interval: always` does not make it longer."""
 STOP_S = 8.0
+RELOAD_S = 10.0
 _POLL_S = 0.02
 GROUP = "virtbus"
 
@@ -162,19 +163,35 @@ class Server:
         role = permissions.node(node)
         if role.user not in self._roles:
             self._roles[role.user] = role
-        self.rewrite()
+        await self.rewrite()
         return self.settings(role.user)
 
-    def rewrite(self) -> None:
+    async def rewrite(self) -> None:
         """Write the files anew from the passwords and let the server read them (SIGHUP).
 
         Users whose password changed are disconnected, and log in with what their file then says.
+
+        Raises:
+            BusError: the server did not take the new configuration.
         """
         self._write_config()
         for role in self._roles.values():
             self._write_creds(role)
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGHUP)
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.send_signal(signal.SIGHUP)
+        try:
+            async with asyncio.timeout(RELOAD_S):
+                for user, password in self._passwords().items():
+                    if user in self._roles:
+                        await self._until_known(user, password)
+        except TimeoutError:
+            raise BusError(self._why("nats-server did not take its configuration")) from None
+
+    async def _until_known(self, user: str, password: str) -> None:
+        """Until the server takes these credentials: only then was the file read."""
+        while not await handshake.logs_in(self._host, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
+            await asyncio.sleep(_POLL_S)
 
     # --- files ----------------------------------------------------------------------------
     def _passwords(self) -> dict[str, str]:
@@ -250,25 +267,12 @@ class Server:
         try:
             async with asyncio.timeout(READY_S):
                 while process.returncode is None:
-                    if await self._answers():
+                    if await handshake.greets(self._host, self._port):
                         return True
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             await self.stop()
         return False
-
-    async def _answers(self) -> bool:
-        """True when the port greets with INFO."""
-        try:
-            reader, writer = await asyncio.open_connection(self._host, self._port)
-        except OSError:
-            return False
-        try:
-            return (await reader.readline()).startswith(b"INFO")
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
 
     def _why(self, message: str) -> str:
         last = ""

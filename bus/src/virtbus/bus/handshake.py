@@ -1,0 +1,39 @@
+"""The first lines of NATS's protocol: is a server there, and does it know these credentials?"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+@asynccontextmanager
+async def _greeted(
+    host: str, port: int
+) -> AsyncIterator[tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        yield await reader.readline(), reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def greets(host: str, port: int) -> bool:
+    """True when a NATS server answers there."""
+    try:
+        async with _greeted(host, port) as (greeting, _, _):
+            return greeting.startswith(b"INFO")
+    except OSError:
+        return False
+
+
+async def logs_in(host: str, port: int, user: str, password: str) -> bool:
+    """True when the server there takes this user and password."""
+    login = json.dumps({"verbose": False, "user": user, "pass": password, "name": "check"})
+    try:
+        async with _greeted(host, port) as (_, reader, writer):
+            writer.write(f"CONNECT {login}\r\nPING\r\n".encode())
+            return (await reader.readline()).startswith(b"PONG")
+    except OSError:
+        return False
