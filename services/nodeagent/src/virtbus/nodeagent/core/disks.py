@@ -1,6 +1,8 @@
 """`<disk>` and the controllers that its bus needs (libvirt: formatdomain, Hard drives)."""
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.slots import Slots
@@ -8,33 +10,58 @@ from virtbus.schemas.nodework import DiskFile
 from virtbus.schemas.vm import Disk, DiskBus
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_PREFIX = {DiskBus.VIRTIO: "vd", DiskBus.SATA: "sd", DiskBus.SCSI: "sd"}
+_SATA_PORTS = 6
+"""Of one AHCI controller (QEMU: ich9-ahci)."""
+
+
+@dataclass
+class _Place:
+    """Where the next disk of a bus goes.
+
+    All places are explicit: libvirt would else add controllers of its own, and give them the root
+    ports that the NICs need.
+    """
+
+    used: Counter[DiskBus] = field(default_factory=Counter)
+
+    def next(self, bus: DiskBus, slots: Slots) -> tuple[str, Element]:
+        """Target and address of one more disk on `bus`."""
+        number = self.used[bus]
+        # sda, sdb … are shared by the two buses that libvirt names so.
+        letter = (
+            number if bus is DiskBus.VIRTIO else self.used[DiskBus.SATA] + self.used[DiskBus.SCSI]
+        )
+        self.used[bus] += 1
+        if bus is DiskBus.VIRTIO:
+            return f"vd{_LETTERS[letter]}", slots.address()
+        controller, unit = divmod(number, _SATA_PORTS) if bus is DiskBus.SATA else (0, number)
+        address = el("address", type="drive", controller=controller, bus=0, target=0, unit=unit)
+        return f"sd{_LETTERS[letter]}", address
 
 
 def disk_elements(
     disks: tuple[Disk, ...], files: Mapping[str, DiskFile], slots: Slots, bootable: str
 ) -> list[Element]:
     """One element a disk, in the spec's order, with targets vda, vdb and so on, or sda, sdb."""
-    counts = {"vd": 0, "sd": 0}
+    place = _Place()
     elements = []
     for disk in disks:
-        prefix = _PREFIX[disk.bus]
-        target = prefix + _LETTERS[counts[prefix]]
-        counts[prefix] += 1
         order = disk.boot_order or (1 if disk.name == bootable else None)
-        elements.append(_disk(disk, files[disk.name], target, order, slots))
+        target, address = place.next(disk.bus, slots)
+        elements.append(_disk(disk, files[disk.name], target, order, address))
     return elements
 
 
-def _disk(disk: Disk, file: DiskFile, target: str, order: int | None, slots: Slots) -> Element:
+def _disk(disk: Disk, file: DiskFile, target: str, order: int | None, address: Element) -> Element:
     readonly = disk.readonly or disk.device == "cdrom"
+    # virtio has no CD-ROM; a guest that looks for a seed finds it on a read-only disk as well.
+    device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
     return el(
         "disk",
         el(
             "driver",
             name="qemu",
             type=str(file.format),
-            cache="none" if file.format == "qcow2" else None,
             discard=None if readonly else "unmap",
         ),
         el("source", file=file.path),
@@ -43,9 +70,9 @@ def _disk(disk: Disk, file: DiskFile, target: str, order: int | None, slots: Slo
         el("serial", disk.serial) if disk.serial else None,
         el("readonly") if readonly else None,
         el("boot", order=order) if order else None,
-        slots.address() if disk.bus is DiskBus.VIRTIO else None,
+        address,
         type="file",
-        device=disk.device,
+        device=device,
     )
 
 
@@ -63,7 +90,15 @@ def _backing(file: DiskFile) -> Element:
 
 
 def disk_controllers(disks: tuple[Disk, ...], slots: Slots) -> list[Element]:
-    """virtio-scsi where a disk wants it; q35 brings its SATA controller with it."""
+    """virtio-scsi where a disk wants it, and SATA beyond the ports that q35 brings with it."""
+    controllers = []
     if any(disk.bus is DiskBus.SCSI for disk in disks):
-        return [el("controller", slots.address(), type="scsi", index=0, model="virtio-scsi")]
-    return []
+        controllers.append(
+            el("controller", slots.address(), type="scsi", index=0, model="virtio-scsi")
+        )
+    sata = sum(disk.bus is DiskBus.SATA for disk in disks)
+    controllers += [
+        el("controller", slots.address(), type="sata", index=index)
+        for index in range(1, -(-sata // _SATA_PORTS))
+    ]
+    return controllers
