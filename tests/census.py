@@ -71,22 +71,13 @@ def _output(*argv: str) -> str | None:
 
 
 def _libvirt(uri: str) -> Iterator[str]:
-    kinds = {
-        "domain": "list --all --name",
-        "network": "net-list --all --name",
-        "pool": "pool-list --all --name",
-    }
-    script = ";".join(f"echo :{kind}; {command}" for kind, command in kinds.items())
-    listing = _output("virsh", "-q", "-c", uri, script)
-    if listing is None:
-        yield "libvirt does not answer"
-        return
-    kind = ""
-    for line in filter(None, listing.splitlines()):
-        if line.startswith(":"):
-            kind = line[1:]
-        else:
-            yield f"libvirt {kind} {line}"
+    kinds = {"domain": "list", "network": "net-list", "pool": "pool-list"}
+    for kind, command in kinds.items():
+        listing = _output("virsh", "-q", "-c", uri, command, "--all", "--name")
+        if listing is None:
+            yield f"libvirt {kind}s: no answer"
+            continue
+        yield from (f"libvirt {kind} {name}" for name in listing.split())
 
 
 def _netns_names() -> Iterator[str]:
