@@ -152,11 +152,19 @@ async def test_writes_while_the_server_is_away_are_unavailable_and_leave_no_ghos
         assert await bus.get(KEY) is None
 
 
+def stopped(pid: int) -> bool:
+    """True when every thread has taken the SIGSTOP."""
+    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 async def test_a_write_to_a_server_that_hangs_has_an_unknown_outcome(nats: server.Server) -> None:
     settings = nats.settings("controller", write_timeout_s=1)
     async with connect(settings, name="c") as bus:
         await bus.put(KEY, b"one")
         os.kill(nats.pid, signal.SIGSTOP)
+        while not stopped(nats.pid):
+            await asyncio.sleep(0)
         try:
             with pytest.raises(OutcomeUnknownError):
                 await bus.put(KEY, b"two")
