@@ -1,22 +1,32 @@
 """Files that are either whole or not there: write beside, fsync, rename, fsync the directory."""
 
+import itertools
 import os
 from pathlib import Path
 
+_PARTS = itertools.count()
+
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Make `path` hold `data`, mode 0600, whatever the umask; durable on return if asked."""
-    part = path.with_name(f".{path.name}.part")
+    """Make `path` hold `data`, mode 0600, whatever the umask; durable on return if asked.
+
+    Two threads may do so at once: each has a part of its own, and the later rename wins.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{next(_PARTS)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    part.replace(path)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     if durable:
         sync_dir(path.parent)
 

@@ -15,19 +15,18 @@ import fcntl
 import logging
 import os
 import shutil
-import time
 from pathlib import Path
 
 from virtbus.nodeagent.edge.durable import replace, sync_dir
+from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.wire import decode, encode, read
+from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 1
-REMOVED_KEPT_S = 86_400
 
 
 class StateFiles:
@@ -39,7 +38,7 @@ class StateFiles:
         self._agent = state_dir / "agent"
         self.vms = state_dir / "vms"
         self._consoles = state_dir / "consoles"
-        self._ledger: dict[str, list[int]] = {}
+        self._ledger = EpochLedger(self._agent / "ledger")
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -58,9 +57,12 @@ class StateFiles:
             message = f"another nodeagent works on {self._state}; stop it, or give --state-dir"
             raise VirtbusError(Code.CONFLICT, "second_agent", message) from None
         self._check_version()
-        self._read_ledger()
+        for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
+            path.unlink(missing_ok=True)  # of an agent that was killed
+        self._ledger.open()
 
     def close(self) -> None:
+        self._ledger.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -77,40 +79,23 @@ class StateFiles:
             )
             raise VirtbusError(Code.UNSUPPORTED, "state_newer", message)
 
-    # --- ledger ---------------------------------------------------------------------------
-    def _read_ledger(self) -> None:
-        path = self._agent / "ledger"
-        if not path.exists():
-            return
-        now_s = int(time.time())
-        entries = decode(path.read_bytes())
-        self._ledger = {
-            uid: [int(epoch), int(removed_s)]
-            for uid, (epoch, removed_s) in entries.items()
-            if not removed_s or now_s - removed_s < REMOVED_KEPT_S
-        }
-
-    def _write_ledger(self) -> None:
-        replace(self._agent / "ledger", encode(self._ledger))
-
     def epoch(self, uid: str) -> int:
-        return self._ledger.get(uid, [0, 0])[0]
+        return self._ledger.epoch(uid)
 
     # --- records --------------------------------------------------------------------------
     async def write(self, record: VmRecord) -> None:
-        """Record first, then the ledger: a ledger entry without a record is harmless."""
+        """Durable on return, with its epoch; a ledger entry without a record is harmless."""
         folder = self.vms / check_uid(record.uid)
-        known = self._ledger.get(record.uid)
-        raised = known is None or known[0] < record.epoch or known[1] != 0
-        self._ledger[record.uid] = [max(self.epoch(record.uid), record.epoch), 0]
+        self._ledger.acted(record.uid, record.epoch)
 
         def save() -> None:
             folder.mkdir(mode=0o711, exist_ok=True)
             folder.chmod(0o711)
             (self._run / "vms" / record.uid).mkdir(mode=0o711, parents=True, exist_ok=True)
-            replace(folder / "record", encode(record))
-            if raised:
-                self._write_ledger()
+            self._ledger.save(record.uid)
+            data = encode(record)
+            if not _holds(folder / "record", data):
+                replace(folder / "record", data)
 
         try:
             await asyncio.to_thread(save)
@@ -124,6 +109,7 @@ class StateFiles:
             for path in sorted(self.vms.glob("*/record")):
                 try:
                     record = read(VmRecord, path.read_bytes())
+                    _same_uid(record, path)
                 except (OSError, VirtbusError) as error:
                     log.error("unreadable %s: %s", path, error, extra={"code": "bad_record_file"})
                     continue
@@ -145,12 +131,12 @@ class StateFiles:
         await asyncio.to_thread(remove)
 
     async def forget(self, uid: str) -> None:
-        self._ledger[uid] = [self.epoch(uid), int(time.time())]
+        self._ledger.removed(check_uid(uid))
 
         def remove() -> None:
-            shutil.rmtree(self.vms / check_uid(uid), ignore_errors=True)
+            shutil.rmtree(self.vms / uid, ignore_errors=True)
             sync_dir(self.vms)
-            self._write_ledger()
+            self._ledger.save(uid)
 
         await asyncio.to_thread(remove)
 
@@ -169,3 +155,16 @@ class StateFiles:
 
     def console_log(self, uid: str) -> Path:
         return self._consoles / f"{check_uid(uid)}.log"
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """True when the file is already so: a repeated create then costs no fsync."""
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def _same_uid(record: VmRecord, path: Path) -> None:
+    if record.uid != path.parent.name:
+        raise VirtbusError(Code.INVALID, "bad_record_file", f"holds the record of {record.uid}")

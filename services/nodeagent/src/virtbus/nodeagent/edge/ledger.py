@@ -1,0 +1,108 @@
+"""The host's epoch ledger: the highest epoch that this host ever acted on, by uid.
+
+One file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced; the last line of a uid
+holds, a line that is not whole counts for nothing. It is written anew at each start, without the
+entries whose VM was removed more than 24 h ago.
+"""
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from virtbus.nodeagent.edge.durable import replace
+from virtbus.schemas.ids import check_uid
+
+REMOVED_KEPT_S = 86_400
+_END = "."
+
+
+class Entry(NamedTuple):
+    """`removed_s` is Unix time, 0 while the VM is there."""
+
+    epoch: int
+    removed_s: int = 0
+
+
+class EpochLedger:
+    """`open` first; one process at a time, which the caller's lock ensures."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: dict[str, Entry] = {}
+        self._durable: dict[str, Entry] = {}
+        self._file: int | None = None
+
+    def open(self) -> None:
+        """Read, drop what is too old, write the rest anew."""
+        self._entries = _kept(read_entries(self._text()), int(time.time()))
+        lines = (_line(uid, entry) for uid, entry in self._entries.items())
+        replace(self._path, "".join(lines).encode())
+        self._durable = dict(self._entries)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def epoch(self, uid: str) -> int:
+        """The highest epoch ever acted on; 0 for an unknown uid."""
+        return self._entries.get(uid, Entry(0)).epoch
+
+    def acted(self, uid: str, epoch: int) -> None:
+        """This host acts on `epoch`; `save` makes it durable."""
+        self._entries[uid] = Entry(max(self.epoch(uid), epoch))
+
+    def removed(self, uid: str) -> None:
+        """Nothing of the VM is left; `save` makes it durable."""
+        self._entries[uid] = Entry(self.epoch(uid), int(time.time()))
+
+    def save(self, uid: str) -> None:
+        """Durable on return. Blocks; may run in any thread.
+
+        Raises:
+            OSError: the disk is full or broken; `save` again tries again.
+        """
+        entry = self._entries.get(uid)
+        if entry is None or self._file is None or self._durable.get(uid) == entry:
+            return
+        # The leading newline ends a line that an earlier write could not.
+        line = f"\n{_line(uid, entry)}".encode()
+        if os.write(self._file, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        os.fdatasync(self._file)
+        self._durable[uid] = entry
+
+    def _text(self) -> str:
+        try:
+            return self._path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+
+def read_entries(text: str) -> dict[str, Entry]:
+    """The entries of a ledger, broken lines left out."""
+    entries: dict[str, Entry] = {}
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if len(fields) != 4 or fields[3] != _END or not (fields[1] + fields[2]).isdecimal():
+            continue
+        try:
+            entries[check_uid(fields[0])] = Entry(int(fields[1]), int(fields[2]))
+        except ValueError:
+            continue
+    return entries
+
+
+def _kept(entries: dict[str, Entry], now_s: int) -> dict[str, Entry]:
+    return {
+        uid: entry
+        for uid, entry in entries.items()
+        if not entry.removed_s or now_s - entry.removed_s < REMOVED_KEPT_S
+    }
+
+
+def _line(uid: str, entry: Entry) -> str:
+    return f"{uid} {entry.epoch} {entry.removed_s} {_END}\n"

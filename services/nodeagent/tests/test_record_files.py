@@ -1,0 +1,164 @@
+"""What the agent keeps on disk: whole or not there, whatever happens in between."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtbus.nodeagent.edge.durable import replace
+from virtbus.nodeagent.edge.ledger import REMOVED_KEPT_S, EpochLedger, read_entries
+from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import VmRecord, VmSpec
+
+
+def uid(number: int) -> str:
+    return f"0192f0c1-2d3e-7abc-8def-{number:012x}"
+
+
+def record(number: int, epoch: int = 1) -> VmRecord:
+    return VmRecord(
+        uid=uid(number),
+        namespace="default",
+        name=f"vm{number}",
+        spec=VmSpec(),
+        spec_hash="0" * 64,
+        node="n1",
+        epoch=epoch,
+        created_ns=1,
+    )
+
+
+def opened(path: Path) -> StateFiles:
+    files = StateFiles(path / "state", path / "run")
+    files.open()
+    return files
+
+
+async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    async with asyncio.TaskGroup() as group:
+        for number in range(50):
+            group.create_task(files.write(record(number, epoch=number + 1)))
+    files.close()
+    again = opened(tmp_path)
+    assert await again.list() == {uid(n): record(n, epoch=n + 1) for n in range(50)}
+    assert [again.epoch(uid(n)) for n in range(50)] == list(range(1, 51))
+    again.close()
+
+
+async def test_an_epoch_never_goes_back_and_outlives_its_record(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    await files.write(record(1, epoch=7))
+    await files.write(record(1, epoch=5))
+    assert files.epoch(uid(1)) == 7
+    await files.forget(uid(1))
+    assert await files.list() == {}
+    files.close()
+    again = opened(tmp_path)
+    assert again.epoch(uid(1)) == 7
+    again.close()
+
+
+async def test_all_but_the_record_goes_with_the_work(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    await files.write(record(1))
+    (files.vms / uid(1) / "seed-a.iso").touch()
+    files.console_socket(uid(1)).touch()
+    for suffix in ("", ".0"):
+        Path(f"{files.console_log(uid(1))}{suffix}").touch()
+    await files.remove_work(uid(1))
+    await files.remove_work(uid(1))
+    left = {p.name for p in tmp_path.rglob("*") if uid(1) in str(p) and p.is_file()}
+    assert left == {"record"}
+    await files.forget(uid(1))
+    await files.forget(uid(1))
+    assert not [p for p in tmp_path.rglob("*") if uid(1) in str(p)]
+    files.close()
+
+
+async def test_a_second_agent_on_the_same_state_is_refused(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    with pytest.raises(VirtbusError) as raised:
+        opened(tmp_path)
+    assert raised.value.reason == "second_agent"
+    files.close()
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("version", ["2", "99", "x"])
+async def test_state_of_a_newer_program_is_refused_with_the_next_step(
+    tmp_path: Path, version: str
+) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "state" / "VERSION").write_text(version)
+    with pytest.raises(VirtbusError) as raised:
+        opened(tmp_path)
+    assert raised.value.reason == "state_newer"
+    assert "install" in str(raised.value)
+
+
+async def test_a_broken_or_foreign_record_is_left_out(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    await files.write(record(1))
+    for name, data in (("record", b"\x00torn"), (".record.9-9.part", b"half")):
+        (files.vms / uid(2)).mkdir(exist_ok=True)
+        (files.vms / uid(2) / name).write_bytes(data)
+    (files.vms / uid(3)).mkdir()
+    (files.vms / uid(3) / "record").write_bytes((files.vms / uid(1) / "record").read_bytes())
+    assert set(await files.list()) == {uid(1)}
+    files.close()
+    opened(tmp_path).close()
+    assert not list(tmp_path.rglob("*.part"))
+
+
+async def test_only_root_reads_a_record(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    await files.write(record(1))
+    files.set_nonce("n")
+    for path in (files.vms / uid(1) / "record", tmp_path / "state" / "agent" / "nonce"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert files.nonce() == "n"
+    files.close()
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_text(f"{uid(1)} 3 0 .\n{uid(1)} 4 0 .\n{uid(2)} 12 17")
+    ledger = EpochLedger(path)
+    ledger.open()
+    ledger.acted(uid(3), 9)
+    ledger.save(uid(3))
+    ledger.close()
+    entries = read_entries(path.read_text())
+    assert {u: e.epoch for u, e in entries.items()} == {uid(1): 4, uid(3): 9}
+
+
+def test_a_removed_vm_is_forgotten_after_a_day(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_text(f"{uid(1)} 3 1000 .\n{uid(2)} 3 {2**33} .\n")
+    ledger = EpochLedger(path)
+    ledger.open()
+    assert (ledger.epoch(uid(1)), ledger.epoch(uid(2))) == (0, 3)
+    assert REMOVED_KEPT_S == 24 * 3600
+    ledger.close()
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_reading_of_a_ledger(text: str) -> None:
+    for name, entry in read_entries(text).items():
+        assert len(name) == 36
+        assert entry.epoch >= 0
+
+
+async def test_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    contents = [bytes([65 + n]) * 100_000 for n in range(20)]
+    async with asyncio.TaskGroup() as group:
+        for data in contents:
+            group.create_task(asyncio.to_thread(replace, path, data))
+    assert path.read_bytes() in contents
+    assert list(tmp_path.iterdir()) == [path]
