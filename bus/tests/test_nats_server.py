@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -501,6 +503,33 @@ async def test_an_orphaned_server_gives_way(files: server.ServerFiles) -> None:
         assert await first.wait() is not None
         async with connect(second.settings("admin"), name="admin") as admin:
             assert admin.connected
+
+
+_OWNER = """
+import asyncio, sys
+from pathlib import Path
+from virtbus.bus import server
+async def main():
+    files = server.ServerFiles(Path(sys.argv[1]), Path(sys.argv[2]))
+    async with server.running(files, port=-1) as running:
+        print(running.pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+async def test_a_server_ends_when_its_owner_is_killed(files: server.ServerFiles) -> None:
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _OWNER, files.state_dir, files.run_dir, stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    pid = int(await owner.stdout.readline())
+    owner.kill()
+    await owner.wait()
+    async with asyncio.timeout(20):
+        while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_node_joins_a_running_server(nats: server.Server, controller: NatsBus) -> None:

@@ -256,6 +256,7 @@ class Server:
             return False
         self._write_config()
         self._process = process = await create_subprocess_exec(
+            *_dies_with_us(),
             program,
             "-c",
             self._files.config,
@@ -301,6 +302,12 @@ class Server:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _dies_with_us() -> list[str]:
+    """setpriv(1) makes the kernel end the server when we are killed; without it, `end_orphan`."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM"] if setpriv is not None else []
 
 
 def _free(host: str, port: int) -> bool:
