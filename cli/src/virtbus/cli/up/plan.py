@@ -9,6 +9,7 @@ from virtbus.cli.failures import usage
 CONTROLLER = "controller"
 REAL_SERVICES = ("imaged", "netd", "nodeagent")
 SIMULATED_SERVICES = ("nodeagent",)
+DEFAULT_STATE_DIR = Path("/var/lib/virtbus")
 STEADY_S = 60.0
 """A service that lived this long starts again at the shortest rest."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
@@ -40,6 +41,14 @@ class Place:
     def client_creds(self) -> Path:
         return self.run_dir / "bus.creds"
 
+    @property
+    def wrapper_dir(self) -> Path | None:
+        """Where this place's own vmwrapper is; None: where everybody looks.
+
+        A wrapper has its netd's socket baked in, so that two places on one host need two.
+        """
+        return None if self.state_dir == DEFAULT_STATE_DIR else self.state_dir / "libexec"
+
 
 def choose(
     *, data: str | None, state_dir: str | None, run_dir: str | None, environ: Mapping[str, str]
@@ -50,7 +59,7 @@ def choose(
     base = Path(data).absolute() if data else None
     state = state_dir or (str(base / "state") if base else environ.get("VIRTBUS_STATE_DIR"))
     run = run_dir or (str(base / "run") if base else environ.get("VIRTBUS_RUN_DIR"))
-    return Path(state or "/var/lib/virtbus").absolute(), Path(run or "/run/virtbus").absolute()
+    return Path(state or DEFAULT_STATE_DIR).absolute(), Path(run or "/run/virtbus").absolute()
 
 
 def simulated_data(environ: Mapping[str, str]) -> Path:
@@ -77,6 +86,10 @@ def environment(
     }
     if place.simulate and service == "nodeagent":
         env["VIRTBUS_SIMULATE"] = "1"
+    if place.wrapper_dir is not None and service == "netd":
+        env.setdefault("VIRTBUS_WRAPPER_DIR", str(place.wrapper_dir))
+    if place.wrapper_dir is not None and service == "nodeagent":
+        env.setdefault("VIRTBUS_EMULATOR", str(place.wrapper_dir / "vmwrapper"))
     return env
 
 
