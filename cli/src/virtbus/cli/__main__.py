@@ -16,23 +16,24 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    code = int(Exit.OK)
     try:
         virtbus.main(arguments, prog_name="virtbus", standalone_mode=False)
         sys.stdout.flush()
     except CliError as error:
-        return _fail(error, arguments)
+        code = _fail(error, arguments)
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.write(error.format_message(), sys.stderr)
+        code = int(Exit.USAGE)
     except click.ClickException as error:
-        return _fail(_usage(error), arguments)
-    except click.exceptions.Exit as end:
-        return end.exit_code
+        code = _fail(_usage(error), arguments)
     except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:
         # the reader (head, less) has enough; keep the interpreter's own flush from complaining
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(Exit.OK)
-    return int(Exit.OK)
+    return code
 
 
 def _usage(error: click.ClickException) -> CliError:
@@ -48,12 +49,10 @@ def _fail(error: CliError, arguments: list[str]) -> int:
     if _wants_json(arguments):
         output.write(output.as_json(error.as_map()), sys.stderr)
     else:
-        first, *rest = error.as_lines()
+        first, *rest = [output.safe(line) for line in error.as_lines()]
         word, _, text = first.partition(": ")
-        lines = [f"{output.paint(word, '31', sys.stderr)}: {text}", *rest]
-        output.write(
-            "\n".join(output.safe(line) if i else line for i, line in enumerate(lines)), sys.stderr
-        )
+        painted = f"{output.paint(word, '31', sys.stderr)}: {text}"
+        output.write("\n".join([painted, *rest]), sys.stderr)
     return int(error.exit_code)
 
 

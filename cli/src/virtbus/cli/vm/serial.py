@@ -7,7 +7,7 @@ from typing import Any
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import Message
-from virtbus.cli.wire.session import Session, refusal_of
+from virtbus.cli.wire.session import NOBODY, Session, nobody, refusal_of
 
 FIRST_ANSWER_S = 5.0
 _PUMP_S = 0.5
@@ -67,7 +67,7 @@ class SerialStream:
     def _receive(self, item: Message) -> None:
         refusal = refusal_of(item)
         if refusal is not None:
-            raise refusal
+            raise nobody(self._subject) if refusal.reason == NOBODY else refusal
         self._heard = True
         try:
             value = bodies.read(item.body)

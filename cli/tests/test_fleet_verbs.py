@@ -1,0 +1,107 @@
+"""Nodes, images, networks and the status page against scripted services."""
+
+import json
+from typing import Any
+
+import pytest
+from cli.tests.fakes import Cli, Script
+
+from virtbus.bus.ports import Request
+from virtbus.schemas.api import ImagePage, NodeImage, NodePage, PulledImages
+from virtbus.schemas.image import ImageFormat, ImageInfo, Progress
+from virtbus.schemas.node import NodeState, NodeView
+from virtbus.schemas.subjects import progress
+
+pytestmark = pytest.mark.integration
+
+IMAGE: dict[str, Any] = {
+    "digest": "sha256:" + "ab" * 32,
+    "names": ("tiny",),
+    "format": ImageFormat.QCOW2,
+    "size_bytes": 17 * 1024**2,
+    "virtual_size_bytes": 128 * 1024**2,
+}
+
+
+def node(**changes: Any) -> NodeView:
+    known: dict[str, Any] = {
+        "node": "n1",
+        "hostname": "n1",
+        "instance": "i",
+        "state": NodeState.READY,
+        "cpus": 4,
+        "memory_bytes": 8 * 1024**3,
+        "vms": 2,
+    }
+    return NodeView(**(known | changes))
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    consumers = [{"name": "n-n1-agent", "pending": 3, "waiting": 1}]
+    stream = {"name": "KV_vm", "fill": 0.01, "messages": 12, "replicas": 1, "consumers": consumers}
+    known: dict[str, Any] = {
+        "streams": [stream],
+        "nodes": [node().model_dump(mode="json")],
+        "vms": {"Running": 2},
+        "oldest_pending_created_ns": None,
+        "queue_depth": 0,
+        "skew_s": 0.001,
+        "highly_available": False,
+    }
+    return known | changes
+
+
+async def test_node_list_shows_what_is_given_away(script: Script, cli: Cli) -> None:
+    script.answer("node", "list", NodePage(items=(node(),)))
+    ended = await cli("node", "list")
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[1].split()[:4] == ["n1", "ready", "2", "0/4"]
+
+
+async def test_image_list_shows_names_and_nodes(script: Script, cli: Cli) -> None:
+    script.answer("image", "list", ImagePage(items=(NodeImage(**IMAGE, nodes=("n1",)),)))
+    assert "tiny" in (await cli("image", "list")).out
+    assert (await cli("image", "list", "-o", "json")).json["items"][0]["nodes"] == ["n1"]
+
+
+async def test_pull_shows_progress_and_fails_where_a_node_failed(script: Script, cli: Cli) -> None:
+    async def pull(request: Request) -> PulledImages:
+        job = request.data["job"]
+        report = Progress(uid=job, step="pull", done_bytes=5, total_bytes=10)
+        await script.node.publish(progress("n1", job, "pull"), report)
+        return PulledImages(images={"n1": ImageInfo(**IMAGE)}, errors={"n2": "disk full"})
+
+    script.handlers["image", "pull"] = pull
+    ended = await cli("image", "pull", "tiny")
+    assert ended.code == 1
+    assert "50 %" in ended.err
+    assert "  n2: disk full" in ended.err
+    assert "qcow2" in ended.out
+
+
+async def test_status_names_services_lag_and_that_it_is_not_replicated(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("bus", "status", status())
+    ended = await cli("status")
+    assert ended.code == 0, ended.err
+    assert "virtbus-controller" in ended.out
+    assert "n-n1-agent:3" in ended.out
+    assert "not highly available" in ended.out
+
+
+async def test_status_raises_alarms(script: Script, cli: Cli) -> None:
+    full = {"name": "KV_vm", "fill": 0.85, "messages": 1, "consumers": []}
+    value = status(streams=[full], skew_s=3.0, oldest_pending_created_ns=1)
+    script.answer("bus", "status", value)
+    alarms = (await cli("status", "-o", "json")).json["alarms"]
+    assert len(alarms) == 3
+
+
+async def test_status_without_a_ready_node_exits_5(script: Script, cli: Cli) -> None:
+    recovering = node(state=NodeState.RECOVERING).model_dump(mode="json")
+    script.answer("bus", "status", status(nodes=[recovering]))
+    ended = await cli("status", "-o", "json")
+    assert ended.code == 5
+    assert ended.json["nodes"][0]["state"] == "recovering"
+    assert json.loads(ended.err)["error"]["exit_code"] == 5

@@ -1,0 +1,248 @@
+"""`vm create` against scripted services on a real nats-server."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from cli.tests.fakes import READY, UID, Cli, Script, environment, start, vm_view
+
+from virtbus.bus.ports import Request
+from virtbus.schemas.api import VmCreate, VmCreated, WatchReply
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.events import Kind, Span
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.image import Progress
+from virtbus.schemas.states import VmState
+from virtbus.schemas.subjects import progress
+
+pytestmark = pytest.mark.integration
+
+CREATE = ("vm", "create", "web", "--image", "tiny", "--uid", UID)
+
+
+def accepted(**changes: Any) -> VmCreated:
+    return VmCreated(vm=vm_view(**({"state": VmState.SCHEDULED} | changes)), created=True)
+
+
+async def test_create_sends_a_command_that_the_schema_accepts(
+    script: Script, cli: Cli, tmp_path: Any
+) -> None:
+    script.answer("vm", "create", accepted())
+    key = tmp_path / "key.pub"
+    key.write_text("# mine\nssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE me@here\n")
+    data = tmp_path / "user-data"
+    data.write_text("#cloud-config\n")
+    ended = await cli(
+        *("vm", "create", "web", "--image", "tiny", "--cpus", "2", "--memory", "512MiB"),
+        *("--disk", "4GiB", "--ssh-key", str(key), "--user-data", str(data)),
+        *("--network", "lan", "--label", "tier=front", "-n", "prod"),
+    )
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    command = VmCreate.model_validate(sent)
+    assert check_uid(str(command.uid))
+    assert command.cpus == 2
+    assert command.memory == 512 * 1024**2
+    assert command.disk == 4 * 1024**3
+    assert command.ssh_keys == ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE me@here",)
+    assert command.user_data == "#cloud-config\n"
+    assert (command.network, command.namespace) == ("lan", "prod")
+    assert command.labels == {"tier": "front"}
+
+
+async def test_file_from_stdin_is_sent_and_flags_override_it(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    text = "name: web\nimage: tiny\nmemory: 128MiB\nlabels: {a: b}\n"
+    ended = await cli("vm", "create", "-f", "-", "--memory", "1GiB", "--label", "c=d", stdin=text)
+    assert ended.code == 0, ended.err
+    (sent,) = script.data("vm.create")
+    assert (sent["name"], sent["memory"]) == ("web", "1GiB")
+    assert sent["labels"] == {"a": "b", "c": "d"}
+
+
+async def test_wait_running_ends_when_the_watch_shows_running(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    await script.see(
+        WatchReply(items=(vm_view(state=VmState.PREPARING),), renew="virtbus.api.v1.vm.renew.1"),
+        WatchReply(synced=True),
+        WatchReply(change=vm_view(state=VmState.STARTING)),
+        WatchReply(change=vm_view()),
+    )
+    ended = await cli(*CREATE, "--wait", "running", "-o", "json")
+    assert ended.code == 0, ended.err
+    assert ended.json["state"] == "Running"
+    assert ended.json["spec"]["domain"]["cpu"]["cores"] == 1  # defaults are not left out
+    assert script.data("vm.watch") == [{"uid": UID}]
+
+
+async def test_wait_ready_goes_on_until_the_ready_condition(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
+    await script.see(WatchReply(change=vm_view(conditions=(READY,))))
+    ended = await cli(*CREATE, "--wait", "ready")
+    assert ended.code == 0, ended.err
+    assert "10.77.0.5" in ended.out
+
+
+async def test_wait_that_runs_out_is_an_unknown_outcome(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
+    late = await cli(*CREATE, "--wait", "ready", "--timeout", "0.5")
+    assert late.code == 4
+    assert "error: web is not ready after 500ms" in late.err
+
+
+async def test_steps_and_progress_are_shown_while_waiting(script: Script, cli: Cli) -> None:
+    async def create(_: Request) -> VmCreated:
+        await script.happen(Kind.VM_ACCEPTED)
+        report = Progress(uid=UID, step="pull", done_bytes=50, total_bytes=100)
+        await script.node.publish(progress("n1", UID, "pull"), report)
+        await script.happen(Kind.IMAGE_READY, took_ms=12.3, message="cached")
+        await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
+        return accepted()
+
+    script.handlers["vm", "create"] = create
+    ended = await cli(*CREATE, "--wait", "running")
+    assert ended.code == 0, ended.err
+    lines = ended.err.splitlines()
+    assert any("vm.accepted" in line for line in lines)
+    assert any("50 %" in line for line in lines)
+    assert any("image.ready" in line and "cached (12 ms)" in line for line in lines)
+
+
+async def test_json_output_keeps_stderr_silent_off_a_terminal(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
+    ended = await cli(*CREATE, "--wait", "running", "-o", "json")
+    assert (ended.code, ended.err) == (0, "")
+
+
+async def test_failed_vm_says_why_and_what_next_and_exits_1(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    failed = vm_view(state=VmState.FAILED, reason="image_unknown", message="no image is named x")
+    await script.see(WatchReply(items=(failed,)), WatchReply(synced=True))
+    ended = await cli(*CREATE, "--wait", "running")
+    assert ended.code == 1
+    assert "error: web is Failed: no image is named x" in ended.err
+    assert "virtbus vm events web" in ended.err
+
+
+async def test_refusal_shows_every_field_and_exits_1(script: Script, cli: Cli) -> None:
+    details = (
+        Detail(path="cpus", message="must be at least 1"),
+        Detail(path="memry", message="unknown field", hint="did you mean memory?"),
+    )
+    error = VirtbusError(Code.INVALID, "invalid", "cpus: must be at least 1", details=details)
+    script.answer("vm", "create", error)
+    ended = await cli(*CREATE)
+    assert ended.code == 1
+    assert "  memry: unknown field\n    hint: did you mean memory?" in ended.err
+    as_json = await cli(*CREATE, "-o", "json")
+    body = json.loads(as_json.err)["error"]
+    assert (body["code"], body["reason"], body["exit_code"]) == (400, "invalid", 1)
+    assert [detail["path"] for detail in body["details"]] == ["cpus", "memry"]
+
+
+async def test_busy_controller_is_asked_again_with_the_same_id(script: Script, cli: Cli) -> None:
+    ids: list[str] = []
+
+    async def create(request: Request) -> VmCreated:
+        ids.append(request.id)
+        if len(ids) < 3:
+            raise VirtbusError(Code.UNAVAILABLE, "busy", "try again", after_ms=10)
+        return accepted()
+
+    script.handlers["vm", "create"] = create
+    ended = await cli(*CREATE)
+    assert ended.code == 0, ended.err
+    assert len(ids) == 3
+    assert len(set(ids)) == 1
+
+
+async def test_no_answer_in_time_is_an_unknown_outcome(script: Script, cli: Cli) -> None:
+    async def create(_: Request) -> VmCreated:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    script.handlers["vm", "create"] = create
+    ended = await cli(*CREATE, "--timeout", "0.5")
+    assert ended.code == 4
+    assert "may or may not have happened" in ended.err
+
+
+async def test_create_makes_the_trace_and_tells_its_own_span(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    async with script.bus.subscribe("virtbus.tele.client.span") as spans:
+        ended = await cli(*CREATE)
+        assert ended.code == 0, ended.err
+        message = await anext(aiter(spans))
+    span = Span.model_validate(open_envelope(message.body).data)
+    (request,) = [r for subject, _, r in script.asked if subject.endswith("vm.create")]
+    assert request.traceparent == f"00-{span.trace_id}-{span.span_id}-01"
+    assert span.attributes["virtbus.uid"] == UID
+    assert span.end_ns >= span.start_ns
+
+
+async def test_lost_connection_during_the_wait_is_mended(script: Script) -> None:
+    """Cut by a relay between the command and the server."""
+    script.answer("vm", "create", accepted())
+    env = environment(script.files)
+    async with asyncio.TaskGroup() as group:
+        relay = _Relay(json.loads(script.files.creds("client").read_text())["url"])
+        await relay.open(group)
+        env["VIRTBUS_SERVER"] = relay.url
+        process = await start(*CREATE, "--wait", "running", "-o", "json", env=env)
+        async with asyncio.timeout(10):
+            while not script.data("vm.watch"):
+                await asyncio.sleep(0.01)
+            relay.cut()
+            while len(script.data("vm.watch")) < 2:
+                await asyncio.sleep(0.01)
+        await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
+        out, err = await process.communicate()
+        relay.close()
+    assert process.returncode == 0, err
+    assert json.loads(out)["state"] == "Running"
+
+
+class _Relay:
+    """A TCP relay whose connections can be cut."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("nats://").rpartition(":")
+        self._target = (host, int(port))
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+        self.url = ""
+
+    async def open(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_connection(*self._target)
+        self._writers += [writer, there]
+        self._group.create_task(self._copy(reader, there))
+        self._group.create_task(self._copy(there_reader, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def close(self) -> None:
+        self.cut()
+        assert self._server is not None
+        self._server.close()
