@@ -1,7 +1,12 @@
 """A NoCloud seed's three files (cloud-init: reference/datasources/nocloud)."""
 
 import base64
+import email
+import hashlib
+import re
 from collections.abc import Sequence
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
 from typing import Any
 
 import yaml
@@ -10,7 +15,19 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import CloudInitNoCloud, VmRecord
 
 CLOUD_CONFIG = "#cloud-config"
-BOUNDARY = "==virtbus-user-data=="
+_MIME = re.compile(r"\s*(?:mime-version|content-type):", re.IGNORECASE)
+_KINDS = (
+    ("#cloud-config-archive", "cloud-config-archive"),
+    ("#cloud-config-jsonp", "cloud-config-jsonp"),
+    ("#cloud-boothook", "cloud-boothook"),
+    (CLOUD_CONFIG, "cloud-config"),
+    ("#part-handler", "part-handler"),
+    ("#include-once", "x-include-once-url"),
+    ("#include", "x-include-url"),
+    ("## template: jinja", "jinja2"),
+    ("#!", "x-shellscript"),
+)
+"""First line to MIME subtype (cloud-init: explanation/format); the longer of two goes first."""
 
 
 def seed_files(
@@ -39,17 +56,31 @@ def user_data(text: str | None, hostname: str, ssh_keys: Sequence[str]) -> bytes
         ours["ssh_authorized_keys"] = list(ssh_keys)
     if text is None or not text.strip():
         return _cloud_config(ours)
-    if text.lstrip().startswith(CLOUD_CONFIG):
-        try:
-            theirs = yaml.safe_load(text)
-        except yaml.YAMLError:
-            return text.encode()  # cloud-init tells its user what is wrong with it
-        if theirs is None or isinstance(theirs, dict):
-            return _cloud_config(_merged(ours, theirs or {}))
+    if kind_of(text) == "cloud-config":
+        theirs = _mapping(text)
+        return text.encode() if theirs is None else _cloud_config(_merged(ours, theirs))
+    if not ssh_keys:
         return text.encode()
-    if not ssh_keys and text.lstrip().startswith(("#!", "#include", "## template")):
-        return text.encode()
-    return _mime([_cloud_config(ours), text.encode()])
+    return _mime(_cloud_config(ours), text)
+
+
+def kind_of(text: str) -> str:
+    """The `text/…` subtype by the first line, as cloud-init tells them; "" where it tells none."""
+    start = text.lstrip()
+    return next((kind for prefix, kind in _KINDS if start.startswith(prefix)), "")
+
+
+def _mapping(text: str) -> dict[str, Any] | None:
+    """The mapping in a cloud-config; None where it holds none, which cloud-init tells its user.
+
+    Never by libyaml (CSafeLoader): 60,000 brackets overflow its stack and end the process.
+    """
+    try:
+        value = yaml.safe_load(text)
+        _cloud_config({"user": value})  # what cannot be written again is passed on as it is
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    return {} if value is None else value if isinstance(value, dict) else None
 
 
 def _merged(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
@@ -69,25 +100,23 @@ def _yaml(value: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-_KINDS = {b"#cloud-config": "cloud-config", b"#!": "x-shellscript", b"#include": "x-include-url"}
+def _mime(ours: bytes, text: str) -> bytes:
+    """Both in one message; the user's own MIME message goes in whole, so that it is unpacked."""
+    message = MIMEMultipart()
+    message.attach(_part(ours.decode(), "cloud-config"))
+    if _MIME.match(text):
+        message.attach(email.message_from_string(text.lstrip()))
+    else:
+        message.attach(_part(text, kind_of(text) or "plain"))
+    # Of the contents, so that the same input gives the same seed.
+    message.set_boundary(f"=={hashlib.sha256(text.encode()).hexdigest()}==")
+    return message.as_bytes()
 
 
-def _mime(parts: Sequence[bytes]) -> bytes:
-    lines = [
-        "MIME-Version: 1.0",
-        f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"',
-        "",
-    ]
-    for part in parts:
-        kind = next((k for start, k in _KINDS.items() if part.lstrip().startswith(start)), "plain")
-        lines += [
-            f"--{BOUNDARY}",
-            f"Content-Type: text/{kind}; charset=utf-8",
-            "Content-Transfer-Encoding: base64",
-            "",
-            base64.encodebytes(part).decode().rstrip(),
-        ]
-    return "\n".join([*lines, f"--{BOUNDARY}--", ""]).encode()
+def _part(text: str, kind: str) -> MIMEText:
+    part = MIMEText("", kind, "utf-8")
+    part.set_payload(base64.encodebytes(text.encode()).decode())
+    return part
 
 
 def _network(seed: CloudInitNoCloud, interfaces: Sequence[InterfaceStatus]) -> bytes:

@@ -52,14 +52,14 @@ class SeedIsos:
         """Write each seed anew, 0600 (SEC-03): it may hold passwords; libvirt hands it to QEMU."""
         secret = secrets.cloud_init if secrets else {}
         paths = self.paths(record)
-        wanted = {}
-        for volume in record.spec.volumes:
-            if volume.cloud_init_no_cloud is not None:
-                seed = secret.get(volume.name, volume.cloud_init_no_cloud)
-                wanted[paths[volume.name]] = seed_files(record, seed, interfaces)
 
         def write_all() -> None:
-            for path, files in wanted.items():
+            """In a thread: a tenant's YAML may take a while."""
+            for volume in record.spec.volumes:
+                if volume.cloud_init_no_cloud is None:
+                    continue
+                path, seed = paths[volume.name], secret.get(volume.name, volume.cloud_init_no_cloud)
+                files = seed_files(record, seed, interfaces)
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 path.parent.chmod(0o711)  # QEMU's user must pass through, whatever the umask
                 replace(path, iso(files), durable=False)

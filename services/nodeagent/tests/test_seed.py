@@ -1,0 +1,176 @@
+"""NoCloud seeds: a user's text is kept, ours is beside it, and nothing is spliced into text."""
+
+import email
+import io
+import stat
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pycdlib
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from virtbus.nodeagent.core.seed import seed_files, user_data
+from virtbus.nodeagent.edge.seed_iso import SeedIsos, iso
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.vm import (
+    CloudInitNoCloud,
+    Domain,
+    VmRecord,
+    VmSecrets,
+    VmSpec,
+    Volume,
+)
+
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE1 root@example"
+
+
+def record(seed: CloudInitNoCloud) -> VmRecord:
+    return VmRecord(
+        uid=UID,
+        namespace="default",
+        name="web",
+        spec=VmSpec(domain=Domain(), volumes=(Volume(name="ci", cloud_init_no_cloud=seed),)),
+        spec_hash="0" * 64,
+        node="n1",
+        created_ns=1,
+    )
+
+
+def files(seed: CloudInitNoCloud, *interfaces: InterfaceStatus) -> dict[str, bytes]:
+    return seed_files(record(seed), seed, interfaces)
+
+
+def parts(data: bytes) -> list[Message]:
+    return [p for p in email.message_from_bytes(data).walk() if not p.is_multipart()]
+
+
+def test_meta_data_names_the_instance_by_its_uid() -> None:
+    meta = yaml.safe_load(files(CloudInitNoCloud(ssh_keys=(KEY,)))["meta-data"])
+    assert meta == {"instance-id": UID, "local-hostname": "web", "public-keys": [KEY]}
+
+
+def test_network_config_matches_each_mac_and_asks_for_dhcp() -> None:
+    made = files(CloudInitNoCloud(), InterfaceStatus(name="a", mac="02:00:00:00:00:01"))
+    assert yaml.safe_load(made["network-config"]) == {
+        "version": 2,
+        "ethernets": {"vb0": {"match": {"macaddress": "02:00:00:00:00:01"}, "dhcp4": True}},
+    }
+
+
+def test_the_users_network_data_is_passed_on_as_it_is() -> None:
+    text = "version: 1  # theirs\n"
+    assert files(CloudInitNoCloud(network_data=text))["network-config"] == text.encode()
+
+
+def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
+    text = "#cloud-config\nhostname: mine\nruncmd: [[ls, -l]]\nssh_authorized_keys: [k2]\n"
+    made = user_data(text, "web", (KEY,))
+    assert made.startswith(b"#cloud-config\n")
+    assert yaml.safe_load(made) == {
+        "hostname": "mine",
+        "runcmd": [["ls", "-l"]],
+        "ssh_authorized_keys": [KEY, "k2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("#!/bin/sh\necho '$(id)'\n", "text/x-shellscript"),
+        ("#include http://169.254.169.254/x\n", "text/x-include-url"),
+        ("#cloud-config-archive\n- type: text/plain\n", "text/cloud-config-archive"),
+        ("## template: jinja\n#cloud-config\nhostname: {{ v1.region }}\n", "text/jinja2"),
+        ("something else --==\nContent-Type: no\n", "text/plain"),
+    ],
+)
+def test_another_kind_goes_untouched_beside_ours(text: str, kind: str) -> None:
+    assert user_data(text, "web", ()) == text.encode()
+    ours, theirs = parts(user_data(text, "web", (KEY,)))
+    assert ours.get_content_type() == "text/cloud-config"
+    assert theirs.get_content_type() == kind
+    payload = theirs.get_payload(decode=True)
+    assert payload == text.encode()
+
+
+def test_a_users_mime_message_is_unpacked_with_ours() -> None:
+    text = (
+        'Content-Type: multipart/mixed; boundary="b"\nMIME-Version: 1.0\n\n'
+        "--b\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--b--\n"
+    )
+    kinds = [p.get_content_type() for p in parts(user_data(text, "web", (KEY,)))]
+    assert kinds == ["text/cloud-config", "text/x-shellscript"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#cloud-config\n" + "[" * 60_000,
+        "#cloud-config\n- a\n- list\n",
+        "#cloud-config\na: 2001-99-99\n",
+        "#cloud-config\n? {a: b}\n: c\n",
+        "#cloud-config\na: !!python/object/apply:os.system [id]\n",
+        "#cloud-config\n\ta: b: c\n",
+    ],
+)
+def test_a_cloud_config_that_is_none_reaches_the_guest_unchanged(text: str) -> None:
+    assert user_data(text, "web", (KEY,)) == text.encode()
+
+
+def test_aliases_stay_aliases_so_that_a_bomb_stays_small() -> None:
+    text = "#cloud-config\na0: &a0 [x, x]\n" + "".join(
+        f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)
+    )
+    assert len(user_data(text, "web", ())) < 2 * len(text)
+
+
+plain: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(min_size=1, max_size=12), plain, max_size=6))
+def test_any_mapping_comes_back_as_it_was(value: dict[str, Any]) -> None:
+    text = "#cloud-config\n" + yaml.safe_dump(value, allow_unicode=True)
+    back = yaml.safe_load(user_data(text, "web", ()))
+    assert back == {"hostname": "web"} | value
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_characters="\r\n\0", codec="utf-8"), min_size=16))
+def test_an_ssh_key_is_never_more_than_one_value(key: str) -> None:
+    made = seed_files(record(CloudInitNoCloud()), CloudInitNoCloud(ssh_keys=(key,)), ())
+    assert yaml.safe_load(made["meta-data"])["public-keys"] == [key]
+    assert yaml.safe_load(made["user-data"])["ssh_authorized_keys"] == [key]
+
+
+def test_the_iso_bears_the_label_and_plain_names_in_both_extensions() -> None:
+    contents = {"meta-data": b"m", "user-data": b"", "network-config": b"n" * 5000}
+    image = pycdlib.PyCdlib()
+    image.open_fp(io.BytesIO(iso(contents)))
+    assert image.pvd.volume_identifier.rstrip() == b"cidata"
+    for name, data in contents.items():
+        for where in ({"rr_path": f"/{name}"}, {"joliet_path": f"/{name}"}):
+            out = io.BytesIO()
+            image.get_file_from_iso_fp(out, **where)
+            assert out.getvalue() == data
+    image.close()
+
+
+async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: Path) -> None:
+    made = record(CloudInitNoCloud(hostname="web"))
+    secret = CloudInitNoCloud(user_data="#!/bin/sh\nCANARY\n")
+    seeds = SeedIsos(tmp_path)
+    for _ in range(2):
+        await seeds.write(made, VmSecrets(uid=UID, cloud_init={"ci": secret}), ())
+    path = seeds.paths(made)["ci"]
+    assert [path] == list((tmp_path / UID).iterdir())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert b"CANARY" in path.read_bytes()
