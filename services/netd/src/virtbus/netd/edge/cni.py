@@ -1,16 +1,16 @@
 """Runs CNI plugins: chains of ADD and DEL, bounded in time and output (NET-10)."""
 
-import asyncio
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from virtbus.netd.core import cni
 from virtbus.netd.core.attachment import CniState, Nic
+from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.edge.plugin_process import PluginProcess
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -130,32 +130,22 @@ class Cni:
         )
 
     async def _run(self, command: str, plugin: str, given: bytes, env: dict[str, str]) -> bytes:
-        process = await asyncio.create_subprocess_exec(
+        process = PluginProcess(
             self._find(plugin),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=env,
-            start_new_session=True,
+            env,
+            given,
+            timeout_s=self._timeout_s,
+            max_bytes=cni.MAX_OUTPUT_BYTES,
         )
-        ended = False
         try:
-            async with asyncio.timeout(self._timeout_s):
-                output, errors = await _converse(process, given)
-                if output is None or errors is None:
-                    why = f"it printed more than {cni.MAX_OUTPUT_BYTES} bytes"
-                    raise _failed(command, plugin, why)
-                code = await process.wait()
-                ended = True
-        except TimeoutError:
-            why = f"no answer in {self._timeout_s:g} s"
-            raise _failed(command, plugin, why) from None
-        finally:
-            if not ended:
-                await _end_group(process)
-        if code != 0:
-            raise _failed(command, plugin, cni.failure_text(output, errors))
-        return output
+            outcome = await in_thread(process.run, on_cancel=process.kill)
+        except OSError as error:
+            raise _failed(command, plugin, str(error)) from error
+        if outcome.fault:
+            raise _failed(command, plugin, outcome.fault)
+        if outcome.code != 0:
+            raise _failed(command, plugin, cni.failure_text(outcome.output, outcome.errors))
+        return outcome.output
 
 
 def _failed(command: str, plugin: str, why: str) -> VirtbusError:
@@ -164,37 +154,3 @@ def _failed(command: str, plugin: str, why: str) -> VirtbusError:
         "cni_failed",
         f"CNI plugin {plugin} failed on {command}: {why}; mend the network, create the VM again",
     )
-
-
-async def _converse(
-    process: asyncio.subprocess.Process, given: bytes
-) -> tuple[bytes | None, bytes | None]:
-    """Write stdin, read stdout and stderr; None for one that says too much."""
-    if process.stdin is None or process.stdout is None or process.stderr is None:
-        msg = "a plugin runs with three pipes"
-        raise RuntimeError(msg)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(given)
-        await process.stdin.drain()
-    process.stdin.close()
-    async with asyncio.TaskGroup() as group:
-        output = group.create_task(_bounded(process.stdout))
-        errors = group.create_task(_bounded(process.stderr))
-    return output.result(), errors.result()
-
-
-async def _bounded(stream: asyncio.StreamReader) -> bytes | None:
-    """All of a stream; None, and the rest unread, once it is over the limit."""
-    read = b""
-    while part := await stream.read(65536):
-        read += part
-        if len(read) > cni.MAX_OUTPUT_BYTES:
-            return None
-    return read
-
-
-async def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of the plugin's process group, its children too."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()

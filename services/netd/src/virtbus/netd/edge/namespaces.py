@@ -32,11 +32,11 @@ def _mount(source: str, target: str, flags: int) -> None:
     _call("mount", source.encode(), target.encode(), b"none", ctypes.c_ulong(flags), None)
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
     """Run blocking `work` in a fresh thread that starts in this process's namespace.
 
-    A fresh one, because `work` may leave its thread in another namespace. Cancelled, it waits
-    for the thread to end (milliseconds), so that two works on one VM never overlap.
+    A fresh one, because `work` may leave its thread in another namespace. Cancelled, it calls
+    `on_cancel` and waits for the thread to end, so that two works on one VM never overlap.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -63,6 +63,8 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
         await asyncio.wait([done])
         raise
 
