@@ -11,6 +11,7 @@ def unpackb(
     *,
     raw: bool = ...,
     object_pairs_hook: Callable[[list[tuple[Any, Any]]], Any] | None = ...,
+    list_hook: Callable[[list[Any]], Any] | None = ...,
     strict_map_key: bool = ...,
     ext_hook: Callable[[int, bytes], Any] = ...,
     timestamp: int = ...,

@@ -7,8 +7,19 @@ from virtbus.schemas.image import ImageInfo, ImageRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
-from virtbus.schemas.quantity import Bytes
-from virtbus.schemas.vm import Labels, VmSpec, VmView
+from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.vm import (
+    CORES_MAX,
+    DISK_MAX,
+    DISK_MIN,
+    MEMORY_MAX,
+    MEMORY_MIN,
+    Annotations,
+    Labels,
+    SshKey,
+    VmSpec,
+    VmView,
+)
 
 
 class VmCreate(Command):
@@ -22,13 +33,18 @@ class VmCreate(Command):
     namespace: Id = "default"
     uid: Uid | None = None
     labels: Labels = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
+    annotations: Annotations = Field(default_factory=dict)
     spec: VmSpec | None = None
     image: ImageRef | None = None
-    disk: Bytes | None = Field(None, description="size of the root disk; default the image's own")
-    cpus: int | None = Field(None, ge=1, le=512)
-    memory: Bytes | None = None
-    ssh_keys: tuple[str, ...] = ()
+    disk: Bytes | None = Field(
+        None,
+        ge=DISK_MIN,
+        le=DISK_MAX,
+        description="size of the root disk; default the image's own",
+    )
+    cpus: Count | None = Field(None, ge=1, le=CORES_MAX)
+    memory: Bytes | None = Field(None, ge=MEMORY_MIN, le=MEMORY_MAX)
+    ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
     user_data: str | None = Field(None, max_length=64 * 1024)
     network: Id | None = None
 
@@ -44,22 +60,22 @@ class VmRef(Command):
 class VmUpdate(VmRef):
     """`vm.update`: a whole new spec or labels over the `revision` that was read."""
 
-    revision: int
+    revision: Count
     spec: VmSpec | None = None
     labels: Labels | None = None
-    annotations: dict[str, str] | None = None
+    annotations: Annotations | None = None
 
 
 class VmDelete(VmRef):
     """`vm.delete`. `grace_s` 0 ends the guest at once; default: the spec's termination_grace_s."""
 
-    grace_s: int | None = Field(None, ge=0, le=86_400)
+    grace_s: Count | None = Field(None, ge=0, le=86_400)
 
 
 class VmStop(VmRef):
     """`vm.stop`. `grace_s` as in `vm.delete`."""
 
-    grace_s: int | None = Field(None, ge=0, le=86_400)
+    grace_s: Count | None = Field(None, ge=0, le=86_400)
 
 
 class VmList(Command):
@@ -67,7 +83,7 @@ class VmList(Command):
 
     namespace: Id | None = None
     labels: Labels = Field(default_factory=dict)
-    limit: int = Field(100, ge=1, le=500)
+    limit: Count = Field(100, ge=1, le=500)
     continue_: str | None = Field(None, alias="continue", max_length=256)
 
 
@@ -89,8 +105,8 @@ class EventList(Command):
     """`vm.events`: stored facts of one VM, or of all; `spans` adds trace spans."""
 
     uid: Uid | None = None
-    after: int = Field(0, ge=0)
-    limit: int = Field(200, ge=1, le=1000)
+    after: Count = Field(0, ge=0)
+    limit: Count = Field(200, ge=1, le=1000)
     spans: bool = False
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from virtbus.schemas.model import Fact
-from virtbus.schemas.wire import decode
+from virtbus.schemas.wire import decode, validate
 
 
 class Envelope(Fact):
@@ -23,8 +23,12 @@ class Envelope(Fact):
 
 
 def open_envelope(body: bytes) -> Envelope:
-    """The envelope in `body`; a body that is no map with `data` is the data itself."""
+    """The envelope in `body`; a body that is no map with `data` is the data itself.
+
+    Raises:
+        VirtbusError: as `decode`; 400 when the attributes are not CloudEvents'.
+    """
     value = decode(body) if body.strip() else {}
     if isinstance(value, dict) and "data" in value:
-        return Envelope.model_validate(value)
+        return validate(Envelope, value)
     return Envelope(data=value)

@@ -37,8 +37,8 @@ def parse_image_ref(text: str) -> ImageSource:
         raise ValueError(msg)
     locator, at, digest = text.rpartition("@")
     if not at or "/" in digest:
-        locator, digest = text, ""
-    if digest and _DIGEST.fullmatch(digest) is None:
+        locator, at, digest = text, "", ""
+    if at and _DIGEST.fullmatch(digest) is None:
         msg = "the digest after '@' must be sha256: and 64 lower-case hex digits"
         raise ValueError(msg)
     if "://" in locator:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, Strict, WithJsonSchema
 
 _UNITS = {"": 0, "B": 0}
 for _exponent, _letter in enumerate("KMGTP", start=1):
@@ -11,6 +11,10 @@ for _exponent, _letter in enumerate("KMGTP", start=1):
 _DECIMAL = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _DECIMAL |= {f"{letter}B": exponent for letter, exponent in _DECIMAL.items()}
 _QUANTITY = re.compile(r"^\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]{0,3})\s*$")
+
+
+Count = Annotated[int, Strict()]
+"""A whole number in a command; `true`, `"2"` and `2.0` are mistakes, not numbers."""
 
 
 def parse_bytes(value: object) -> int:
@@ -23,7 +27,7 @@ def parse_bytes(value: object) -> int:
         msg = "must be a number of bytes or a quantity such as 256MiB"
         raise ValueError(msg)  # noqa: TRY004  pydantic collects ValueError, not TypeError
     if isinstance(value, int):
-        return value
+        return _whole(value)
     match = _QUANTITY.fullmatch(value)
     if match is None:
         msg = "must be a quantity such as 256MiB, 4G or 1073741824"
@@ -41,7 +45,15 @@ def parse_bytes(value: object) -> int:
         msg = "must be a whole number of bytes"
         raise ValueError(msg)
     denominator: int = 10 ** len(fraction)
-    return scaled // denominator
+    return _whole(scaled // denominator)
+
+
+def _whole(count: int) -> int:
+    """`count` where it is one that the wire can carry."""
+    if not 0 <= count < 2**63:
+        msg = "must be between 0 and 8 EiB"
+        raise ValueError(msg)
+    return count
 
 
 def format_bytes(count: int) -> str:

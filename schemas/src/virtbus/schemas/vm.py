@@ -13,10 +13,13 @@ from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.quantity import Bytes
+from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.states import VmState
 
 MIB = 1024**2
+MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
+DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
+CORES_MAX = 256
 SCHEMA_VERSION = 1
 
 LabelKey = Annotated[
@@ -26,6 +29,7 @@ LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+Annotations = Annotated[dict[str, str], Field(max_length=64)]
 
 
 def check_mac(text: str) -> str:
@@ -43,6 +47,9 @@ def check_mac(text: str) -> str:
     return lowered
 
 
+SshKey = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")]
+"""One line of an authorized_keys file (INJ-10)."""
+
 Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]
 
 
@@ -59,9 +66,9 @@ class RunStrategy(StrEnum):
 class Cpu(Command):
     """The guest's CPU topology; vCPUs = sockets * cores * threads."""
 
-    sockets: int = Field(1, ge=1, le=256)
-    cores: int = Field(1, ge=1, le=256)
-    threads: int = Field(1, ge=1, le=8)
+    sockets: Count = Field(1, ge=1, le=256)
+    cores: Count = Field(1, ge=1, le=CORES_MAX)
+    threads: Count = Field(1, ge=1, le=8)
     model: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None
     ) = None
@@ -74,7 +81,7 @@ class Cpu(Command):
 class Memory(Command):
     """The guest's memory."""
 
-    guest: Bytes = Field(256 * MIB, ge=16 * MIB, le=16 * 1024**4)
+    guest: Bytes = Field(256 * MIB, ge=MEMORY_MIN, le=MEMORY_MAX)
 
 
 class DiskBus(StrEnum):
@@ -92,7 +99,7 @@ class Disk(Command):
     bus: DiskBus = DiskBus.VIRTIO
     device: Literal["disk", "cdrom"] = "disk"
     readonly: bool = False
-    boot_order: int | None = Field(None, ge=1, le=64)
+    boot_order: Count | None = Field(None, ge=1, le=64)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
 
 
@@ -132,13 +139,13 @@ class ImageVolume(Command):
     """A private overlay of an image, optionally larger than it."""
 
     ref: ImageRef
-    size: Bytes | None = Field(None, ge=MIB, le=64 * 1024**4)
+    size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
 
 
 class EmptyDisk(Command):
     """An empty disk that lives as long as the VM."""
 
-    capacity: Bytes = Field(ge=MIB, le=64 * 1024**4)
+    capacity: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
 
 
 class CloudInitNoCloud(Command):
@@ -147,9 +154,7 @@ class CloudInitNoCloud(Command):
     user_data: str | None = Field(None, max_length=64 * 1024)
     network_data: str | None = Field(None, max_length=64 * 1024)
     hostname: Id | None = None
-    ssh_keys: tuple[Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")], ...] = (
-        Field((), max_length=64)
-    )
+    ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
 
 
 class Volume(Command):
@@ -176,7 +181,7 @@ class VmSpec(Command):
     volumes: tuple[Volume, ...] = Field((), max_length=24)
     networks: tuple[Network, ...] = Field((), max_length=8)
     node_selector: Labels = Field(default_factory=dict)
-    termination_grace_s: int = Field(30, ge=0, le=86_400)
+    termination_grace_s: Count = Field(30, ge=0, le=86_400)
 
 
 class VmRecord(Fact):

@@ -24,6 +24,9 @@ MAX_MESSAGE_BYTES = 512 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 
+_ALWAYS = frozenset({"schema_version", "tombstone"})
+"""Written even at their default: what a record is and of which version must be in its bytes."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -31,17 +34,35 @@ class _PairsError(ValueError):
     pass
 
 
-def _pairs(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if not isinstance(key, str):
-            msg = "map keys must be strings"
+class _Budget:
+    """Counts values while a body is read, so that a hostile one is left before it is all built."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def _spend(self, count: int) -> None:
+        self.seen += count
+        if self.seen > MAX_NODES:
+            msg = f"more than {MAX_NODES} values"
             raise _PairsError(msg)
-        if key in result:
-            msg = f"duplicate key {key!r}"
-            raise _PairsError(msg)
-        result[key] = value
-    return result
+
+    def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        self._spend(len(pairs))
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if not isinstance(key, str):
+                msg = "map keys must be strings"
+                raise _PairsError(msg)
+            if key in result:
+                msg = f"duplicate key {key[:64]!r}"
+                raise _PairsError(msg)
+            _check_scalar(key)
+            result[key] = value
+        return result
+
+    def items(self, items: list[Any]) -> list[Any]:
+        self._spend(len(items))
+        return items
 
 
 def _no_ext(code: int, _data: bytes) -> Any:
@@ -59,7 +80,7 @@ def _malformed(message: str) -> VirtbusError:
 
 
 def _check_shape(root: Any) -> None:
-    """Raise when the value nests too deep, holds too many items, or a number JSON cannot carry."""
+    """Raise when the value nests too deep, holds too many items, or what cannot be said again."""
     seen = 0
     stack: list[tuple[Any, int]] = [(root, 1)]
     while stack:
@@ -73,10 +94,23 @@ def _check_shape(root: Any) -> None:
             stack.extend((item, depth + 1) for item in value.values())
         elif isinstance(value, list):
             stack.extend((item, depth + 1) for item in value)
-        elif isinstance(value, float) and not math.isfinite(value):
+        else:
+            _check_scalar(value)
+
+
+def _check_scalar(value: Any) -> None:
+    """Raise for what one encoding says and the other cannot."""
+    match value:
+        case str() if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise _malformed("a lone surrogate is no text")
+        case float() if not math.isfinite(value):
             raise _malformed("NaN and infinity are not accepted")
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        case int() if not -(2**63) <= value < 2**63:
             raise _malformed("integers must fit in 64 bits")
+        case None | str() | float() | int() | bytes():
+            pass
+        case _:
+            raise _malformed(f"{type(value).__name__} is not accepted")
 
 
 def is_json(body: bytes) -> bool:
@@ -96,13 +130,17 @@ def decode(body: bytes) -> Any:
             "too_large",
             f"the message has {len(body)} bytes; at most {MAX_MESSAGE_BYTES} are accepted",
         )
+    budget = _Budget()
     try:
         if is_json(body):
-            value = json.loads(body, object_pairs_hook=_pairs, parse_constant=_no_constant)
+            value = json.loads(body, object_pairs_hook=budget.pairs, parse_constant=_no_constant)
         else:
             value = msgpack.unpackb(
                 body,
-                object_pairs_hook=_pairs,
+                object_pairs_hook=budget.pairs,
+                list_hook=budget.items,
+                max_array_len=MAX_NODES,
+                max_map_len=MAX_NODES,
                 strict_map_key=False,
                 ext_hook=_no_ext,
                 timestamp=0,
@@ -116,9 +154,10 @@ def decode(body: bytes) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Msgpack bytes of a plain value or a model."""
+    """Msgpack bytes of a plain value or a model, defaults left out."""
     if isinstance(value, BaseModel):
-        value = value.model_dump(exclude_defaults=True, by_alias=True)
+        kept = {name: getattr(value, name) for name in type(value).model_fields if name in _ALWAYS}
+        value = kept | value.model_dump(exclude_defaults=True, by_alias=True)
     packed: bytes = msgpack.packb(value)
     return packed
 
