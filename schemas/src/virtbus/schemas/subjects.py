@@ -107,6 +107,16 @@ def dead_letter(service: str) -> str:
     return f"{PREFIX}.dlq.{check_id(service)}"
 
 
+def watch_renewal(instance: str, number: str) -> str:
+    """`virtbus.api.v1.watch.renew.<instance>.<number>`: any message keeps that watch alive."""
+    return f"{API}.watch.renew.{check_id(instance)}.{check_id(number)}"
+
+
+def console_input(node: str, session: str) -> str:
+    """`virtbus.node.<id>.rpc.agent.console.<session>`: what the client types."""
+    return f"{rpc(node, 'agent', 'console')}.{check_id(session)}"
+
+
 def client_span() -> str:
     """`virtbus.tele.client.span`: a client's own span of a request; droppable."""
     return f"{PREFIX}.tele.client.span"

@@ -1,0 +1,106 @@
+"""`python -m virtbus.schemas.generate [--check]`: write, or verify, what is made from the code.
+
+A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/` and
+`docs/reference/` of the workspace it lies in. It needs the whole workspace, because settings and
+the agent's lifecycle are the services' own. With `--fresh` goldens forget their earlier editions:
+only for shapes that no release has ever written.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from virtbus.schemas import generate_asyncapi, generate_reference, generate_states
+from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema, models, unread
+
+ROOT = Path(__file__).parents[4]
+COMMAND = "python -m virtbus.schemas.generate"
+
+
+def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
+    """What belongs in schemas/wire, by path."""
+    wire = root / "schemas" / "wire"
+    files = {wire / "asyncapi.yaml": generate_asyncapi.document()}
+    for model in models():
+        path = golden_path(root, model)
+        kept = editions(path.read_text(encoding="utf-8")) if path.exists() and not fresh else []
+        files[path] = golden(model, kept)
+        files[wire / FOLDER / "schema" / f"{model.__name__}.json"] = json_schema(model)
+    return files
+
+
+def golden_path(root: Path, model: type[BaseModel]) -> Path:
+    """Where a message's golden bytes are."""
+    return root / "schemas" / "wire" / FOLDER / "golden" / f"{model.__name__}.json"
+
+
+def reference_files(root: Path) -> dict[Path, str]:
+    """What belongs in docs/reference, by path."""
+    pages = {
+        "subjects.md": generate_reference.subjects(),
+        "errors.md": generate_reference.errors(root),
+        "states.md": generate_states.page(),
+        "models.md": generate_reference.model_pages(),
+        "settings.md": generate_reference.settings(root),
+    }
+    note = f"<!-- Written by `{COMMAND}` (make docs) from the code; edit that. -->\n\n"
+    return {
+        root / "docs" / "reference" / name: note + text.rstrip("\n") + "\n"
+        for name, text in pages.items()
+    }
+
+
+def differences(files: dict[Path, str], root: Path) -> list[str]:
+    """Paths whose content is not `files`', and paths in the same folders that should not be."""
+    found = [
+        f"{path.relative_to(root)} is not what the code says"
+        for path, text in files.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    stray = {
+        other
+        for folder in {path.parent for path in files}
+        if folder.exists()
+        for other in folder.iterdir()
+        if other.is_file() and other not in files
+    }
+    return found + [f"{path.relative_to(root)} is of nothing in the code" for path in sorted(stray)]
+
+
+def broken(root: Path) -> Iterator[str]:
+    """Golden editions that today's models read otherwise than they were written."""
+    for model in models():
+        path = golden_path(root, model)
+        if path.exists():
+            for number, one in enumerate(editions(path.read_text(encoding="utf-8")), start=1):
+                for where in unread(model, one):
+                    yield f"{model.__name__}, edition {number}: {where} is lost"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code: 0, or 1 where `--check` found something."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing, tell what would be")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier golden editions")
+    options = parser.parse_args(argv)
+    files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT)
+    if options.check:
+        found = differences(files, ROOT) + list(broken(ROOT))
+        for line in found:
+            sys.stderr.write(f"{line}\n")
+        if found:
+            sys.stderr.write(f"run `{COMMAND}` (make docs) and commit what it writes\n")
+        return 1 if found else 0
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    sys.stdout.write(json.dumps({"written": len(files)}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,311 @@
+"""The catalogue of the bus: every subject with its kind, its messages, and who speaks.
+
+docs/reference/subjects.md and asyncapi.yaml are written from it; a test holds that every function
+of `subjects` is in it.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import BaseModel
+
+from virtbus.schemas import api, events, image, node, nodework, subjects, vm
+from virtbus.schemas.ids import name_token
+
+_SAMPLES = {
+    "uid": "0192f0c1-2d3e-7abc-8def-0123456789ab",
+    "name": "sample-name",
+    "namespace": "sample-namespace",
+    "node": "sample-node",
+    "service": "sample-service",
+    "part": "sample-part",
+    "step": "sample-step",
+    "kind": "sample-kind",
+    "role": "sample-role",
+    "session": "sample-session",
+    "instance": "sample-instance",
+    "number": "1234567",
+}
+PARAMETERS = {
+    "uid": "the VM's UUID",
+    "name": "lower-case base32 of the VM's name, without padding",
+    "namespace": "the VM's namespace",
+    "node": "a node's id; `_` where there is none",
+    "service": "netd, imaged or nodeagent; of a dead letter, who gave it up",
+    "part": "`image` or `net`",
+    "step": "the long step, such as `image`",
+    "kind": "a kind of `virtbus.schemas.events.Kind`; its dot makes two tokens",
+    "role": "a singleton's role",
+    "session": "the id that the client chose for its console session",
+    "instance": "the controller that serves the watch",
+    "number": "the watch among those of its controller",
+}
+
+
+class Plane(StrEnum):
+    """How a subject is used."""
+
+    REQUEST = "request"
+    """One request, one answer."""
+    STREAM = "stream of replies"
+    """One request, many answers on its inbox."""
+    CORE = "core message"
+    """Published without an answer; may be lost."""
+    RECORD = "record"
+    """The last value of a key-value bucket."""
+    FACT = "fact"
+    """A message in a stream's history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One subject. `message` and `reply` None: a plain map, or (of a reply) none."""
+
+    id: str
+    subject: str
+    plane: Plane
+    message: type[BaseModel] | None
+    reply: type[BaseModel] | None
+    sender: str
+    receiver: str
+    about: str
+    function: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names in braces, in order."""
+        return tuple(re.findall(r"\{(\w+)\}", self.subject))
+
+    @property
+    def enveloped(self) -> bool:
+        """Records are bare models: their subject says what they are (ADR 0002)."""
+        return self.plane is not Plane.RECORD
+
+
+def template(make: Callable[..., str], **fixed: str) -> str:
+    """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
+    names = [name for name in inspect.signature(make).parameters if name not in fixed]
+    subject = make(**fixed, **{name: _SAMPLES[name] for name in names})
+    for name in names:
+        sample = _SAMPLES[name]
+        token = name_token(sample)
+        subject = subject.replace(token if token in subject else sample, f"{{{name}}}")
+    return subject
+
+
+def _api(
+    resource: str, verb: str, want: type[BaseModel], give: type[BaseModel] | None, about: str
+) -> Channel:
+    plane = Plane.STREAM if verb == "watch" else Plane.REQUEST
+    return Channel(
+        id=f"{resource}.{verb}",
+        subject=template(subjects.api, resource=resource, verb=verb),
+        plane=plane,
+        message=want,
+        reply=give,
+        sender="client",
+        receiver="controller",
+        about=about,
+        function="api",
+    )
+
+
+def _rpc(
+    service: str, verb: str, want: type[BaseModel], give: type[BaseModel], about: str
+) -> Channel:
+    streamed = give is nodework.ConsoleData
+    return Channel(
+        id=f"{service}.{verb}",
+        subject=template(subjects.rpc, service=service, verb=verb),
+        plane=Plane.STREAM if streamed else Plane.REQUEST,
+        message=want,
+        reply=give,
+        sender="client" if streamed else _ASKERS.get(verb, "nodeagent"),
+        receiver="nodeagent" if service == "agent" else service,
+        about=about,
+        function="rpc",
+    )
+
+
+_ASKERS = {"list": "controller", "pull": "controller", "inspect": "tools and tests"}
+
+
+def _said(
+    make: Callable[..., str], plane: Plane, model: type[BaseModel] | None, who: str, about: str
+) -> Channel:
+    name = make.__name__
+    sender, _, receiver = who.partition(" → ")
+    return Channel(
+        name.replace("_", "."), template(make), plane, model, None, sender, receiver, about, name
+    )
+
+
+def _ready(part: str, model: type[BaseModel], service: str, about: str) -> Channel:
+    subject = template(subjects.ready, part=part)
+    return Channel(
+        f"ready.{part}", subject, Plane.CORE, model, None, service, "nodeagent", about, "ready"
+    )
+
+
+CHANNELS: tuple[Channel, ...] = (
+    _api("vm", "create", api.VmCreate, api.VmCreated, "Make a VM; safe to repeat with its uid."),
+    _api("vm", "get", api.VmRef, vm.VmView, "One VM."),
+    _api("vm", "list", api.VmList, api.VmPage, "VMs by namespace and labels, in pages."),
+    _api("vm", "watch", api.VmWatch, api.WatchReply, "A list, then each change."),
+    _api("vm", "update", api.VmUpdate, vm.VmView, "Change a VM over the revision that was read."),
+    _api("vm", "delete", api.VmDelete, vm.VmView, "End a VM and all that is its."),
+    _api("vm", "start", api.VmRef, vm.VmView, "Let the guest run."),
+    _api("vm", "stop", api.VmStop, vm.VmView, "Let the guest halt."),
+    _api("vm", "events", api.EventList, api.EventPage, "Stored facts of a VM, or of all."),
+    _api("node", "list", api.Empty, api.NodePage, "The nodes, with what is promised on them."),
+    _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
+    _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
+    _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
+    _api("bus", "status", api.Empty, None, "Streams, nodes and VMs in figures."),
+    _said(
+        subjects.watch_renewal, Plane.CORE, api.Empty, "client → controller", "Keep a watch alive."
+    ),
+    _said(
+        subjects.vm_record,
+        Plane.RECORD,
+        vm.VmRecord,
+        "controller → the node's services",
+        "The desired VM and its assignment; the write that accepts a create.",
+    ),
+    Channel(
+        "vm.tombstone",
+        template(subjects.vm_record, node="_"),
+        Plane.RECORD,
+        vm.Tombstone,
+        None,
+        "controller",
+        "controller",
+        "A uid that may no longer be committed as it was.",
+        "vm_record",
+    ),
+    _said(
+        subjects.name_claim,
+        Plane.RECORD,
+        vm.NameClaim,
+        "controller → controller",
+        "Who holds a name.",
+    ),
+    _said(
+        subjects.join_nonce,
+        Plane.RECORD,
+        vm.JoinNonce,
+        "admin → nodeagent",
+        "The bus incarnation that the node joined.",
+    ),
+    _said(
+        subjects.vm_secret,
+        Plane.RECORD,
+        vm.VmSecrets,
+        "controller → the node's services",
+        "User-data and network-data of a VM.",
+    ),
+    _said(
+        subjects.vm_status,
+        Plane.RECORD,
+        vm.VmStatus,
+        "nodeagent → controller",
+        "What the owning node sees of a VM.",
+    ),
+    _said(
+        subjects.node_record,
+        Plane.RECORD,
+        node.NodeRecord,
+        "nodeagent → controller",
+        "Liveness and capacity; TTL 15 s.",
+    ),
+    _said(
+        subjects.lease,
+        Plane.RECORD,
+        None,
+        "its holder → its rivals",
+        "A singleton's lease; its revision is the fencing token.",
+    ),
+    _ready("image", nodework.ImageReady, "imaged", "Every disk of a VM exists, or why not."),
+    _ready("net", nodework.NetReady, "netd", "A VM's interfaces are there, or why not."),
+    _rpc("imaged", "ensure", nodework.Ensure, nodework.ImageReady, "Make the disks of a record."),
+    _rpc("imaged", "release", nodework.Release, nodework.Released, "Remove a VM's disks."),
+    _rpc("imaged", "inspect", nodework.Inspect, nodework.Held, "Disk files on the host."),
+    _rpc("imaged", "list", api.Empty, nodework.Tele, "Images of the node."),
+    _rpc("imaged", "pull", nodework.PullImage, image.ImageInfo, "Fetch an image."),
+    _rpc("netd", "ensure", nodework.Ensure, nodework.NetReady, "Make the network of a record."),
+    _rpc("netd", "release", nodework.Release, nodework.Released, "Remove a VM's network."),
+    _rpc("netd", "inspect", nodework.Inspect, nodework.Held, "Networks on the host."),
+    _rpc("agent", "inspect", nodework.Inspect, nodework.Held, "VMs of the agent, with phases."),
+    _rpc("agent", "console", nodework.ConsoleOpen, nodework.ConsoleData, "A serial console."),
+    _rpc("agent", "logs", nodework.LogsRead, nodework.ConsoleData, "A console's log."),
+    _said(
+        subjects.console_input,
+        Plane.CORE,
+        nodework.ConsoleData,
+        "client → nodeagent",
+        "Input of a console session (`data`); an empty one keeps it alive.",
+    ),
+    _said(
+        subjects.progress,
+        Plane.CORE,
+        image.Progress,
+        "imaged → client",
+        "How far a long step is.",
+    ),
+    _said(
+        subjects.tele,
+        Plane.CORE,
+        nodework.Tele,
+        "imaged, netd → nodeagent",
+        "What a service of a node says of itself, each 4 s and at changes.",
+    ),
+    _said(
+        subjects.client_span,
+        Plane.CORE,
+        events.Span,
+        "client → controller",
+        "A client's own span of a request.",
+    ),
+    _said(
+        subjects.event,
+        Plane.FACT,
+        events.Event,
+        "any service → people, bridges, tests",
+        "One step of a VM's life; kept 72 h.",
+    ),
+    Channel(
+        "event.span",
+        template(subjects.event, kind="trace.span"),
+        Plane.FACT,
+        events.Span,
+        None,
+        "any service",
+        "`virtbus vm trace`",
+        "A span of a VM's trace.",
+        "event",
+    ),
+    _said(
+        subjects.dead_letter,
+        Plane.FACT,
+        None,
+        "any service → people",
+        "What could not be handled.",
+    ),
+)
+
+FILTERS: tuple[tuple[str, str], ...] = (
+    (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
+    (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.ready_all), "ready events of a node"),
+    (template(subjects.tele_all), "telemetry of a node"),
+    (template(subjects.events), "facts of one VM"),
+)
+
+
+def messages() -> tuple[type[BaseModel], ...]:
+    """Every model that is a message of its own, by name."""
+    found = {model for channel in CHANNELS for model in (channel.message, channel.reply) if model}
+    return tuple(sorted(found, key=lambda model: model.__name__))

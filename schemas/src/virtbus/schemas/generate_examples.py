@@ -1,0 +1,186 @@
+"""One full and one minimal instance of every message, made from its fields, always the same.
+
+A field's value comes from the tables here, by `Model.field` or by name, else from its type: so a
+new field is in the golden bytes without anyone writing it there. Full means that no field has its
+default; where fields exclude each other the instance is of the wire, not of a sane request.
+"""
+
+import types
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+M = TypeVar("M", bound=BaseModel)
+
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+OTHER_UID = "0192f0c1-2d3e-7abc-8def-ba9876543210"
+DIGEST = "sha256:" + "5e" * 32
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl web"
+NOW_NS = 1_790_000_000_123_456_789
+
+_VALUES: dict[str, Any] = {
+    "uid": UID,
+    "uuid": OTHER_UID,
+    "job": OTHER_UID,
+    "session": "s-1",
+    "namespace": "shop",
+    "name": "web",
+    "hostname": "web",
+    "node": "n1",
+    "nodes": ["n1", "n2"],
+    "network": "blue",
+    "networks": ["blue"],
+    "ref": f"debian/12@{DIGEST}",
+    "image": "tiny",
+    "digest": DIGEST,
+    "image_digest": DIGEST,
+    "image_names": ["tiny"],
+    "image_digests": [DIGEST],
+    "spec_hash": "ab" * 32,
+    "sec_digest": "cd" * 32,
+    "traceparent": TRACEPARENT,
+    "trace_id": "0af7651916cd43dd8448eb211c80319c",
+    "span_id": "b7ad6b7169203331",
+    "parent_id": "00f067aa0ba902b7",
+    "mac": "02:00:5e:10:00:01",
+    "mac_address": "02:00:5e:10:00:01",
+    "addresses": ["10.127.0.9/16"],
+    "gateway": "10.127.0.1",
+    "subnet": "10.127.0.0/16",
+    "mtu": 1400,
+    "tap": "vb0192f0c12d3e",
+    "netns": "vb-0192f0c12d3e",
+    "cpus": 4,
+    "sockets": 2,
+    "cores": 4,
+    "threads": 2,
+    "guest": 512 * 1024**2,
+    "memory": 512 * 1024**2,
+    "disk": 8 * 1024**3,
+    "size": 8 * 1024**3,
+    "capacity": 1024**3,
+    "memory_bytes": 64 * 1024**3,
+    "size_bytes": 31_457_280,
+    "virtual_size_bytes": 1024**3,
+    "committed_memory_bytes": 2 * 1024**3,
+    "user_data": "#cloud-config\npackages: [nginx]\n",
+    "network_data": "version: 2\nethernets: {}\n",
+    "ssh_keys": [SSH_KEY],
+    "labels": {"app": "web"},
+    "annotations": {"example.org/owner": "größe@team-a"},
+    "node_selector": {"zone": "a"},
+    "serial": "disk-0001",
+    "Cpu.model": "Skylake-Client",
+    "path": "/var/lib/virtbus/disks/web/root.qcow2",
+    "backing_path": "/var/lib/virtbus/images/data/5e5e",
+    "source": "controller",
+    "type": "virtbus.vm.create.v1",
+    "subject": "virtbus.api.v1.vm.create",
+    "time": "2026-11-21T10:00:00.123+00:00",
+    "after": "42-17-1790000000",
+    "renew": "virtbus.api.v1.watch.renew.c1.1",
+    "input_subject": "virtbus.node.n1.rpc.agent.console.s-1",
+    "accelerator": "kvm",
+    "accelerators": ["kvm", "tcg"],
+    "code": 503,
+    "reason": "image_pulling",
+    "message": "the image is still being fetched; ask again",
+    "schema_version": 1,
+    "EventList.after": 42,
+    "Envelope.data": {"name": "web", "image": "tiny"},
+    "ConsoleData.data": b"login: \x00\xff",
+    "VmStatus.state": "Running",
+    "VmView.state": "Running",
+    "VmSpec.volumes": [
+        {"name": "root", "image": {"ref": f"debian/12@{DIGEST}", "size": 8 * 1024**3}},
+        {"name": "data", "empty_disk": {"capacity": 1024**3}},
+        {
+            "name": "cloudinit",
+            "cloud_init_no_cloud": {
+                "user_data": "#cloud-config\n",
+                "network_data": "version: 2\n",
+                "hostname": "web",
+                "ssh_keys": [SSH_KEY],
+            },
+        },
+    ],
+}
+
+VERSION_FIELDS = frozenset({"schema_version", "tombstone"})
+"""Have one value only, and it is their default."""
+
+
+def full(model: type[M]) -> M:
+    """The instance in which every field is set."""
+    return model.model_validate(_plain(model, required_only=False))
+
+
+def minimal(model: type[M]) -> M:
+    """The instance with only what must be set."""
+    return model.model_validate(_plain(model, required_only=True))
+
+
+def _plain(model: type[BaseModel], *, required_only: bool) -> dict[str, Any]:
+    return {
+        str(field.validation_alias or name): _field(model, name, field, required_only=required_only)
+        for name, field in model.model_fields.items()
+        if field.is_required() or not required_only
+    }
+
+
+def _field(model: type[BaseModel], name: str, field: FieldInfo, *, required_only: bool) -> Any:
+    for key in (f"{model.__name__}.{name}", name):
+        if key in _VALUES and (key != name or not _holds_models(field.annotation)):
+            return _VALUES[key]
+    if field.annotation is bool:
+        return not field.default
+    return _of_type(field.annotation, name, required_only=required_only)
+
+
+def _inner(annotation: Any) -> Any:
+    """The type inside Annotated and Optional."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _inner(get_args(annotation)[0])
+    if origin in {Union, types.UnionType}:
+        return _inner(next(one for one in get_args(annotation) if one is not type(None)))
+    return annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _holds_models(annotation: Any) -> bool:
+    kind = _inner(annotation)
+    return _is_model(kind) or any(_is_model(_inner(one)) for one in get_args(kind))
+
+
+_SCALARS: dict[Any, Callable[[str], Any]] = {
+    int: lambda name: NOW_NS if name.endswith("_ns") else 7,
+    float: lambda _: 1.5,
+    str: lambda name: name,
+    bytes: lambda _: b"\x00bytes",
+    bool: lambda _: True,
+}
+
+
+def _of_type(annotation: Any, name: str, *, required_only: bool) -> Any:
+    kind = _inner(annotation)
+    if _is_model(kind):
+        return _plain(kind, required_only=required_only)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return list(kind)[-1].value
+    match get_origin(kind):
+        case origin if origin is tuple:
+            return [_of_type(get_args(kind)[0], name, required_only=required_only)]
+        case origin if origin is dict:
+            return {"root": _of_type(get_args(kind)[1], name, required_only=required_only)}
+        case origin if origin is Literal:
+            return get_args(kind)[-1]
+    make = _SCALARS.get(kind)
+    return make(name) if make is not None else name

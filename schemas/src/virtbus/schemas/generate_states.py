@@ -1,0 +1,103 @@
+"""docs/reference/states.md: both lifecycle tables, drawn and listed."""
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from virtbus.schemas.states import FINAL, TRANSITIONS, VmState
+
+AGENT_TABLE = "virtbus.nodeagent.core.lifecycle"
+EVERYWHERE = 8
+"""An event that leads to one state from more states than this is told in a line, not drawn."""
+
+Rows = list[tuple[str, str, str, str]]
+"""State, event, next state, actions."""
+
+
+def page() -> str:
+    """The whole page."""
+    shown = [(str(s), str(e), str(to), "") for (s, e), to in TRANSITIONS.items()]
+    final = ", ".join(f"`{state}`" for state in VmState if state in FINAL)
+    agent = importlib.import_module(AGENT_TABLE)
+    held = [_agent_row(key, row) for key, row in agent.TABLE.items()]
+    ends = [_agent_row(key, row) for key, row in agent.BY_STRATEGY.items()]
+    return "\n".join(
+        [
+            "# Lifecycles",
+            "",
+            "## The VM as users see it",
+            "",
+            "From `TRANSITIONS` in `virtbus.schemas.states`. A pair without a row changes nothing. "
+            f"A VM rests in {final} until somebody acts.",
+            "",
+            *_drawn(shown, "Pending"),
+            "",
+            *_listed(shown, ("State", "Event", "Next")),
+            "",
+            "## The VM as its node's agent sees it",
+            "",
+            f"From `TABLE` in `{AGENT_TABLE}`.",
+            "",
+            *_drawn(held, "new"),
+            "",
+            *_listed(held, ("Phase", "Event", "Next", "Actions")),
+            "",
+            "What follows when a guest that lives ends by itself depends on its run strategy "
+            "(`BY_STRATEGY`):",
+            "",
+            *_listed(ends, ("Run strategy", "Event", "Next", "Actions")),
+            "",
+            "Users see each phase as a state (`VISIBLE`):",
+            "",
+            "| Phase | State |",
+            "|---|---|",
+            *(f"| {phase} | {state} |" for phase, state in agent.VISIBLE.items()),
+            "",
+        ]
+    )
+
+
+def _agent_row(key: tuple[Any, Any], row: tuple[Any, Iterable[Any]]) -> tuple[str, str, str, str]:
+    following, actions = row
+    return str(key[0]), str(key[1]), str(following), ", ".join(map(str, actions))
+
+
+def _node(state: str) -> str:
+    return state.replace(" ", "_")
+
+
+def _drawn(rows: Rows, first: str) -> list[str]:
+    """A mermaid diagram; events from nearly everywhere as lines above it."""
+    sources: dict[tuple[str, str], list[str]] = {}
+    for state, event, following, _ in rows:
+        sources.setdefault((event, following), []).append(state)
+    wide = {key for key, states in sources.items() if len(states) > EVERYWHERE}
+    lines = []
+    for event, following in sorted(wide):
+        states = ", ".join(sorted(sources[event, following]))
+        lines += [f"Not drawn: `{event}` leads to `{following}` from {states}.", ""]
+    edges: dict[tuple[str, str], list[str]] = {}
+    for state, event, following, _ in rows:
+        if (event, following) not in wide:
+            edges.setdefault((state, following), []).append(event)
+    return [*lines, "```mermaid", "stateDiagram-v2", *_edges(edges, first), "```"]
+
+
+def _edges(edges: Mapping[tuple[str, str], list[str]], first: str) -> list[str]:
+    names = dict.fromkeys(name for pair in edges for name in pair if _node(name) != name)
+    return [
+        *(f"    {_node(name)} : {name}" for name in names),
+        f"    [*] --> {_node(first)}",
+        *(
+            f"    {_node(state)} --> {_node(following)} : {' / '.join(events)}"
+            for (state, following), events in edges.items()
+        ),
+    ]
+
+
+def _listed(rows: Rows, heads: tuple[str, ...]) -> list[str]:
+    return [
+        "| " + " | ".join(heads) + " |",
+        "|" + "---|" * len(heads),
+        *("| " + " | ".join(row[: len(heads)]).rstrip() + " |" for row in rows),
+    ]
