@@ -14,6 +14,7 @@ from virtbus.cli import output, units
 _BAR_CELLS = 24
 _QUIET_BETWEEN_S = 5.0
 _REDRAW_S = 0.1
+_COLUMNS = 80
 _CLEAR = "\r\x1b[2K"
 
 
@@ -94,6 +95,6 @@ def bar(what: str, done: int, total: int | None) -> str:
 
 def _columns() -> int:
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
     except (OSError, ValueError):
-        return 80
+        return _COLUMNS
