@@ -54,13 +54,14 @@ def command(invocation: Invocation, *, name: str, linger: float, namespace: str)
     """
     view = fetch(invocation, name, namespace)
     stream = SerialStream(invocation.session, node_subject(view, "console"), _to_stdout)
-    stream.open({"uid": view.get("uid"), "session": uuid7()})
     source = sys.stdin.fileno()
     typed = os.isatty(source)
     if typed:
-        output.write(f"connected to {output.safe(view.get('name'))}; leave with ^]", sys.stderr)
+        output.write(f"console of {output.safe(view.get('name'))}; leave with ^]", sys.stderr)
     try:
+        # raw before the first output: whoever sees it may type, and Ctrl-C is the guest's
         with _raw(source, typed=typed):
+            stream.open({"uid": view.get("uid"), "session": uuid7()})
             _converse(stream, source, linger_s=0.0 if typed else linger)
     finally:
         stream.leave()
