@@ -138,7 +138,7 @@ plain: Any = st.recursive(
 @settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=12), plain, max_size=6))
 def test_any_mapping_comes_back_as_it_was(value: dict[str, Any]) -> None:
-    text = "#cloud-config\n" + yaml.safe_dump(value, allow_unicode=True)
+    text = "#cloud-config\n" + yaml.safe_dump(value)
     back = yaml.safe_load(user_data(text, "web", ()))
     assert back == {"hostname": "web"} | value
 

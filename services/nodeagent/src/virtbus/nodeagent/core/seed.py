@@ -96,7 +96,8 @@ def _cloud_config(value: dict[str, Any]) -> bytes:
 
 
 def _yaml(value: dict[str, Any]) -> bytes:
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000)
+    # All but ASCII escaped: PyYAML writes a NEL as it is, and reads a space.
+    text: str = yaml.safe_dump(value, sort_keys=False, width=1000)
     return text.encode()
 
 
