@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
@@ -28,8 +30,11 @@ WATCHERS_INTERVAL_S = 5.0
 class Controller:
     """One controller, wired."""
 
-    def __init__(self, bus: Bus, settings: Settings) -> None:
+    def __init__(
+        self, bus: Bus, settings: Settings, declared: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         self._bus = bus
+        self._declared = declared
         self._settings = settings
         self._instance = f"c{os.getpid()}"
         self._fleet = Fleet()
@@ -42,10 +47,11 @@ class Controller:
         self._spans = ClientSpans(bus)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled; `declared` keeps the bus's streams as they are declared."""
         settings = self._settings
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._declared())
             group.create_task(self._feeds.run())
             group.create_task(self._endings.finish_released(self._feeds.released))
             group.create_task(

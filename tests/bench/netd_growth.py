@@ -1,0 +1,74 @@
+"""netd at the 300th VM against the 10th: attachments only, asked over the bus."""
+
+import asyncio
+import statistics
+import time
+
+from tests.bench.figures import Figure
+from tests.bench.stage import Stage
+
+from virtbus.bus import client
+from virtbus.bus.access import BusSettings
+from virtbus.bus.ids import uuid7
+
+MANY = 300
+AROUND = 10
+
+
+async def netd_growth(stage: Stage) -> list[Figure]:
+    """Median of an attach around the 10th and around the 300th VM, and of a release."""
+    creds = next(stage.folder.rglob("admin.creds"))
+    ensure, release = (f"virtbus.node.bench.rpc.netd.{verb}" for verb in ("ensure", "release"))
+    took: list[float] = []
+    uids: list[str] = []
+    releases: list[float] = []
+    async with client.connect(BusSettings(creds=creds), name="growth") as bus:
+        try:
+            for _ in range(MANY):
+                uid = uuid7()
+                uids.append(uid)
+                begun = time.perf_counter()
+                await bus.request(ensure, {"record": _record(uid)}, timeout_s=30)
+                took.append(time.perf_counter() - begun)
+        finally:
+            for uid in uids:
+                begun = time.perf_counter()
+                await bus.request(release, {"uid": uid, "epoch": 1}, timeout_s=30)
+                releases.append((time.perf_counter() - begun) * 1000)
+        await asyncio.sleep(3)
+    early = statistics.median(took[5 : 5 + AROUND])
+    late = statistics.median(took[-AROUND:])
+    return [
+        Figure(
+            "attach at the 300th VM over the 10th",
+            round(late / early, 2),
+            "x",
+            2.0,
+            AROUND,
+            note=f"{late * 1000:.1f} ms against {early * 1000:.1f} ms, request included",
+        ),
+        Figure(
+            "network release to the caller",
+            round(statistics.median(releases), 2),
+            "ms",
+            None,
+            MANY,
+            note="request and answer over the bus included",
+        ),
+    ]
+
+
+def _record(uid: str) -> dict[str, object]:
+    return {
+        "uid": uid,
+        "namespace": "default",
+        "name": f"n{uid[-12:]}",
+        "node": "bench",
+        "spec_hash": "0",
+        "created_ns": 1,
+        "powered": False,
+        "spec": {
+            "domain": {"devices": {"interfaces": [{"name": "default"}]}},
+            "networks": [{"name": "default"}],
+        },
+    }
