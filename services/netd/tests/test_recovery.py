@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from services.netd.tests.pretended_host import Host, Node
 
+from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.nodework import NetPhase
@@ -136,6 +137,12 @@ async def test_until_it_has_recovered_all_work_is_refused(node: Node) -> None:
             await work
         assert (refused.value.code, refused.value.body.after_ms) == (503, 500)
     node.attachments.recovering = False
+
+
+async def test_stopping_before_recovery_removes_no_bridge(node: Node) -> None:
+    await node.attach(A)
+    await Attachments(node.doors, node.site).tidy()
+    assert "virtbus0" in node.host.census()["links"]
 
 
 async def test_namespaces_of_ours_without_a_state_file_are_removed_foreign_ones_stay(

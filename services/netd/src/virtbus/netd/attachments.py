@@ -240,8 +240,13 @@ class Attachments:
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
 
     async def tidy(self) -> None:
-        """Remove host links that outlived their VM, and the host bridge when no VM needs it."""
+        """Remove host links that outlived their VM, and the host bridge when no VM needs it.
+
+        Does nothing before recovery has said which VMs there are.
+        """
         self.untidy.clear()
+        if self.recovering:
+            return
         former, self._former_links = self._former_links, set()
         former -= self._links_in_use()
         if former:

@@ -1,13 +1,15 @@
 """What netd says of its work: ready events and facts."""
 
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from virtbus.bus.ports import Bus
+from virtbus.netd.edge.handover import Handover
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.events import Event, Kind, Span
 from virtbus.schemas.nodework import NetReady
 from virtbus.schemas.vm import VmRecord
 
@@ -61,6 +63,30 @@ class Facts:
                 at_ns=time.time_ns(),
             )
         )
+
+    def wrapped(self, done: Handover) -> None:
+        """The wrapper's span, which it cannot report itself: it has become QEMU."""
+        parts = (done.traceparent or "").split("-")
+        if len(parts) != 4 or not done.entered_ns:
+            return
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        span = Span(
+            trace_id=parts[1],
+            span_id=os.urandom(8).hex(),
+            parent_id=parts[2],
+            name="virtbus fetch descriptors",
+            service="vmwrapper",
+            node=self._node,
+            start_ns=done.entered_ns + offset_ns,
+            end_ns=done.granted_ns + offset_ns,
+            attributes={
+                "connect_us": str((done.connected_ns - done.entered_ns) // 1000),
+                "ask_us": str((done.asked_ns - done.connected_ns) // 1000),
+                "grant_us": str((done.granted_ns - done.asked_ns) // 1000),
+            },
+        )
+        subject = subjects.event(self._node, done.uid, Kind.SPAN)
+        self._bus.emit(subject, span, message_id=span.span_id)
 
     def _event(
         self, kind: Kind, record: VmRecord, took_ms: float | None, detail: dict[str, str]

@@ -107,11 +107,10 @@ class Netd:
         )
 
     def _handed_over(self, done: Handover) -> None:
-        log.info(
-            "descriptors handed over in %.1f ms",
-            (done.granted_ns - done.asked_ns) / 1e6,
-            extra={"code": "handed_over", "uid": done.uid},
-        )
+        took_ms = (done.granted_ns - done.asked_ns) / 1e6
+        extra = {"code": "handed_over", "uid": done.uid}
+        log.info("descriptors handed over in %.1f ms", took_ms, extra=extra)
+        self._facts.wrapped(done)
 
     # --- records ----------------------------------------------------------------------------
     async def _follow(self, work: Work) -> None:

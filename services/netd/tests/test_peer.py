@@ -1,0 +1,105 @@
+"""Is a process the emulator of a domain? And the frames that it may send."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtbus.netd.core.peer import asks_for, in_domain_cgroup
+from virtbus.netd.core.wrapper_frame import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    FrameError,
+    NicArgument,
+    frame,
+    frame_length,
+    grant,
+    read_request,
+    refusal,
+)
+
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+
+
+@pytest.mark.parametrize(
+    ("line", "domain"),
+    [
+        ("9:pids:/machine/qemu-3-web.libvirt-qemu/emulator", "web"),
+        ("0::/machine.slice/machine-qemu\\x2d3\\x2dweb.scope/libvirt/emulator", "web"),
+        ("0::/machine.slice/machine-qemu\\x2d12\\x2dweb\\x2d1.scope", "web-1"),
+        ("0::/machine/qemu-3-web.libvirt-qemu", "web_"),
+        ("1:name=systemd:/\n0::/machine/qemu-3-" + "a" * 57 + ".libvirt-qemu", "a" * 60),
+    ],
+)
+def test_libvirts_cgroup_of_the_domain_is_known(line: str, domain: str) -> None:
+    assert in_domain_cgroup(line, domain)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "0::/",
+        "0::/user.slice/web",
+        "0::/machine/qemu-3-web2.libvirt-qemu",
+        "0::/machine/qemu-3-we.libvirt-qemu",
+        "0::/machine/lxc-3-web.libvirt-lxc",
+        "0::/machine/xqemu-3-web.libvirt-qemu",
+    ],
+)
+def test_another_cgroup_is_not_the_domains(line: str) -> None:
+    assert not in_domain_cgroup(line, "web")
+
+
+def test_an_empty_domain_name_matches_nothing() -> None:
+    assert not in_domain_cgroup("0::/machine/qemu-3-web.libvirt-qemu", "")
+
+
+def test_the_uuid_must_follow_its_flag() -> None:
+    assert asks_for(b"qemu\0-name\0guest=a\0-uuid\0" + A.encode() + b"\0", A)
+    assert not asks_for(b"qemu\0-x\0" + A.encode() + b"\0-uuid\0other\0", A)
+    assert not asks_for(b"qemu\0-uuid\0", A)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_reader_of_requests(data: bytes) -> None:
+    for body in (data, PROTOCOL + b"\0" + data, PROTOCOL + b"\0" + A.encode() + b"\0" + data):
+        try:
+            request = read_request(body)
+        except FrameError:
+            continue
+        assert request.uid == A
+
+
+def test_a_request_is_read() -> None:
+    request = read_request(PROTOCOL + b"\0" + A.encode() + b"\x0012\x0034\0")
+    assert (request.uid, request.times_ns) == (A, (12, 34))
+
+
+@pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, 0xFFFFFFFF])
+def test_a_length_that_lies_is_refused(length: int) -> None:
+    with pytest.raises(FrameError):
+        frame_length(length.to_bytes(4, "big"))
+
+
+def test_a_refusal_is_one_line() -> None:
+    assert refusal("denied", "not\nyou\r\n") == frame(b"R\0denied: not you\0")
+
+
+def test_a_grant_names_descriptors_by_place() -> None:
+    nics = [NicArgument(2, {"driver": "virtio-net-pci"}, "02:00:00:00:00:01")]
+    body = grant("/usr/bin/qemu", nics, None)[4:]
+    assert body.split(b"\0") == [
+        b"A",
+        b"/usr/bin/qemu",
+        b"1",
+        b"-netdev",
+        b"tap,id=net2,fd=@fd0@",
+        b"-device",
+        b'{"driver":"virtio-net-pci","netdev":"net2","mac":"02:00:00:00:00:01"}',
+        b"",
+    ]
+
+
+def test_an_emulator_with_a_newline_is_refused() -> None:
+    with pytest.raises(FrameError):
+        grant("/usr/bin/qemu\n", [], None)

@@ -1,0 +1,197 @@
+"""The service on a bus: records in, ready events and facts out, the repair path, its sockets."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.netd.tests.pretended_host import Host, eventually, make_record
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.netd.service import Netd, teardown
+from virtbus.netd.settings import Settings
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Event, Kind
+from virtbus.schemas.node import NodeState
+from virtbus.schemas.nodework import Ensure, Inspect, NetPhase, NetReady, Release, Tele
+from virtbus.schemas.vm import RunStrategy, VmRecord
+from virtbus.schemas.wire import encode
+
+pytestmark = pytest.mark.integration
+
+NODE = "n1"
+A = "0192f0c1-2d3e-7abc-8def-00000000000a"
+B = "0192f0c1-2d3e-7abc-8def-00000000000b"
+
+
+def settings_on(host: Host) -> Settings:
+    emulator = host.tmp / "qemu"
+    emulator.touch(mode=0o755)
+    return Settings(
+        node=NODE,
+        state_dir=host.tmp / "state",
+        run_dir=host.tmp / "run",
+        netns_dir=host.tmp / "netns",
+        cni_conf_dir=host.tmp / "cni",
+        wrapper_dir=host.tmp / "libexec",
+        wrapper_compiler="",
+        emulator=emulator,
+        bridge_linger_s=0,
+        tele_interval_s=0.05,
+    )
+
+
+class Desk:
+    """A client's side of the bus, with what netd told it so far."""
+
+    def __init__(self, bus: MemoryBus, settings: Settings) -> None:
+        self.bus = bus
+        self.settings = settings
+        self.told: asyncio.Queue[NetReady] = asyncio.Queue()
+        self.teles: list[Tele] = []
+
+    async def put(self, record: VmRecord) -> None:
+        await self.bus.put(subjects.vm_record(NODE, record.uid), encode(record))
+
+    async def ask(self, verb: str, value: Any) -> Any:
+        return await self.bus.request(subjects.rpc(NODE, "netd", verb), value, timeout_s=10)
+
+    async def ready(self, uid: str = A) -> NetReady:
+        async with asyncio.timeout(10):
+            while True:
+                told = await self.told.get()
+                if told.uid == uid:
+                    return told
+
+    async def kinds(self, uid: str = A) -> list[str]:
+        stored = await self.bus.history(subjects.events(uid))
+        return [Event.model_validate(open_envelope(message.body).data).kind for message in stored]
+
+
+@contextlib.asynccontextmanager
+async def serving(host: Host, server: MemoryServer) -> AsyncIterator[Desk]:
+    desk = Desk(MemoryBus(server, "desk"), settings_on(host))
+    async with (
+        desk.bus.subscribe(subjects.ready_all(NODE)) as messages,
+        desk.bus.subscribe(subjects.tele(NODE, "netd")) as teles,
+        asyncio.TaskGroup() as group,
+    ):
+
+        async def hear() -> None:
+            async for message in messages:
+                desk.told.put_nowait(NetReady.model_validate(open_envelope(message.body).data))
+
+        async def listen() -> None:
+            async for message in teles:
+                desk.teles.append(Tele.model_validate(open_envelope(message.body).data))
+
+        tasks = [
+            group.create_task(hear()),
+            group.create_task(listen()),
+            group.create_task(Netd(MemoryBus(server, "netd"), desk.settings).run()),
+        ]
+        await eventually(lambda: bool(desk.teles) and desk.teles[-1].state.state is NodeState.READY)
+        try:
+            yield desk
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@pytest.fixture
+async def desk(host: Host) -> AsyncIterator[Desk]:
+    before = host.census()
+    async with serving(host, MemoryServer()) as made:
+        yield made
+    await teardown(made.settings)
+    await eventually(lambda: host.census() == before)
+
+
+async def test_a_record_becomes_a_network_and_a_ready_event(desk: Desk) -> None:
+    await desk.put(make_record(A))
+    ready = await desk.ready()
+    assert (ready.phase, ready.epoch, ready.generation) == (NetPhase.READY, 1, 1)
+    assert ready.interfaces[0].network == "default"
+    await eventually_kinds(desk, [Kind.NETWORK_READY])
+
+
+async def eventually_kinds(desk: Desk, wanted: list[Kind]) -> None:
+    async with asyncio.timeout(5):
+        while await desk.kinds() != wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_ensure_and_release_by_request_are_repeatable(desk: Desk) -> None:
+    for _time in range(2):
+        answer = NetReady.model_validate(await desk.ask("ensure", Ensure(record=make_record(A))))
+        assert answer.phase is NetPhase.READY
+    held = await desk.ask("inspect", Inspect(uid=A))
+    assert f"netns vb-{A}" in held["things"][A]
+    for _time in range(2):
+        assert await desk.ask("release", Release(uid=A, epoch=1)) == {"uid": A}
+    assert (await desk.ask("inspect", Inspect())).get("things", {}) == {}
+    await eventually_kinds(desk, [Kind.NETWORK_READY, Kind.NETWORK_RELEASED])
+
+
+async def test_a_record_that_is_deleting_or_gone_removes_nothing(desk: Desk) -> None:
+    await desk.put(make_record(A))
+    await desk.ready()
+    await desk.put(make_record(A, deleting=True, generation=2))
+    await desk.bus.purge(subjects.vm_record(NODE, A))
+    await desk.put(make_record(B))
+    await desk.ready(B)
+    assert A in (await desk.ask("inspect", Inspect()))["things"]
+
+
+async def test_a_halted_vm_gets_no_network_until_it_is_wanted(desk: Desk) -> None:
+    halted = make_record(A)
+    spec = halted.spec.model_copy(update={"run_strategy": RunStrategy.HALTED})
+    await desk.put(halted.model_copy(update={"spec": spec}))
+    await desk.put(make_record(B))
+    await desk.ready(B)
+    assert A not in (await desk.ask("inspect", Inspect()))["things"]
+    await desk.put(make_record(A, generation=2))
+    assert (await desk.ready()).generation == 2
+
+
+async def test_a_network_that_cannot_be_is_told_with_its_reason(desk: Desk) -> None:
+    await desk.put(make_record(A, networks=("nowhere",)))
+    told = await desk.ready()
+    assert told.phase is NetPhase.FAILED
+    assert told.error is not None
+    assert told.error.reason == "network_unknown"
+    with pytest.raises(VirtbusError, match="no network 'nowhere'"):
+        await desk.ask("ensure", Ensure(record=make_record(A, networks=("nowhere",))))
+    await desk.put(make_record(A, generation=2))
+    async with asyncio.timeout(5):
+        while (await desk.ready()).phase is not NetPhase.READY:
+            pass
+
+
+async def test_an_unreadable_record_stops_nobody(desk: Desk) -> None:
+    await desk.bus.put(subjects.vm_record(NODE, B), b"\x81\xa3uid\xc1")
+    await desk.put(make_record(A))
+    assert (await desk.ready()).phase is NetPhase.READY
+
+
+async def test_the_wrapper_and_the_sockets_are_there(desk: Desk) -> None:
+    assert (desk.settings.wrapper_dir / "vmwrapper").stat().st_mode & 0o777 == 0o755
+    assert (desk.settings.run_dir / "netd" / "wrapper.sock").is_socket()
+    assert [network.name for network in desk.teles[-1].networks] == ["default"]
+
+
+async def test_networks_outlive_the_service_and_are_told_again(host: Host) -> None:
+    server = MemoryServer()
+    async with serving(host, server) as desk:
+        await desk.put(make_record(A))
+        first = await desk.ready()
+    assert host.census()["netns"] == [f"vb-{A}"]
+    async with serving(host, server) as desk:
+        assert await desk.ready() == first
+        assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == "1\n"
+    await teardown(settings_on(host))
+    assert host.census()["netns"] == []
