@@ -13,8 +13,8 @@ from virtbus.bus.settings import ServiceSettings
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 10.0
-"""How long a service may take to stop: less than systemd's and `virtbus up`'s patience."""
+STOP_AGAIN_S = 2.0
+"""How long a service may take to stop before it is told again."""
 
 
 def notify(state: str) -> None:
@@ -91,8 +91,11 @@ async def supervise(body: Callable[[], Awaitable[None]]) -> None:
         if stop.done():
             log.info("stopping: %s", stop.result(), extra={"code": "stopping"})
         notify("STOPPING=1")
-        for task in (work, dog, stop):
+        for task in (dog, stop):
             task.cancel()
+        while not work.done():  # a cancel that meets a finished wait_for (3.11) is swallowed
+            work.cancel()
+            await asyncio.wait({work}, timeout=STOP_AGAIN_S)
 
 
 async def _body(body: Callable[[], Awaitable[None]]) -> None:

@@ -1,6 +1,6 @@
 """Requests and answers of the public API, `virtbus.api.v1.<vm|node|image|network>.<verb>`."""
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageInfo, ImageRef
@@ -126,7 +126,9 @@ class VmPage(Fact):
     """A page of `vm.list`."""
 
     items: tuple[VmView, ...] = ()
-    continue_: str | None = Field(None, serialization_alias="continue", validation_alias="continue")
+    continue_: str | None = Field(None, alias="continue")
+
+    model_config = ConfigDict(populate_by_name=True)
 
 
 class VmCreated(Fact):

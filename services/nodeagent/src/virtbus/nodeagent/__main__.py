@@ -9,7 +9,7 @@ from pathlib import Path
 
 from virtbus.bus import client, process, tracing
 from virtbus.bus.settings import load
-from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.host_facts import host_facts
@@ -73,16 +73,17 @@ async def serve(settings: Settings) -> None:
         )
         accelerators = await _accelerators(settings)
         facts = await _host(settings, hypervisor, accelerators)
-        reach = Reach(files.console_log)
-        reach.open()
-        stack.callback(reach.close)
         if settings.simulate:
             simulated = SimulatedNode(bus, settings.node)
             await stack.enter_async_context(simulated.serve())
             settings = settings.model_copy(update={"ask_after_s": 0.001})  # they tell nothing
-            arm: SimulatedNode | AdminSocket = simulated
+            arm: NetdAdmin = simulated
+            ready: Readiness = simulated
         else:
             arm = AdminSocket(settings.run_dir / "netd" / "admin.sock")
+            ready = reach = Reach(files.console_log)
+            reach.open()
+            stack.callback(reach.close)
         tools = Tools(
             bus=bus,
             settings=settings,
@@ -90,7 +91,7 @@ async def serve(settings: Settings) -> None:
             files=files,
             seeds=SeedIsos(files.vms),
             netd=arm,
-            reach=reach,
+            reach=ready,
             facts=Facts(bus, settings.node),
             accelerator=_chosen(accelerators),
         )

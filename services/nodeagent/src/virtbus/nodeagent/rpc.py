@@ -99,7 +99,12 @@ class AgentRpc:
         async for message in keys:
             limit.reschedule(asyncio.get_running_loop().time() + RENEW_S)
             data = open_envelope(message.body).data
-            text = data.get("data", b"") if isinstance(data, dict) else b""
+            if not isinstance(data, dict):
+                continue
+            if data.get("closed"):
+                session.end("detached")
+                return
+            text = data.get("data", b"")
             await session.write(base64.b64decode(text) if isinstance(text, str) else text)
 
     # --- logs -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ what they were asked, so that a test can read it.
 """
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
@@ -82,6 +82,11 @@ class SimulatedNode:
         self.held.pop(uid, None)
         return Released(uid=uid)
 
+    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
+        """A simulated guest is ready when it runs."""
+        del uid, interfaces
+        return "Simulated"
+
     async def arm(self, arm: Arm) -> None:
         self.armed.append(arm.uid)
 
@@ -94,5 +99,5 @@ def _interface(record: VmRecord, index: int) -> InterfaceStatus:
     nic = record.spec.domain.devices.interfaces[index]
     octets = hashlib.sha256(f"{record.uid}/{index}".encode()).digest()
     mac = nic.mac_address or "02:" + ":".join(f"{octet:02x}" for octet in octets[:5])
-    address = f"10.{octets[5]}.{octets[6]}.{octets[7]}/8"
+    address = f"10.{octets[5]}.{octets[6]}.{octets[7] % 254 + 1}/8"
     return InterfaceStatus(name=nic.name, mac=mac, addresses=(address,))

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from virtbus.bus.ports import Bus
-from virtbus.nodeagent.core.ports import Hypervisor, NetdAdmin, RecordFiles, Seeds
-from virtbus.nodeagent.edge.reach import Reach
+from virtbus.nodeagent.core.ports import Hypervisor, NetdAdmin, Readiness, RecordFiles, Seeds
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Event, Kind
@@ -64,6 +63,6 @@ class Tools:
     files: RecordFiles
     seeds: Seeds
     netd: NetdAdmin
-    reach: Reach
+    reach: Readiness
     facts: Facts
     accelerator: Callable[[VmRecord], str]

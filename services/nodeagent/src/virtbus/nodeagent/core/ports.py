@@ -1,6 +1,6 @@
 """What the agent's core and actors ask of the host (the lead's; edge/ implements it)."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -147,6 +147,13 @@ class Seeds(Protocol):
         """Seed file by volume name."""
 
 
+class Readiness(Protocol):
+    """When a guest counts as ready."""
+
+    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
+        """Why it does; waits as long as it takes."""
+
+
 class NetdAdmin(Protocol):
     """netd's admin socket."""
 
@@ -161,6 +168,8 @@ class ConsoleSession(Protocol):
 
     def output(self) -> AsyncIterator[bytes]: ...
     async def write(self, data: bytes) -> None: ...
+    def end(self, why: str) -> None:
+        """End the session; `output` runs out."""
 
 
 class Console(Protocol):

@@ -1,8 +1,9 @@
-"""Connections to libvirtd, as many as a kind of work needs.
+"""Connections to libvirtd, as many as there are calls at once: one call on each.
 
-libvirtd serves at most five requests of one connection at a time (`max_client_requests`), and a
-call that hangs keeps its place there: so each connection takes four, and another is opened when
-all are full, be it of work or of calls that hang.
+A call that waits would hold up the others of its connection. libvirtd serves only five of them
+(`max_client_requests`), and libvirt's client before 10.0 may lose the wake-up of the thread that
+owns the socket, so that a second call stands still until the first returns (measured on 9.0: every
+other call beside one that hangs; "rpc: fix race in waking up client event loop").
 """
 
 import asyncio
@@ -20,7 +21,6 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-DEPTH = 4
 OPEN_TIMEOUT_S = 10.0
 FAIL_FAST_S = 0.2
 """After a refused connection others fail at once for so long, rather than each trying again."""
@@ -29,7 +29,7 @@ KEEPALIVE = (5, 3)
 
 
 class Link:
-    """One connection and the number of calls on it. `lost` is told that libvirtd went away."""
+    """One connection, and whether it is in use. `lost` is told that libvirtd went away."""
 
     connection: libvirt.virConnect
 
@@ -56,7 +56,7 @@ class Links:
     async def run(
         self, work: Callable[[libvirt.virConnect], Result], doing: str, *, timeout_s: float
     ) -> Result:
-        """`work` on a connection with room.
+        """`work` on a connection of its own.
 
         Raises:
             VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, else the cause in words.
@@ -66,7 +66,7 @@ class Links:
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
         await self._places.acquire()
         try:
-            link = await self._with_room()
+            link = await self._unused()
         except BaseException:
             self._places.release()
             raise
@@ -108,6 +108,9 @@ class Links:
             problem = translated(error, "connect to libvirt", connecting=True)
             self._refused = self._loop.time() + FAIL_FAST_S, problem
             raise problem from error
+        except VirtbusError as stuck:
+            self._refused = self._loop.time() + OPEN_TIMEOUT_S, stuck
+            raise
         self._links.append(link)
         return link
 
@@ -144,7 +147,7 @@ class Links:
         for link in list(self._links):
             self.drop(link)
 
-    async def _with_room(self) -> Link:
+    async def _unused(self) -> Link:
         found = self._free()
         if found is None:
             async with self._opening:
@@ -153,7 +156,7 @@ class Links:
 
     def _free(self) -> Link | None:
         for link in self._links:
-            if self._in_process or link.calls < DEPTH:
+            if self._in_process or link.calls == 0:
                 return link
         return None
 
