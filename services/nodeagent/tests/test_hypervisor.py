@@ -15,6 +15,7 @@ from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
 from virtbus.nodeagent.edge.libvirt_domains import state_of
 from virtbus.nodeagent.edge.libvirt_errors import cause, translated
 from virtbus.nodeagent.edge.libvirt_limits import parse_max_workers
+from virtbus.nodeagent.edge.libvirt_links import Links
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
 
@@ -51,9 +52,7 @@ def xml(number: int) -> str:
 
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[LibvirtHypervisor]:
-    node = tmp_path / "node.xml"
-    node.write_text(HOST)
-    async with LibvirtHypervisor(f"test://{node}", starts_at_once=4) as hypervisor:
+    async with LibvirtHypervisor(f"test://{_node(tmp_path)}", starts_at_once=4) as hypervisor:
         yield hypervisor
 
 
@@ -186,21 +185,29 @@ async def test_a_cancelled_caller_leaves_the_call_to_end_by_itself() -> None:
     threads.close()
 
 
-async def test_too_many_stuck_calls_make_the_door_refuse(host: LibvirtHypervisor) -> None:
+async def test_too_many_stuck_calls_make_the_door_refuse(tmp_path: Path) -> None:
     release = threading.Event()
-    threads: Threads = host._threads
+    threads = Threads("test")
+    links = Links(f"test://{_node(tmp_path)}", threads, at_once=9, stuck_limit=STUCK_LIMIT)
     async with asyncio.TaskGroup() as group:
         for _ in range(STUCK_LIMIT):
             group.create_task(_stuck(threads, release))
-    assert host.healthy is False
     with pytest.raises(VirtbusError) as raised:
-        await host.list_domains()
+        await links.run(lambda connection: connection.getVersion(), "ask", timeout_s=5)
     assert raised.value.reason == "libvirt_stuck"
     release.set()
     async with asyncio.timeout(5):
         while threads.stuck:
             await asyncio.sleep(0)
-    assert await host.list_domains() == []
+    assert await links.run(lambda connection: connection.getVersion(), "ask", timeout_s=5)
+    links.close()
+    threads.close()
+
+
+def _node(folder: Path) -> Path:
+    node = folder / "node.xml"
+    node.write_text(HOST)
+    return node
 
 
 async def _stuck(threads: Threads, release: threading.Event) -> None:

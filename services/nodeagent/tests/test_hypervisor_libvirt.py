@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import stat
 import tempfile
@@ -355,3 +356,26 @@ def _cut_connections() -> None:
                 continue
             if isinstance(address, str) and "libvirt" in address:
                 peer.shutdown(socket.SHUT_RDWR)
+
+
+async def test_a_hung_qemu_holds_up_nobody_and_can_be_ended(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtbus.nodeagent.edge.hypervisor.MONITOR_TIMEOUT_S", 3.0)
+    hung, well = host.record(), host.record()
+    for record in (hung, well):
+        await host.define(record)
+        await host.hypervisor.start(record.uid)
+    os.kill(_pid(hung.uid), signal.SIGSTOP)
+    with pytest.raises(VirtbusError) as raised:
+        await host.hypervisor.shutdown(hung.uid)
+    assert raised.value.reason == "libvirt_stuck"
+    assert host.hypervisor.healthy
+    async with asyncio.timeout(10):
+        assert {d.uid for d in await host.hypervisor.list_domains()} >= {hung.uid, well.uid}
+        assert await host.hypervisor.shutdown(well.uid) is True
+        await host.hypervisor.destroy(well.uid)
+    await host.hypervisor.destroy(hung.uid)
+    facts = await host.hypervisor.facts(hung.uid)
+    assert facts is not None
+    assert not facts.active

@@ -33,6 +33,8 @@ START_TIMEOUT_S = 120.0
 SLOT_S = 1.0
 """A start that takes longer waits for something else than this host's CPUs (design §4)."""
 RESERVED_WORKERS = 5
+STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
+"""Reads and destroys go on for longer: a destroy is what ends a call on a hung QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 RECONNECT_S = (0.2, 5.0)
@@ -54,17 +56,18 @@ class LibvirtHypervisor:
         self._make_links()
 
     def _make_links(self) -> None:
-        def links(at_once: int) -> Links:
-            return Links(self._uri, self._threads, at_once=at_once)
+        def links(at_once: int, stuck_limit: int = STUCK_LIMIT) -> Links:
+            return Links(self._uri, self._threads, at_once=at_once, stuck_limit=stuck_limit)
 
         starts = max(self.limits.max_workers - RESERVED_WORKERS, 1)
         self._slots = asyncio.Semaphore(min(self._starts_at_once, starts))
-        self._reads = links(READS_AT_ONCE)
+        self._reads = links(READS_AT_ONCE, STUCK_LIMIT_TO_MEND)
         self._in_process = self._uri.startswith("test:///")
         if self._in_process:
-            self._changes = self._starts = self._events = self._reads
+            self._changes = self._starts = self._ends = self._events = self._reads
         else:
             self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
+            self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
             self._events = links(1)
 
     async def __aenter__(self) -> Self:
@@ -74,7 +77,7 @@ class LibvirtHypervisor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for links in {self._reads, self._changes, self._starts, self._events}:
+        for links in {self._reads, self._changes, self._starts, self._ends, self._events}:
             links.close()
         self._threads.close()
 
@@ -157,7 +160,7 @@ class LibvirtHypervisor:
                 if domain.isActive():
                     raise
 
-        await _on(self._changes, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
+        await _on(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
 
     async def undefine(self, uid: str) -> None:
         flags = (

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import libvirt
 
-from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
+from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_errors import is_down, translated
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -40,12 +40,16 @@ class Link:
 
 
 class Links:
-    """The connections of one kind of work, at most `at_once` calls in flight on them."""
+    """The connections of one kind of work, at most `at_once` calls in flight on them.
 
-    def __init__(self, uri: str, threads: Threads, *, at_once: int) -> None:
+    Calls are refused while `stuck_limit` of all kinds hang.
+    """
+
+    def __init__(self, uri: str, threads: Threads, *, at_once: int, stuck_limit: int) -> None:
         self._uri = uri
         self._threads = threads
         self._places = asyncio.Semaphore(at_once)
+        self._stuck_limit = stuck_limit
         # The test driver lives in this process, and each connection to it is a host of its own.
         self._in_process = uri.startswith("test:///")
         self._links: list[Link] = []
@@ -61,12 +65,12 @@ class Links:
         Raises:
             VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, else the cause in words.
         """
-        if self._threads.stuck >= STUCK_LIMIT:
+        if self._threads.stuck >= self._stuck_limit:
             message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
         await self._places.acquire()
         try:
-            link = await self._unused()
+            link = await self._idle_one()
         except BaseException:
             self._places.release()
             raise
@@ -147,7 +151,7 @@ class Links:
         for link in list(self._links):
             self.drop(link)
 
-    async def _unused(self) -> Link:
+    async def _idle_one(self) -> Link:
         found = self._free()
         if found is None:
             async with self._opening:
