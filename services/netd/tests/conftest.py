@@ -28,4 +28,4 @@ async def node(host: Host) -> AsyncIterator[Node]:
         yield made
     finally:
         await made.end()
-    assert host.census() == before
+    await host.returns_to(before)

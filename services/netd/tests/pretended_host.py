@@ -66,6 +66,13 @@ class Host:
             "fds": len(os.listdir("/proc/self/fd")),
         }
 
+    async def returns_to(self, before: dict[str, Any]) -> None:
+        """Return when the census is `before` again; the kernel frees things a little later."""
+        try:
+            await eventually(lambda: self.census() == before)
+        except TimeoutError:
+            assert self.census() == before
+
 
 @contextmanager
 def pretended_host(tmp_path: Path) -> Iterator[Host]:

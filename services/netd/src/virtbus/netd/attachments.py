@@ -84,6 +84,7 @@ class Attachments:
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
         self._host_side = asyncio.Lock()
         self._former_links: set[str] = set()
+        self._late_links: set[str] = set()
         self.recovering = True
         self.untidy = asyncio.Event()
         """Set when `tidy` has something to do."""
@@ -240,17 +241,22 @@ class Attachments:
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
 
     async def tidy(self) -> None:
-        """Remove host links that outlived their VM, and the host bridge when no VM needs it.
+        """Remove the host bridge when no VM needs it, and host links that outlived their VM.
 
+        The kernel frees a namespace by itself, many at once; a link that is still there at the
+        second call is held by something, such as a process that kept a descriptor.
         Does nothing before recovery has said which VMs there are.
         """
         self.untidy.clear()
         if self.recovering:
             return
-        former, self._former_links = self._former_links, set()
-        former -= self._links_in_use()
-        if former:
-            await in_thread(lambda: self._builder.links.delete_host_links(former))
+        used = self._links_in_use()
+        late, self._late_links = self._late_links - used, self._former_links - used
+        self._former_links = set()
+        if late:
+            await in_thread(lambda: self._builder.links.delete_host_links(late))
+        if self._late_links:
+            self.untidy.set()
         async with self._host_side:
             if self._doors.bridge.made and not any(
                 nic.kind is NicKind.BRIDGE for nic in self._other_nics("")

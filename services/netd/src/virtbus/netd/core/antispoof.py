@@ -5,7 +5,9 @@ rule allows: IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own
 guest is dropped too: netd's packet socket on the tap reads it before this hook.
 """
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from virtbus.netd.core import nft
@@ -18,43 +20,60 @@ _UNSPECIFIED = IPv4Address(0)
 _DHCP_SERVER_PORT = 67
 
 
-def guest_filter(
-    tap: str, mac: str, addresses: Sequence[IPv4Address]
-) -> tuple[nft.Chain, list[nft.Rule]]:
-    """Chain and rules of one tap: only `mac`, only ARP and IPv4 of `addresses`."""
-    raw = mac_bytes(mac)
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A tap and what its guest may call itself."""
+
+    name: str
+    mac: str
+    addresses: tuple[IPv4Address, ...]
+
+
+def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
+    """Only the tap's MAC, only ARP and IPv4 of its addresses; the chain drops all else."""
+    raw = mac_bytes(tap.mac)
     drop, accept = nft.verdict(nft.Verdict.DROP), nft.verdict(nft.Verdict.ACCEPT)
     arp, ip = nft.ether_type(nft.ETHERTYPE_ARP), nft.ether_type(nft.ETHERTYPE_IP)
     udp = nft.ip_protocol(nft.UDP)
-    chain = nft.Chain(tap, _INGRESS, 0, policy=nft.Verdict.DROP, device=tap)
-    rules = [nft.rule(tap, nft.ether_source_is_not(raw), drop)]
-    # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
-    rules += [
-        nft.rule(tap, arp, nft.arp_sender(raw, address), accept)
-        for address in (*addresses, _UNSPECIFIED)
+    return [
+        (*nft.ether_source_is_not(raw), drop),
+        # An ARP probe (RFC 5227) carries no sender address; guests check their lease with it.
+        *(
+            (*arp, *nft.arp_sender(raw, address), accept)
+            for address in (*tap.addresses, _UNSPECIFIED)
+        ),
+        (*ip, *udp, *nft.destination_port(_DHCP_SERVER_PORT), drop),
+        (*ip, *udp, *nft.source_port(_DHCP_SERVER_PORT), drop),
+        *((*ip, *nft.ip_source(address), accept) for address in tap.addresses),
     ]
-    rules += [
-        nft.rule(tap, ip, udp, nft.destination_port(_DHCP_SERVER_PORT), drop),
-        nft.rule(tap, ip, udp, nft.source_port(_DHCP_SERVER_PORT), drop),
-    ]
-    rules += [nft.rule(tap, ip, nft.ip_source(address), accept) for address in addresses]
-    return chain, rules
 
 
-def guest_filters(
-    taps: Sequence[tuple[str, str, Sequence[IPv4Address]]], *, replace: bool
-) -> list[Call]:
-    """The whole table of a VM's namespace for its (tap, mac, addresses)."""
-    parts = [guest_filter(*tap) for tap in taps]
+def chain_name(tap: Tap) -> str:
+    """A name that changes with the rules: a chain that is there needs no comparing."""
+    content = b"".join(part for expressions in _rules(tap) for part in expressions)
+    return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[Call]:
+    """The whole table of a VM's namespace, in one transaction."""
     make = nft.replace_table if replace else nft.new_table
-    return make(
-        nft.Family.NETDEV,
-        TABLE,
-        [chain for chain, _rules in parts],
-        [each for _chain, rules in parts for each in rules],
-    )
+    chains = [
+        nft.Chain(chain_name(tap), _INGRESS, 0, policy=nft.Verdict.DROP, device=tap.name)
+        for tap in taps
+    ]
+    rules = [
+        nft.Rule(chain.name, expressions)
+        for tap, chain in zip(taps, chains, strict=True)
+        for expressions in _rules(tap)
+    ]
+    return make(nft.Family.NETDEV, TABLE, chains, rules)
 
 
 def has_table() -> Call:
     """Ask the kernel whether the namespace has a filter already."""
     return nft.get_table(nft.Family.NETDEV, TABLE)
+
+
+def has_chain(tap: Tap) -> Call:
+    """Ask the kernel whether the filter of `tap` is there, with these very rules."""
+    return nft.get_chain(nft.Family.NETDEV, TABLE, chain_name(tap))

@@ -15,7 +15,7 @@ from virtbus.netd.core.netlink import NLM_F_APPEND, NLM_F_CREATE, Call, attr, be
 
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-_NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE = 0, 1, 2, 3, 6
+_NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _GETCHAIN, _NEWRULE = 0, 1, 2, 3, 4, 6
 _REGISTER = 1
 _VERDICT_REGISTER = 0
 _EQ, _NEQ = 0, 1
@@ -252,6 +252,12 @@ def delete_table(family: Family, name: str) -> Call:
 def get_table(family: Family, name: str) -> Call:
     """Ask whether a table is there."""
     return _call(f"get table {name}", _GETTABLE, 0, _header(family) + text(1, name))
+
+
+def get_chain(family: Family, table: str, name: str) -> Call:
+    """Ask whether a chain is there."""
+    body = _header(family) + text(1, table) + text(3, name)
+    return _call(f"get chain {table} {name}", _GETCHAIN, 0, body)
 
 
 def established() -> tuple[bytes, ...]:

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from ipaddress import IPv4Interface
 
-from virtbus.netd.core.antispoof import guest_filters, has_table
+from virtbus.netd.core.antispoof import Tap, guest_filters, has_chain, has_table
 from virtbus.netd.core.attachment import Nic
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 
 
 def guard(nics: Sequence[Nic]) -> None:
-    """Make the namespace's table exactly that of `nics`, in one transaction."""
+    """Make the namespace's table that of `nics`, in one transaction where it is not so already."""
     taps = [
-        (nic.tap, nic.mac, [IPv4Interface(address).ip for address in nic.addresses]) for nic in nics
+        Tap(nic.tap, nic.mac, tuple(IPv4Interface(address).ip for address in nic.addresses))
+        for nic in nics
     ]
     with Netlink(NETLINK_NETFILTER) as filters:
-        filters.do(guest_filters(taps, replace=filters.ask(has_table()) is not None))
+        stands = filters.ask(has_table()) is not None
+        if not stands or any(filters.ask(has_chain(tap)) is None for tap in taps):
+            filters.do(guest_filters(taps, replace=stands))

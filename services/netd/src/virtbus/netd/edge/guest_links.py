@@ -123,7 +123,7 @@ class GuestLinks:
     def delete_host_links(self, host_links: Collection[str]) -> None:
         """Ensure that these host ends are gone, even if something keeps their namespace alive."""
         with Netlink() as host:
-            host.do([links.delete_link(name) for name in sorted(host_links)])
+            _delete(host, host_links)
 
     def delete_orphans(self, kept: Collection[str]) -> None:
         """Delete host ends of our naming that are not in `kept`. Lists all links: once at start."""
@@ -132,7 +132,7 @@ class GuestLinks:
             orphans = {
                 link.name for link in found if link is not None and names.is_host_link(link.name)
             }
-            host.do([links.delete_link(name) for name in sorted(orphans - set(kept))])
+            _delete(host, orphans - set(kept))
 
     def replug(self, nics: Sequence[Nic]) -> None:
         """Ensure the host bridge and that the host ends of `nics` are its ports."""
@@ -164,6 +164,11 @@ def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None
             )
         if fresh:
             host.do([links.delete_link(nic.host_link)])
+
+
+def _delete(host: Netlink, names_: Collection[str]) -> None:
+    for name in sorted(names_):
+        host.do([links.delete_link(name)])  # one by one: each waits for the kernel's RCU
 
 
 def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: int) -> None:
