@@ -44,6 +44,7 @@ async def main() -> int:
                 here, raw, "bench", runs, label="CNI bridge", **default
             ),
         )
+        await take("steps", lambda: measures.steps(here, runs))
         await take("ten", lambda: measures.ten_at_once(here, raw, max(runs // 5, 3)))
         await take("cpu builtin", lambda: measures.cpu_per_create(here, "default", runs, 25))
         await take("cpu cni", lambda: measures.cpu_per_create(here, "bench", runs, 55))

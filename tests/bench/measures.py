@@ -53,6 +53,23 @@ async def create_and_delete(
     ]
 
 
+async def steps(stage: Stage, runs: int) -> list[Figure]:
+    """Where a create's time goes: the median of each span of its trace."""
+    took: dict[str, list[float]] = {}
+    for _ in range(runs):
+        _, uid = await stage.create()
+        await asyncio.sleep(0.5)  # spans are told after the deed
+        request = {"uid": uid, "spans": True}
+        page = await stage.bus.request("virtbus.api.v1.vm.events", request, timeout_s=5)
+        for item in page["items"]:
+            span = item["data"]
+            if "start_ns" in span:
+                name = f"{span.get('service', '')}: {span['name']}"
+                took.setdefault(name, []).append((span["end_ns"] - span["start_ns"]) / 1e6)
+        await stage.delete(uid)
+    return [median_of(f"step {name}", values, "ms") for name, values in sorted(took.items())]
+
+
 async def ten_at_once(stage: Stage, raw: RawVirt, runs: int) -> list[Figure]:
     """Ten creates together against ten raw starts at the best concurrency; then ten deletes."""
     ours, floor, ends = [], [], []
