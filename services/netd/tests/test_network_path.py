@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -241,3 +242,22 @@ async def test_twenty_vms_at_once_get_twenty_addresses(node: Node) -> None:
         tasks = [group.create_task(node.attach(uid)) for uid in uids]
     assert len({task.result().interfaces[0].addresses for task in tasks}) == 20
     assert os.path.isdir("/proc/self")
+
+
+async def test_out_of_descriptors_is_an_error_and_passes_by_itself(node: Node) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    hogs = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                hogs.append(os.open("/dev/null", os.O_RDONLY))
+        os.close(hogs.pop())
+        with pytest.raises(VirtbusError, match="Too many open files") as refused:
+            await node.attach(A)
+    finally:
+        for hog in hogs:
+            os.close(hog)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert refused.value.body.retry == "same_id"
+    assert (await node.attach(A)).phase is NetPhase.READY

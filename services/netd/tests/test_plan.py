@@ -72,13 +72,14 @@ def test_an_interface_without_its_network_is_refused_with_its_path() -> None:
 @given(st.sets(st.integers(2, 14)), st.text(max_size=8))
 def test_a_chosen_address_is_free_and_in_the_subnet(taken: set[int], key: str) -> None:
     gateway = IPv4Interface("192.0.2.1/28")
-    used = {IPv4Address(f"192.0.2.{number}") for number in taken}
+    used = {f"192.0.2.{number}" for number in taken}
     if len(used) == 13:
         with pytest.raises(VirtbusError):
             choose_address(gateway, key, used)
         return
     address = choose_address(gateway, key, used)
-    assert address.ip not in {*used, gateway.ip, gateway.network[0], gateway.network[-1]}
+    assert str(address.ip) not in used
+    assert address.ip not in {gateway.ip, gateway.network[0], gateway.network[-1]}
     assert address.network == gateway.network
 
 
@@ -90,7 +91,7 @@ def test_an_address_is_kept_unless_the_subnet_changed_or_another_has_it() -> Non
     other = IPv4Interface("10.9.0.1/24")
     moved = settled(carried_over(plan, first, ()), other, (), {})
     assert IPv4Interface(moved.nics[0].addresses[0]).network == other.network
-    mine = IPv4Interface(first.nics[0].addresses[0]).ip
+    mine = str(IPv4Interface(first.nics[0].addresses[0]).ip)
     again = settled(carried_over(plan, first, ()), GATEWAY, {mine}, {})
     assert again.nics[0].addresses != first.nics[0].addresses
 

@@ -1,7 +1,7 @@
 """From what a record asks to what it gets: addresses, MACs, refusals."""
 
 from collections.abc import Collection, Iterable, Mapping
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Interface
 from typing import Any
 
 from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
@@ -40,10 +40,10 @@ def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
             )
 
 
-def addresses_of(nics: Iterable[Nic]) -> set[IPv4Address]:
-    """The built-in addresses among `nics`."""
+def addresses_of(nics: Iterable[Nic]) -> set[str]:
+    """The built-in addresses among `nics`, without their prefix."""
     return {
-        IPv4Interface(address).ip
+        address.partition("/")[0]
         for nic in nics
         if nic.kind is NicKind.BRIDGE
         for address in nic.addresses
@@ -73,7 +73,7 @@ def carried_over(
 def settled(
     plan: Attachment,
     gateway: IPv4Interface,
-    taken: Collection[IPv4Address],
+    taken: Collection[str],
     conflists: Mapping[str, dict[str, Any]],
 ) -> Attachment:
     """The plan with an address per built-in interface and a conflist per other one.
@@ -89,17 +89,18 @@ def settled(
         else:
             address = _kept(nic, gateway, used)
             address = address or choose_address(gateway, f"{plan.uid}/{nic.name}", used)
-            used.add(address.ip)
+            used.add(str(address.ip))
             update = {"addresses": (str(address),), "gateway": str(gateway.ip)}
         nics.append(nic.model_copy(update=update))
     return plan.model_copy(update={"nics": tuple(nics)})
 
 
-def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[IPv4Address]) -> IPv4Interface | None:
+def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interface | None:
     """The address that the interface had, if the subnet is still that and nobody else has it."""
     for text in nic.addresses:
         address = IPv4Interface(text)
-        if address.network == gateway.network and address.ip not in {*used, gateway.ip}:
+        free = str(address.ip) not in used and address.ip != gateway.ip
+        if free and address.network == gateway.network:
             return address
     return None
 
