@@ -64,7 +64,7 @@ def admit(data: Any, new_uid: str) -> Admitted:
         found.extend(_between_fields(data))
     if create is None or found:
         raise invalid(tuple(found))
-    spec = complete(create)
+    spec = _checked(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
     return Admitted(
@@ -78,6 +78,17 @@ def admit(data: Any, new_uid: str) -> Admitted:
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
     )
+
+
+def _checked(spec: VmSpec) -> VmSpec:
+    """`spec` where it keeps its own bounds with all that was filled in; else 400.
+
+    What is stored is read again by every service, with the same bounds.
+    """
+    try:
+        return VmSpec.model_validate(spec.model_dump())
+    except ValidationError as error:
+        raise invalid(problems(error, "spec")) from None
 
 
 def starts_by_itself(strategy: RunStrategy) -> bool:
@@ -223,9 +234,11 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
     for index, item in enumerate(items):
         name = item.get("name")
-        if isinstance(name, str) and name in seen:
-            found.append(Detail(path=f"{path}[{index}].name", message=f"{name!r} is used twice"))
-        seen.add(str(name))
+        if isinstance(name, str):
+            if name in seen:
+                message = f"{name!r} is used twice"
+                found.append(Detail(path=f"{path}[{index}].name", message=message))
+            seen.add(name)
     return found
 
 
@@ -245,7 +258,7 @@ def _partners(
 ) -> list[Detail]:
     """Each device's contents are named like it; the other direction is filled in."""
     found = _duplicates(path, devices)
-    names = {partner.get("name") for partner in partners}
+    names = [partner.get("name") for partner in partners]
     for index, device in enumerate(devices):
         if isinstance(device.get("name"), str) and device["name"] not in names:
             message = f"no {kind} is named {device['name']!r}"

@@ -87,9 +87,9 @@ def powered(record: VmRecord, *, on: bool, grace_s: int | None = None) -> VmReco
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
     """The record once its delete was asked for; asking again may only shorten the grace."""
-    if record.deleting and (
-        grace_s is None or (record.delete_grace_s is not None and grace_s >= record.delete_grace_s)
-    ):
+    default_s = record.spec.termination_grace_s
+    before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
+    if record.deleting and (default_s if grace_s is None else grace_s) >= before_s:
         return record
     return record.model_copy(update={"deleting": True, "delete_grace_s": grace_s})
 

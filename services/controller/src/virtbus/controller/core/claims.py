@@ -33,6 +33,8 @@ class CommitStep(StrEnum):
 
     SAME = "same"
     """It is there already: answer 200."""
+    ENDING = "ending"
+    """It is there and being deleted: 409."""
     REFUSE = "refuse"
     MOVE = "move"
     """Commit as a move from `_`: purge the tombstone in the same atomic batch."""
@@ -40,7 +42,7 @@ class CommitStep(StrEnum):
     RETRY = "retry"
 
 
-NAME_STEPS: dict[Standing, NameStep] = {
+_NAME_STEPS: dict[Standing, NameStep] = {
     Standing.NOTHING: NameStep.BURY_THEN_TAKE,
     Standing.RECORD: NameStep.REFUSE,
     Standing.TOMBSTONE: NameStep.BURY_THEN_TAKE,
@@ -63,13 +65,25 @@ def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> Standing:
     return Standing.TOMBSTONE if isinstance(last, Tombstone) else Standing.RECORD
 
 
+def name_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRecord) -> NameStep:
+    """What to do about the claim on `wanted`'s name of another uid, given what stands on that.
+
+    A uid whose record bears another name can never be committed under this one.
+    """
+    if isinstance(last, VmRecord) and not bears(last, wanted.namespace, wanted.name):
+        return NameStep.TAKE
+    return _NAME_STEPS[where]
+
+
+def bears(record: VmRecord, namespace: str, name: str) -> bool:
+    """True for a record of this name."""
+    return (record.namespace, record.name) == (namespace, name)
+
+
 def commit_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRecord) -> CommitStep:
     """What a commit of `wanted` does, given what stands on its uid."""
     if where is not Standing.RECORD or not isinstance(last, VmRecord):
         return _COMMIT_STEPS[where]
-    same = (last.namespace, last.name, last.spec_hash) == (
-        wanted.namespace,
-        wanted.name,
-        wanted.spec_hash,
-    )
-    return CommitStep.SAME if same else CommitStep.REFUSE
+    if not bears(last, wanted.namespace, wanted.name) or last.spec_hash != wanted.spec_hash:
+        return CommitStep.REFUSE
+    return CommitStep.ENDING if last.deleting else CommitStep.SAME

@@ -5,10 +5,13 @@ A cache: good for answers and placement, never for a decision that must hold; th
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from virtbus.controller.core.placement import Candidate, memory_of
 from virtbus.controller.core.view import view
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeRecord, NodeView
 from virtbus.schemas.subjects import JOIN_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmStatus, VmView
@@ -50,21 +53,30 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
     data: Any = decode(value)
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return validate(NameClaim, data)
-    if data.get("tombstone"):
+    if isinstance(data, dict) and data.get("tombstone"):
         return validate(Tombstone, data)
     return validate(VmRecord, data)
 
 
 @dataclass
 class Fleet:
-    """All that is known. `revision` and `status_revision` are the highest seen of each bucket."""
+    """All that is known. `revision` and `status_revision` are the highest seen of each bucket.
+
+    Statuses are by node and uid: a node may write all below its own prefix, so what it says of a
+    VM counts only while the VM's record is there.
+    """
+
+    GONE_KEPT: ClassVar[int] = 20_000
+    """Deleted VMs that a resumed watch can still be told of."""
 
     vms: dict[str, Held] = field(default_factory=dict)
-    statuses: dict[str, tuple[VmStatus, int]] = field(default_factory=dict)
+    statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, Claimed] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
+    forgotten_revision: int = 0
+    """What was deleted up to here may be missing in `gone`."""
     revision: int = 0
     status_revision: int = 0
     quiet_since_s: float = 0.0
@@ -91,17 +103,21 @@ class Fleet:
     def purge_vm(self, key: str, revision: int) -> str | None:
         """Take in a purge marker."""
         self.revision = max(self.revision, revision)
-        if self.claims.pop(key, None) is not None:
+        tokens = key.split(".")
+        if self.claims.pop(key, None) is not None or len(tokens) != 4 or tokens[3] == JOIN_KEY:
             return None
-        uid = key.rsplit(".", maxsplit=1)[-1]
+        uid = tokens[3]
         held = self.vms.get(uid)
-        if held is not None and (held.revision > revision or held.record.node != key.split(".")[2]):
+        if held is not None and (held.revision > revision or held.record.node != tokens[2]):
             return None  # the purge half of a move
         return self.drop_vm(uid, revision)
 
     def drop_vm(self, uid: str, revision: int) -> str | None:
         """Forget a VM; its uid if it was known."""
+        self.gone.pop(uid, None)
         self.gone[uid] = revision
+        if len(self.gone) > self.GONE_KEPT:
+            self.forgotten_revision = self.gone.pop(next(iter(self.gone)))
         held = self.vms.pop(uid, None)
         if held is None:
             return None
@@ -110,27 +126,24 @@ class Fleet:
             del self.names[name]
         return uid
 
-    def put_status(self, value: bytes, revision: int) -> str:
-        """Take in one `$KV.st` message."""
+    def put_status(self, key: str, value: bytes, revision: int) -> str:
+        """Take in one `$KV.st` message; VirtbusError where it is not of its key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = validate(VmStatus, decode(value))
-        known = self.statuses.get(status.uid)
-        if known is None or known[0].epoch <= status.epoch:
-            self.statuses[status.uid] = (status, revision)
+        _check_key(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
+        self.statuses[status.node, status.uid] = (status, revision)
         return status.uid
 
-    def purge_status(self, key: str, revision: int) -> str:
-        """Take in a status's purge marker."""
+    def purge_status(self, key: str, revision: int) -> str | None:
+        """Take in a status's purge marker; the uid if it was known."""
         self.status_revision = max(self.status_revision, revision)
-        _, _, node, uid = key.split(".")
-        known = self.statuses.get(uid)
-        if known is not None and known[0].node == node:
-            del self.statuses[uid]
-        return uid
+        node, _, uid = key.removeprefix("$KV.st.").partition(".")
+        return uid if self.statuses.pop((node, uid), None) is not None else None
 
-    def put_node(self, value: bytes, now_s: float, now_ns: int) -> str:
-        """Take in a node's liveness record."""
+    def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
+        """Take in a node's liveness record; VirtbusError where it is not of its key."""
         record = validate(NodeRecord, decode(value))
+        _check_key(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         self.nodes[record.node] = NodeSeen(record, now_s, skew_s)
         return record.node
@@ -142,12 +155,18 @@ class Fleet:
         heard_s = seen.heard_s if seen else 0.0
         return now_s - max(heard_s, self.quiet_since_s) > DOWN_AFTER_S
 
+    def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
+        """What the record's own node last said of it, and at which revision."""
+        return self.statuses.get((record.node, record.uid))
+
     def show(self, uid: str, now_s: float) -> VmView | None:
         """The VM as the API shows it."""
         held = self.vms.get(uid)
-        if held is None:
-            return None
-        status = self.statuses.get(uid)
+        return None if held is None else self.show_held(held, now_s)
+
+    def show_held(self, held: Held, now_s: float) -> VmView:
+        """The same of a record that was just read or written."""
+        status = self.status_of(held.record)
         silent = self.silent(held.record.node, now_s)
         return view(held.record, held.revision, status[0] if status else None, silent=silent)
 
@@ -194,6 +213,12 @@ def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> 
     return (namespace is None or record.namespace == namespace) and all(
         record.labels.get(key) == value for key, value in labels.items()
     )
+
+
+def _check_key(key: str, wanted: str | bool) -> None:
+    if key != wanted:
+        message = f"what stands at {key} is not its own"
+        raise VirtbusError(Code.INVALID, "foreign_record", message)
 
 
 def _order(held: Held) -> tuple[str, str, str]:

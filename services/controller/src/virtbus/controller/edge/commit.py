@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
 from virtbus.controller.core.admission import secret_bytes
 from virtbus.controller.core.claims import (
-    NAME_STEPS,
     CommitStep,
     NameStep,
-    Standing,
+    bears,
     commit_step,
+    name_step,
     standing,
 )
 from virtbus.controller.core.fleet import Held, read_vm_key
@@ -50,64 +50,84 @@ class Commits:
             VirtbusError: 409 name or uid taken, 410 uid deleted, 503 too many lost races.
             BusError: nothing happened, or the outcome is unknown.
         """
-        claim_revision = await self._claim(record)
+        await self._claim(record)
         if secrets is not None:
-            body = secret_bytes(secrets)
-            record = record.model_copy(update={"sec_digest": hashlib.sha256(body).hexdigest()})
-            await self._bus.put(subjects.vm_secret(record.node, record.uid), body)
+            record = await self._put_secrets(record, secrets)
         try:
             return await self._commit(record)
         except VirtbusError:
-            await self._withdraw(record, claim_revision)
+            await self._withdraw(record)
             raise
 
+    async def _put_secrets(self, record: VmRecord, secrets: VmSecrets) -> VmRecord:
+        """Store the secrets; the record with their digest. Those of a VM that exists stay."""
+        key, body = subjects.vm_secret(record.node, record.uid), secret_bytes(secrets)
+        record = record.model_copy(update={"sec_digest": hashlib.sha256(body).hexdigest()})
+        expect = 0
+        for _ in range(ATTEMPTS):
+            try:
+                await self._bus.put(key, body, expect=expect)
+            except ConflictError:
+                there = await self._bus.get(key)
+                expect = there.revision if there else 0
+                if await self.latest(record.uid) is not None:
+                    return record  # the commit finds it too, and says what that means
+            else:
+                return record
+        raise _storm()
+
     # --- the name -------------------------------------------------------------------------
-    async def _claim(self, record: VmRecord) -> int:
-        """Hold the name for the record's uid; the claim's revision."""
+    async def _claim(self, record: VmRecord, *, anew: bool = False) -> None:
+        """Hold the name for the record's uid; with `anew` under a revision that nobody read yet."""
         key = subjects.name_claim(record.namespace, record.name)
         body = encode(NameClaim(uid=record.uid))
         for _ in range(ATTEMPTS):
             try:
-                return await self._bus.put(key, body, expect=0)
+                await self._bus.put(key, body, expect=0)
             except ConflictError:
-                revision = await self._take_over(key, body, record)
-            if revision is not None:
-                return revision
+                if not await self._take_over(key, body, record, anew=anew):
+                    continue
+            return
         raise _storm()
 
-    async def _take_over(self, key: str, body: bytes, record: VmRecord) -> int | None:
-        """One try at a claim that stands; None when somebody else moved meanwhile."""
+    async def _take_over(self, key: str, body: bytes, record: VmRecord, *, anew: bool) -> bool:
+        """One try at a claim that stands; False when somebody else moved meanwhile."""
         claim = await self._bus.get(key)
         if claim is None:
-            return None
+            return False
         try:
-            if claim.kind is EntryKind.PURGE:
-                return await self._bus.put(key, body, expect=claim.revision)
-            holder = read(NameClaim, claim.value).uid
-            if holder == record.uid:
-                return claim.revision
-            await self._step_over(holder, record)
-            return await self._bus.put(key, body, expect=claim.revision)
+            if claim.kind is not EntryKind.PURGE:
+                holder = read(NameClaim, claim.value).uid
+                if holder != record.uid:
+                    await self._step_over(holder, record)
+                elif not anew:
+                    return True
+            await self._bus.put(key, body, expect=claim.revision)
         except ConflictError:
-            return None
+            return False
+        return True
 
     async def _step_over(self, holder: str, record: VmRecord) -> None:
         """Make sure that `holder` can never commit, or raise 409."""
         last = await self._bus.get(subjects.vm_anywhere(holder))
         message = _message(last)
-        match NAME_STEPS[standing(message, purged=_purged(last))]:
+        match name_step(standing(message, purged=_purged(last)), message, record):
             case NameStep.REFUSE:
                 raise _name_taken(record, message)
             case NameStep.BURY_THEN_TAKE:
-                await self._bus.put(
-                    subjects.vm_record(UNPLACED, holder),
-                    encode(Tombstone(uid=holder)),
-                    expect=last.revision if last else 0,
-                    expect_over=subjects.vm_anywhere(holder),
-                    ttl_s=MARKER_TTL_S,
-                )
+                await self._bury(holder, last)
             case NameStep.TAKE:
                 pass
+
+    async def _bury(self, uid: str, last: Entry | None) -> None:
+        """A fresh tombstone over what was read of the uid; ConflictError when that moved."""
+        await self._bus.put(
+            subjects.vm_record(UNPLACED, uid),
+            encode(Tombstone(uid=uid)),
+            expect=last.revision if last else 0,
+            expect_over=subjects.vm_anywhere(uid),
+            ttl_s=MARKER_TTL_S,
+        )
 
     # --- the record -----------------------------------------------------------------------
     async def _commit(self, record: VmRecord) -> Committed:
@@ -130,41 +150,44 @@ class Commits:
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
             return Committed(Held(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
+            # Who buried us goes on to take the claim over at the revision that it read before.
+            # A new revision, made after we saw the tombstone, lets only one of us succeed.
+            await self._claim(record, anew=True)
+            key = subjects.vm_record(record.node, record.uid)
+            move = [
+                Write(last.key, None, expect=last.revision),
+                Write(key, encode(record), expect=0),
+            ]
             try:
-                revision = await self._bus.batch(
-                    [
-                        Write(last.key, None, expect=last.revision),
-                        Write(
-                            subjects.vm_record(record.node, record.uid), encode(record), expect=0
-                        ),
-                    ]
-                )
+                revision = await self._bus.batch(move)
             except ConflictError:
                 return None
             return Committed(Held(record, revision), created=True)
         if step is CommitStep.REFUSE:
             message_text = f"uid {record.uid} belongs to another VM; leave uid out to get a new one"
             raise VirtbusError(Code.CONFLICT, "uid_taken", message_text)
+        if step is CommitStep.ENDING:
+            message_text = f"{record.name} is being deleted; wait for vm.deleted, then create anew"
+            raise VirtbusError(Code.CONFLICT, "deleting", message_text)
         if step is CommitStep.GONE:
             message_text = f"uid {record.uid} was deleted; create the VM under a new uid"
             raise VirtbusError(Code.GONE, "deleted", message_text)
         return None
 
-    async def _withdraw(self, record: VmRecord, claim_revision: int) -> None:
-        """Give back what a refused create took; a sweep does it where this is cut short."""
-        last = await self._bus.get(subjects.vm_anywhere(record.uid))
-        message = _message(last)
-        if isinstance(message, VmRecord) and message.name == record.name:
-            return  # the uid's own earlier create holds this very name
+    async def _withdraw(self, record: VmRecord) -> None:
+        """Give back what a refused create took, where nobody can commit it any more."""
         try:
-            key = subjects.name_claim(record.namespace, record.name)
-            await self._bus.purge(key, expect=claim_revision, marker_ttl_s=MARKER_TTL_S)
-            if record.sec_digest is not None and not isinstance(message, VmRecord):
+            last = await self._bus.get(subjects.vm_anywhere(record.uid))
+            there = _message(last)
+            other = isinstance(there, VmRecord) and not bears(there, record.namespace, record.name)
+            if other or _purged(last):
+                key = subjects.name_claim(record.namespace, record.name)
+                await self.release_name(key, record.uid)
+            stray = isinstance(there, VmRecord) and there.node != record.node
+            if record.sec_digest is not None and (stray or _purged(last)):
                 await self._bus.purge(subjects.vm_secret(record.node, record.uid))
         except BusError as error:
-            log.info(
-                "left to the sweep: %s", error, extra={"code": "claim_left", "uid": record.uid}
-            )
+            _left(error, record.uid)
 
     async def replace(self, held: Held, record: VmRecord) -> Held:
         """CAS the record over the revision that was read; raises ConflictError when it moved."""
@@ -196,7 +219,11 @@ class Commits:
             )
         key = subjects.vm_record(record.node, record.uid)
         await self._bus.purge(key, expect=held.revision, marker_ttl_s=MARKER_TTL_S)
-        await self.release_name(subjects.name_claim(record.namespace, record.name), record.uid)
+        try:
+            name = subjects.name_claim(record.namespace, record.name)
+            await self.release_name(name, record.uid)
+        except BusError as error:
+            _left(error, record.uid)
 
     async def release_name(self, key: str, uid: str) -> bool:
         """Purge a claim that `uid` holds; False when another holds it by now."""
@@ -210,23 +237,29 @@ class Commits:
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
-    async def bury(self, uid: str) -> bool:
-        """Tombstone a uid without a record, so that its claim may be swept; False if it has one."""
-        last = await self._bus.get(subjects.vm_anywhere(uid))
-        match standing(_message(last), purged=_purged(last)):
-            case Standing.RECORD:
+    async def free_name(self, key: str) -> bool:
+        """Purge a claim whose holder has no record of that name; False if it has, or moved.
+
+        The claim's revision is read first, and the tombstone is a fresh one: a create of the
+        buried uid that comes back renews the claim, and then this purge fails (ADR 0003).
+        """
+        claim = await self._bus.get(key)
+        if claim is None or claim.kind is EntryKind.PURGE:
+            return False
+        holder = read(NameClaim, claim.value).uid
+        last = await self._bus.get(subjects.vm_anywhere(holder))
+        message = _message(last)
+        if isinstance(message, VmRecord):
+            if subjects.name_claim(message.namespace, message.name) == key:
                 return False
-            case Standing.MARKER | Standing.TOMBSTONE:
-                return True
-            case Standing.NOTHING:
-                await self._bus.put(
-                    subjects.vm_record(UNPLACED, uid),
-                    encode(Tombstone(uid=uid)),
-                    expect=0,
-                    expect_over=subjects.vm_anywhere(uid),
-                    ttl_s=MARKER_TTL_S,
-                )
-                return True
+        elif not _purged(last):
+            await self._bury(holder, last)
+        await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
+        return True
+
+
+def _left(error: BusError, uid: str) -> None:
+    log.info("left to the sweep: %s", error, extra={"code": "claim_left", "uid": uid})
 
 
 def _purged(entry: Entry | None) -> bool:
@@ -241,6 +274,9 @@ def _message(entry: Entry | None) -> VmRecord | Tombstone | None:
 
 
 def _name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
+    if isinstance(holder, VmRecord) and holder.deleting:
+        message = f"{wanted.name} (uid {holder.uid}) is being deleted; repeat after vm.deleted"
+        return VirtbusError(Code.CONFLICT, "deleting", message)
     if isinstance(holder, VmRecord) and holder.spec_hash == wanted.spec_hash:
         message = f"{wanted.name} exists, unchanged, with uid {holder.uid}"
         return VirtbusError(Code.CONFLICT, "exists_unchanged", message)

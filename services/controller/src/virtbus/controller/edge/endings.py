@@ -5,10 +5,12 @@ import logging
 import time
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
-from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
 from virtbus.controller.edge.facts import Facts
+from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
+from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ class Endings:
                 asyncio.get_running_loop().call_later(RETRY_S, changed.put_nowait, uid)
 
     async def _finish(self, uid: str) -> None:
-        held, status = self._fleet.vms.get(uid), self._fleet.statuses.get(uid)
+        held = self._fleet.vms.get(uid)
+        status = self._fleet.status_of(held.record) if held is not None else None
         if held is None or status is None or not held.record.deleting:
             return
         if not status[0].released or status[0].epoch < held.record.epoch:
@@ -56,12 +59,11 @@ class Endings:
         removed = 0
         before_ns = time.time_ns() - int(grace_s * 1e9)
         for key, claim in list(self._fleet.claims.items()):
-            if claim.uid in self._fleet.vms or claim.time_ns > before_ns:
+            held = self._fleet.vms.get(claim.uid)
+            if claim.time_ns > before_ns or (held is not None and _named(held.record) == key):
                 continue
             try:
-                # The tombstone first: it fences a paused controller that would still commit.
-                if await self._commits.bury(claim.uid):
-                    removed += await self._commits.release_name(key, claim.uid)
+                removed += await self._commits.free_name(key)
             except ConflictError:
                 continue
         return removed + await self._sweep_secrets(before_ns)
@@ -73,20 +75,18 @@ class Endings:
                 if item is WatchMark.SYNCED:
                     break
                 if isinstance(item, Entry) and item.kind is EntryKind.PUT:
-                    uid = item.key.rsplit(".", maxsplit=1)[-1]
-                    if uid not in self._fleet.vms and item.time_ns < before_ns:
+                    held = self._fleet.vms.get(_uid(item))
+                    if item.time_ns < before_ns and not _belongs(item, held):
                         orphans.append(item)
         removed = 0
         for entry in orphans:
-            uid = entry.key.rsplit(".", maxsplit=1)[-1]
-            if await self._commits.latest(uid) is None:
-                try:
-                    await self._bus.purge(
-                        entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S
-                    )
-                except ConflictError:
-                    continue
-                removed += 1
+            if _belongs(entry, await self._commits.latest(_uid(entry))):
+                continue
+            try:
+                await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
+            except ConflictError:
+                continue
+            removed += 1
         return removed
 
     async def sweep_forever(self, interval_s: float, grace_s: float) -> None:
@@ -100,3 +100,16 @@ class Endings:
                 continue
             if removed:
                 log.info("swept %d orphan(s)", removed, extra={"code": "swept"})
+
+
+def _named(record: VmRecord) -> str:
+    return subjects.name_claim(record.namespace, record.name)
+
+
+def _uid(entry: Entry) -> str:
+    return entry.key.rsplit(".", maxsplit=1)[-1]
+
+
+def _belongs(entry: Entry, held: Held | None) -> bool:
+    """True for the secrets of a VM on the VM's own node."""
+    return held is not None and entry.key == subjects.vm_secret(held.record.node, held.record.uid)

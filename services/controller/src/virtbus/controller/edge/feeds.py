@@ -33,7 +33,9 @@ class Feeds:
         """Follow all three buckets; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("vm", self._vm, lambda: set(self._fleet.vms)))
-            group.create_task(self._follow("st", self._status, lambda: set(self._fleet.statuses)))
+            group.create_task(
+                self._follow("st", self._status, lambda: {uid for _, uid in self._fleet.statuses})
+            )
             group.create_task(self._follow("node", self._node, set))
 
     async def _follow(
@@ -68,7 +70,8 @@ class Feeds:
             if bucket == "vm":
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
             else:
-                self._fleet.statuses.pop(uid, None)
+                for key in [key for key in self._fleet.statuses if key[1] == uid]:
+                    del self._fleet.statuses[key]
                 self._changed(uid)
 
     def _changed(self, uid: str | None) -> None:
@@ -84,9 +87,9 @@ class Feeds:
     def _status(self, entry: Entry) -> str | None:
         if entry.kind is EntryKind.PURGE:
             return self._fleet.purge_status(entry.key, entry.revision)
-        return self._fleet.put_status(entry.value, entry.revision)
+        return self._fleet.put_status(entry.key, entry.value, entry.revision)
 
     def _node(self, entry: Entry) -> None:
         if entry.kind is EntryKind.PUT:
             now_s = asyncio.get_running_loop().time()
-            self._fleet.put_node(entry.value, now_s, time.time_ns())
+            self._fleet.put_node(entry.key, entry.value, now_s, time.time_ns())

@@ -13,7 +13,6 @@ from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.placement import no_node, place
-from virtbus.controller.core.view import view
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.watching import Watches
@@ -213,9 +212,7 @@ class VmApi:
             self._watches.changed(record.uid)
 
     def _show(self, held: Held) -> VmView:
-        status = self._fleet.statuses.get(held.record.uid)
-        silent = self._fleet.silent(held.record.node, asyncio.get_running_loop().time())
-        return view(held.record, held.revision, status[0] if status else None, silent=silent)
+        return self._fleet.show_held(held, asyncio.get_running_loop().time())
 
 
 def not_found(ref: VmRef) -> VirtbusError:

@@ -124,7 +124,7 @@ class Watches:
         await self._catch_up(position, watcher)
         watcher.told.update(uid for uid in self._fleet.vms if self._wanted(want, uid))
         for uid, held in self._fleet.vms.items():
-            status = self._fleet.statuses.get(uid)
+            status = self._fleet.status_of(held.record)
             if held.revision > position.revision or (
                 status is not None and status[1] > position.status_revision
             ):

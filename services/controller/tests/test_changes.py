@@ -1,0 +1,160 @@
+"""What may change in a VM that exists, and what a repeated request does."""
+
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import GIB, record
+
+from virtbus.controller.core.changes import changed_paths, deleting, powered, updated
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm import VmRecord, VmSpec
+
+
+def with_spec(of: VmRecord, **more: Any) -> VmSpec:
+    """The record's spec with changes, by dotted path."""
+    plain = of.spec.model_dump()
+    for path, value in more.items():
+        inner = plain
+        *parents, last = path.split("__")
+        for part in parents:
+            inner = inner[part]
+        inner[last] = value
+    return VmSpec.model_validate(plain)
+
+
+def update(of: VmRecord, spec: VmSpec | None = None, **more: Any) -> VmRecord:
+    return updated(of, **({"spec": spec, "labels": None, "annotations": None} | more))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_strategy": "Manual"},
+        {"node_selector": {"zone": "a"}},
+        {"termination_grace_s": 5},
+        {"domain__cpu": {"cores": 4}},
+        {"domain__memory": {"guest": GIB}},
+        {"domain__firmware": {"serial": "x1"}},
+        {"domain__accelerator": "tcg"},
+    ],
+    ids=str,
+)
+def test_what_may_change_raises_the_generation_and_the_hash(change: dict[str, Any]) -> None:
+    before = record()
+    after = update(before, with_spec(before, **change))
+    assert after.generation == before.generation + 1
+    assert after.spec_hash != before.spec_hash
+    assert (after.epoch, after.uid, after.node) == (before.epoch, before.uid, before.node)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"volumes": []}, "spec.volumes"),
+        ({"networks": []}, "spec.networks"),
+        ({"domain__devices": {}}, "spec.domain.devices.disks"),
+    ],
+)
+def test_what_cannot_change_is_422_with_its_path(change: dict[str, Any], path: str) -> None:
+    before = record()
+    with pytest.raises(VirtbusError) as caught:
+        update(before, with_spec(before, **change, termination_grace_s=1))
+    assert (caught.value.code, caught.value.reason) == (Code.UNSUPPORTED, "immutable")
+    found = [detail.path for detail in caught.value.body.details]
+    assert path in found
+    assert "spec.termination_grace_s" not in found
+
+
+def test_a_change_deep_in_a_list_is_told_with_its_index() -> None:
+    before = record()
+    plain = before.spec.model_dump()
+    plain["volumes"][0]["image"]["ref"] = "other"
+    plain["volumes"][1]["cloud_init_no_cloud"]["hostname"] = "other"
+    with pytest.raises(VirtbusError) as caught:
+        update(before, VmSpec.model_validate(plain))
+    assert [detail.path for detail in caught.value.body.details] == [
+        "spec.volumes[0].image.ref",
+        "spec.volumes[1].cloud_init_no_cloud.hostname",
+    ]
+
+
+def test_new_user_data_is_refused_and_not_shown() -> None:
+    before = record()
+    plain = before.spec.model_dump()
+    plain["volumes"][1]["cloud_init_no_cloud"]["user_data"] = "hunter2"
+    with pytest.raises(VirtbusError) as caught:
+        update(before, VmSpec.model_validate(plain))
+    assert "hunter2" not in caught.value.body.model_dump_json()
+
+
+def test_labels_and_annotations_change_no_generation() -> None:
+    before = record(labels={"a": "1"})
+    after = update(before, labels={"b": "2"}, annotations={"x": "y"})
+    assert (after.labels, after.annotations) == ({"b": "2"}, {"x": "y"})
+    assert after.generation == before.generation
+    assert update(before, labels={}).labels == {}
+    assert update(before).labels == {"a": "1"}
+
+
+def test_the_same_spec_changes_nothing() -> None:
+    before = record()
+    assert update(before, before.spec) == before
+
+
+@pytest.mark.parametrize(("strategy", "on"), [("Halted", False), ("Once", True)])
+def test_another_run_strategy_powers_the_vm_as_it_says(strategy: str, on: bool) -> None:
+    before = record(powered=not on)
+    after = update(before, with_spec(before, run_strategy=strategy))
+    assert after.powered is on
+    assert after.power_epoch == before.power_epoch + 1
+
+
+def test_start_and_stop_each_raise_the_power_epoch() -> None:
+    stopped = powered(record(), on=False, grace_s=7)
+    assert (stopped.powered, stopped.power_epoch, stopped.stop_grace_s) == (False, 1, 7)
+    started = powered(stopped, on=True)
+    assert (started.powered, started.power_epoch, started.stop_grace_s) == (True, 2, None)
+    assert powered(started, on=True).power_epoch == 3
+
+
+def test_a_delete_asked_twice_is_one() -> None:
+    once = deleting(record(), None)
+    assert once.deleting
+    assert deleting(once, None) == once
+    short = deleting(record(), 5)
+    assert deleting(short, 5) == short
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (None, 0, 0),
+        (10, 3, 3),
+        (10, 30, 10),
+        (10, None, 10),
+        (None, 29, 29),
+        (None, 31, None),
+        (None, 86_400, None),
+    ],
+)
+def test_asking_again_may_only_shorten_the_grace(
+    first: int | None, second: int | None, kept: int | None
+) -> None:
+    """The default grace is the spec's 30 s, and no second request makes it longer."""
+    assert deleting(deleting(record(), first), second).delete_grace_s == kept
+
+
+@pytest.mark.parametrize(
+    "change", [lambda r: powered(r, on=True), lambda r: powered(r, on=False), update]
+)
+def test_nothing_else_changes_what_is_being_deleted(change: Any) -> None:
+    with pytest.raises(VirtbusError) as caught:
+        change(deleting(record(), 0))
+    assert (caught.value.code, caught.value.reason) == (Code.CONFLICT, "deleting")
+
+
+def test_paths_of_what_differs() -> None:
+    before = {"a": 1, "b": {"c": [1, 2]}, "d": None}
+    after = {"a": 1, "b": {"c": [1, 3]}, "d": {"x": 1}, "e": []}
+    assert list(changed_paths(before, after, "spec")) == ["spec.b.c[1]", "spec.d", "spec.e"]
+    assert list(changed_paths(before, before, "spec")) == []

@@ -1,0 +1,93 @@
+"""The tables of claim-then-commit, whole."""
+
+import pytest
+from services.controller.tests.fleets import record, uid
+
+from virtbus.controller.core.claims import (
+    CommitStep,
+    NameStep,
+    Standing,
+    commit_step,
+    name_step,
+    standing,
+)
+from virtbus.schemas.vm import Tombstone, VmRecord
+
+WANTED = record(1, "web")
+OTHER = record(2, "web")
+TOMB = Tombstone(uid=uid(1))
+
+
+@pytest.mark.parametrize(
+    ("last", "purged", "expected"),
+    [
+        (None, False, Standing.NOTHING),
+        (None, True, Standing.MARKER),
+        (TOMB, False, Standing.TOMBSTONE),
+        (WANTED, False, Standing.RECORD),
+        (WANTED, True, Standing.MARKER),
+    ],
+)
+def test_what_the_last_message_says(
+    last: VmRecord | Tombstone | None,
+    purged: bool,
+    expected: Standing,
+) -> None:
+    assert standing(last, purged=purged) is expected
+
+
+@pytest.mark.parametrize(
+    ("last", "purged", "step"),
+    [
+        (None, False, NameStep.BURY_THEN_TAKE),
+        (Tombstone(uid=uid(2)), False, NameStep.BURY_THEN_TAKE),
+        (None, True, NameStep.TAKE),
+        (OTHER, False, NameStep.REFUSE),
+        (record(2, "web", deleting=True), False, NameStep.REFUSE),
+        (record(2, "db"), False, NameStep.TAKE),
+        (record(2, "web", namespace="shop"), False, NameStep.TAKE),
+    ],
+)
+def test_what_to_do_about_a_name_that_another_uid_claims(
+    last: VmRecord | Tombstone | None,
+    purged: bool,
+    step: NameStep,
+) -> None:
+    assert name_step(standing(last, purged=purged), last, WANTED) is step
+
+
+@pytest.mark.parametrize(
+    ("last", "purged", "step"),
+    [
+        (None, False, CommitStep.RETRY),
+        (TOMB, False, CommitStep.MOVE),
+        (None, True, CommitStep.GONE),
+        (WANTED, False, CommitStep.SAME),
+        (WANTED.model_copy(update={"node": "n2", "epoch": 4}), False, CommitStep.SAME),
+        (WANTED.model_copy(update={"deleting": True}), False, CommitStep.ENDING),
+        (record(1, "db"), False, CommitStep.REFUSE),
+        (record(1, "web", namespace="shop"), False, CommitStep.REFUSE),
+        (WANTED.model_copy(update={"spec_hash": "other"}), False, CommitStep.REFUSE),
+    ],
+)
+def test_what_a_commit_does_that_met_an_earlier_message(
+    last: VmRecord | Tombstone | None,
+    purged: bool,
+    step: CommitStep,
+) -> None:
+    assert commit_step(standing(last, purged=purged), last, WANTED) is step
+
+
+def test_every_step_is_reached() -> None:
+    reached = {
+        commit_step(standing(last, purged=purged), last, WANTED)
+        for last, purged in [
+            (None, False),
+            (None, True),
+            (TOMB, False),
+            (WANTED, False),
+            (record(1, "db"), False),
+            (WANTED.model_copy(update={"deleting": True}), False),
+        ]
+    }
+    assert reached == set(CommitStep)

@@ -1,0 +1,387 @@
+"""Claim, then commit (ADR 0003): one winner of every race, and no crash leaves anything."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import record, uid
+from services.controller.tests.schedules import (
+    Gates,
+    ScheduledBus,
+    broken_everywhere,
+    explore,
+    sample,
+)
+
+from virtbus.bus.memory import Fault, MemoryBus, MemoryServer
+from virtbus.bus.ports import EntryKind, OutcomeUnknownError, UnavailableError
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.edge.commit import Commits, Committed
+from virtbus.controller.edge.endings import Endings
+from virtbus.controller.edge.facts import Facts
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import CloudInitNoCloud, NameClaim, Tombstone, VmRecord, VmSecrets
+from virtbus.schemas.wire import decode, encode, read
+
+CLAIM = subjects.name_claim("default", "web")
+
+
+def secrets(number: int, text: str = "#cloud-config\n") -> VmSecrets:
+    return VmSecrets(uid=uid(number), cloud_init={"cloudinit": CloudInitNoCloud(user_data=text)})
+
+
+def standing(server: MemoryServer) -> dict[str, Any]:
+    """What is stored, markers and tombstones left out."""
+    return {
+        entry.key: value
+        for shelf in server.shelves.values()
+        for entry in shelf.entries.values()
+        if entry.kind is EntryKind.PUT and not (value := decode(entry.value)).get("tombstone")
+    }
+
+
+def records(server: MemoryServer) -> list[VmRecord]:
+    """The records that stand."""
+    return [
+        VmRecord.model_validate(value)
+        for key, value in standing(server).items()
+        if key.startswith("$KV.vm.") and "spec" in value
+    ]
+
+
+def check_names(server: MemoryServer) -> None:
+    """No name is held by two VMs, and each VM holds its own."""
+    found = standing(server)
+    there = records(server)
+    assert len({(one.namespace, one.name) for one in there}) == len(there), "a name twice"
+    assert len({one.uid for one in there}) == len(there), "a uid twice"
+    for one in there:
+        claim = found.get(subjects.name_claim(one.namespace, one.name))
+        assert claim is not None, "a VM without its claim"
+        assert claim["uid"] == one.uid, "a VM whose name another holds"
+
+
+def check_clean(server: MemoryServer) -> None:
+    """Nothing stands that is not of a VM."""
+    check_names(server)
+    uids = {one.uid: one for one in records(server)}
+    for key, value in standing(server).items():
+        if key.startswith("$KV.vm._name."):
+            assert value["uid"] in uids, f"an orphan claim: {key}"
+        if key.startswith("$KV.sec."):
+            assert value["uid"] in uids, f"an orphan secret: {key}"
+            assert key.split(".")[2] == uids[value["uid"]].node, f"a stray secret: {key}"
+
+
+async def swept(server: MemoryServer) -> None:
+    """A sweep by a controller that just read all there is."""
+    bus = MemoryBus(server, "sweeper")
+    await sweep(bus)
+
+
+async def sweep(bus: MemoryBus) -> None:
+    fleet = Fleet()
+    for entry in bus.server.shelf(CLAIM).listed(("$KV.vm.>",)):
+        if entry.kind is EntryKind.PUT:
+            fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
+    await Endings(bus, fleet, Facts(bus)).sweep(grace_s=-60.0)
+
+
+def created(result: Any) -> bool:
+    return isinstance(result, Committed) and result.created
+
+
+# --- one controller --------------------------------------------------------------------------
+async def test_a_create_claims_the_name_puts_the_secrets_and_commits() -> None:
+    server = MemoryServer()
+    done = await Commits(MemoryBus(server)).create(record(), secrets(1))
+    assert done.created
+    assert done.held.record.sec_digest is not None
+    assert set(standing(server)) == {
+        CLAIM,
+        subjects.vm_secret("n1", uid(1)),
+        subjects.vm_record("n1", uid(1)),
+    }
+    check_clean(server)
+
+
+async def test_the_same_create_again_is_the_same_vm() -> None:
+    server = MemoryServer()
+    commits = Commits(MemoryBus(server))
+    first = await commits.create(record(), secrets(1))
+    again = await commits.create(record(node="n2"), secrets(1))
+    assert (again.created, again.held) == (False, first.held)
+    await swept(server)
+    check_clean(server)
+
+
+@pytest.mark.parametrize(
+    ("rival", "reason"),
+    [
+        (record(2, labels={"a": "b"}), "exists_unchanged"),
+        (record(2, spec_hash="other"), "name_taken"),
+        (record(1, spec_hash="other"), "uid_taken"),
+        (record(1, "db"), "uid_taken"),
+        (record(1, namespace="shop"), "uid_taken"),
+    ],
+)
+async def test_a_name_and_a_uid_have_one_vm(rival: VmRecord, reason: str) -> None:
+    server = MemoryServer()
+    commits = Commits(MemoryBus(server))
+    first = await commits.create(record(), secrets(1, "first"))
+    with pytest.raises(VirtbusError) as caught:
+        await commits.create(rival, secrets(int(rival.uid[-1]), "second"))
+    assert (caught.value.code, caught.value.reason) == (409, reason)
+    assert records(server) == [first.held.record]
+    kept = await MemoryBus(server).get(subjects.vm_secret("n1", uid(1)))
+    assert kept is not None
+    assert read(VmSecrets, kept.value) == secrets(1, "first")
+    check_clean(server)
+
+
+async def test_what_is_being_deleted_is_not_created_again() -> None:
+    server = MemoryServer()
+    commits = Commits(MemoryBus(server))
+    first = await commits.create(record(), secrets(1))
+    await commits.replace(first.held, first.held.record.model_copy(update={"deleting": True}))
+    for number in (1, 2):
+        with pytest.raises(VirtbusError) as caught:
+            await commits.create(record(number), None)
+        assert caught.value.code == 409
+        assert "deleted" in str(caught.value)
+
+
+async def test_a_deleted_uid_never_comes_back_and_its_name_is_free() -> None:
+    server = MemoryServer()
+    commits = Commits(MemoryBus(server))
+    first = await commits.create(record(), secrets(1))
+    await commits.finish(first.held)
+    assert standing(server) == {}
+    with pytest.raises(VirtbusError) as caught:
+        await commits.create(record(), secrets(1))
+    assert caught.value.code == 410
+    check_clean(server)
+    assert (await commits.create(record(2), None)).created
+    check_clean(server)
+
+
+async def test_a_claim_of_a_uid_with_another_name_is_taken() -> None:
+    """Left by a create that named a uid of another VM and died; it must not block the name."""
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    commits = Commits(bus)
+    await commits.create(record(1, "db"), None)
+    await bus.put(CLAIM, encode(NameClaim(uid=uid(1))), expect=0)
+    assert (await commits.create(record(2), None)).created
+    check_clean(server)
+
+
+async def test_a_claim_of_a_uid_with_another_name_is_swept() -> None:
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    await Commits(bus).create(record(1, "db"), None)
+    await bus.put(CLAIM, encode(NameClaim(uid=uid(1))), expect=0)
+    await swept(server)
+    check_clean(server)
+    assert len(records(server)) == 1
+
+
+# --- races -----------------------------------------------------------------------------------
+async def race(gates: Gates, *rivals: VmRecord, sweeps: int = 0) -> None:
+    server = MemoryServer()
+    actors: dict[str, Coroutine[Any, Any, Any]] = {
+        f"c{i}": Commits(ScheduledBus(server, f"c{i}", gates)).create(rival, None)
+        for i, rival in enumerate(rivals)
+    }
+    actors |= {f"s{i}": sweep(ScheduledBus(server, f"s{i}", gates)) for i in range(sweeps)}
+    results = await gates.run(actors)
+    check_names(server)
+    winners = [result for result in results.values() if created(result)]
+    assert len(winners) == len(records(server)) <= 1
+    for result in results.values():
+        assert not isinstance(result, Exception) or isinstance(result, VirtbusError), result
+    for _ in range(2):
+        await swept(server)
+    check_clean(server)
+
+
+async def test_of_two_creates_of_one_name_one_wins_in_every_order() -> None:
+    async def scenario(gates: Gates) -> None:
+        await race(gates, record(1), record(2))
+
+    assert await explore(scenario, pauses=4) > 50
+
+
+async def test_of_two_creates_of_one_uid_one_wins_in_every_order() -> None:
+    async def scenario(gates: Gates) -> None:
+        await race(gates, record(1), record(1, node="n2"))
+
+    await explore(scenario, pauses=4)
+
+
+@pytest.mark.parametrize(
+    "rivals",
+    [
+        (record(1), record(2), record(3)),
+        (record(1), record(1, node="n2"), record(2)),
+        (record(1), record(1, node="n2"), record(2), record(2, node="n2")),
+    ],
+    ids=lambda rivals: str(len(rivals)),
+)
+async def test_of_many_creates_and_a_sweep_one_wins(rivals: tuple[VmRecord, ...]) -> None:
+    async def scenario(gates: Gates) -> None:
+        await race(gates, *rivals, sweeps=1)
+
+    await sample(scenario, runs=400)
+
+
+async def test_a_hundred_races_of_two_controllers_have_one_winner_each() -> None:
+    async def scenario(gates: Gates) -> None:
+        await race(gates, record(1), record(2), sweeps=2)
+
+    await sample(scenario, runs=100)
+
+
+async def left_by_a_crash(server: MemoryServer) -> None:
+    """The claim of a create that died before its commit, and a tombstone of a rival that did."""
+    bus = MemoryBus(server)
+    await bus.put(CLAIM, encode(NameClaim(uid=uid(1))), expect=0)
+    await bus.put(subjects.vm_record("_", uid(1)), encode(Tombstone(uid=uid(1))), expect=0)
+
+
+@pytest.mark.parametrize("against", ["another uid", "a sweep"])
+async def test_a_buried_create_that_is_repeated_races_for_its_name(against: str) -> None:
+    """Its claim still stands, so the rival's compare-and-set on the claim must fail, or its own."""
+
+    async def scenario(gates: Gates) -> None:
+        server = MemoryServer()
+        await left_by_a_crash(server)
+        again = Commits(ScheduledBus(server, "again", gates)).create(record(1), None)
+        rival = ScheduledBus(server, "rival", gates)
+        other = sweep(rival) if against == "a sweep" else Commits(rival).create(record(2), None)
+        results = await gates.run({"again": again, "rival": other})
+        check_names(server)
+        assert sum(map(created, results.values())) == len(records(server)) == 1
+        await swept(server)
+        check_clean(server)
+
+    assert await explore(scenario, pauses=4) > 10
+
+
+# --- crashes ---------------------------------------------------------------------------------
+async def nothing() -> MemoryServer:
+    return MemoryServer()
+
+
+async def buried() -> MemoryServer:
+    server = MemoryServer()
+    await left_by_a_crash(server)
+    return server
+
+
+async def claimed_by_a_dead_rival() -> MemoryServer:
+    server = MemoryServer()
+    await MemoryBus(server).put(CLAIM, encode(NameClaim(uid=uid(9))), expect=0)
+    return server
+
+
+async def deleted_before() -> MemoryServer:
+    server = MemoryServer()
+    commits = Commits(MemoryBus(server))
+    await commits.finish((await commits.create(record(9), secrets(9))).held)
+    return server
+
+
+@pytest.mark.parametrize("prepare", [nothing, buried, claimed_by_a_dead_rival, deleted_before])
+@pytest.mark.parametrize("then", ["the same uid", "another uid", "a sweep", "a sweep, then both"])
+async def test_a_create_may_die_at_every_call(prepare: Any, then: str) -> None:
+    """ADR 0003's crash table: whoever comes next, one VM or none, and nothing beside it."""
+    crashes = 0
+    async for server in broken_everywhere(
+        prepare, lambda bus: Commits(bus).create(record(1), secrets(1))
+    ):
+        crashes += 1
+        commits = Commits(MemoryBus(server))
+        had = [one.uid for one in records(server)]
+        if "sweep" in then:
+            await swept(server)
+            check_clean(server)
+            assert [one.uid for one in records(server)] == had
+        if then in {"the same uid", "a sweep, then both"}:
+            again = await commits.create(record(1), secrets(1))
+            assert again.created == (not had)
+            assert [one.uid for one in records(server)] == [uid(1)]
+        if then == "another uid" and not had:
+            assert (await commits.create(record(2), secrets(2))).created
+        elif then in {"another uid", "a sweep, then both"}:
+            with pytest.raises(VirtbusError) as caught:
+                await commits.create(record(2), secrets(2))
+            assert caught.value.code == 409
+        check_names(server)
+        await swept(server)
+        check_clean(server)
+    assert crashes >= 6
+
+
+async def test_a_delete_may_die_at_every_call() -> None:
+    async def there() -> MemoryServer:
+        server = MemoryServer()
+        await Commits(MemoryBus(server)).create(record(), secrets(1))
+        return server
+
+    async def finish(bus: MemoryBus) -> None:
+        held = await Commits(bus).latest(uid(1))
+        assert held is not None
+        await Commits(bus).finish(held)
+
+    crashes = 0
+    async for server in broken_everywhere(there, finish):
+        crashes += 1
+        commits = Commits(MemoryBus(server))
+        held = await commits.latest(uid(1))
+        if held is not None:
+            await commits.finish(held)
+        await swept(server)
+        assert standing(server) == {}
+        with pytest.raises(VirtbusError) as caught:
+            await commits.create(record(1), None)
+        assert caught.value.code == 410
+        assert (await commits.create(record(2), None)).created
+        check_clean(server)
+    assert crashes >= 6
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("number", range(3))
+async def test_a_write_that_fails_or_is_unknown_is_settled_by_repeating(
+    fault: Fault, number: int
+) -> None:
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    real = bus.put
+    calls = 0
+
+    async def put(*args: Any, **more: Any) -> int:
+        nonlocal calls
+        if calls == number:
+            bus.faults.append(fault)
+        calls += 1
+        return await real(*args, **more)
+
+    bus.put = put  # type: ignore[method-assign]  # the wire's fault at exactly this write
+    with pytest.raises((UnavailableError, OutcomeUnknownError)):
+        await Commits(bus).create(record(), secrets(1))
+    await Commits(MemoryBus(server)).create(record(), secrets(1))
+    assert len(records(server)) == 1
+    check_clean(server)
+
+
+async def test_a_replace_of_what_moved_is_a_conflict_and_changes_nothing() -> None:
+    server = MemoryServer()
+    commits = Commits(MemoryBus(server))
+    first = (await commits.create(record(), None)).held
+    second = await commits.replace(first, first.record.model_copy(update={"powered": False}))
+    with pytest.raises(Exception, match="wrong last sequence"):
+        await commits.replace(Held(first.record, first.revision), first.record)
+    assert await commits.latest(uid(1)) == second

@@ -1,0 +1,153 @@
+"""Placement: each filter refuses for its own reason, and the order of the fit never varies."""
+
+import random
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import GIB, node, spec
+
+from virtbus.controller.core.placement import (
+    FILTERS,
+    MEMORY_RESERVE_BYTES,
+    QEMU_OVERHEAD_BYTES,
+    Candidate,
+    no_node,
+    place,
+)
+from virtbus.schemas.errors import Code
+from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.vm import VmSpec
+
+
+def candidate(
+    name: str = "n1",
+    *,
+    vms: int = 0,
+    vcpus: int = 0,
+    promised: int = 0,
+    silent: bool = False,
+    **more: Any,
+) -> Candidate:
+    return Candidate(node(name, **more), vms, vcpus, promised, silent=silent)
+
+
+REFUSALS: list[tuple[Candidate, VmSpec, str]] = [
+    (candidate(silent=True), spec(), "does not answer"),
+    (candidate(state=NodeState.RECOVERING), spec(), "is recovering"),
+    (candidate(state=NodeState.DRAINING), spec(), "is draining"),
+    (
+        candidate(labels={"zone": "b"}),
+        spec(node_selector={"zone": "a", "disk": "ssd"}),
+        "lacks the label disk=ssd, zone=a",
+    ),
+    (
+        candidate(),
+        spec(domain={"accelerator": "kvm"}),
+        "cannot run kvm guests (it has tcg)",
+    ),
+    (
+        candidate(),
+        spec(networks=[{"name": "x", "network": "blue"}]),
+        "has no network named blue",
+    ),
+    (
+        candidate(max_vcpus=4),
+        spec(domain={"cpu": {"cores": 5}}),
+        "runs at most 4 vCPUs in a VM, 5 asked",
+    ),
+    (candidate(vcpus=62), spec(domain={"cpu": {"cores": 3}}), "has 2 vCPUs left, 3 asked"),
+    (candidate(vcpus=99), spec(), "has 0 vCPUs left, 1 asked"),
+    (
+        candidate(promised=15 * GIB),
+        spec(domain={"memory": {"guest": GIB}}),
+        "has 512MiB of memory left, 1.0GiB asked",
+    ),
+    (candidate(promised=99 * GIB), spec(), "has 0B of memory left, 304MiB asked"),
+]
+
+
+@pytest.mark.parametrize(("there", "wanted", "why"), REFUSALS, ids=lambda one: str(one)[-40:])
+def test_a_filter_refuses_with_its_reason(there: Candidate, wanted: VmSpec, why: str) -> None:
+    placed = place(wanted, [there])
+    assert (placed.nodes, dict(placed.refused)) == ((), {"n1": why})
+
+
+def test_every_filter_has_a_case() -> None:
+    met = {
+        next(check for check in FILTERS if check(wanted, there)) for there, wanted, _ in REFUSALS
+    }
+    assert met == set(FILTERS)
+
+
+def test_memory_fits_to_the_last_byte() -> None:
+    free = 16 * GIB - MEMORY_RESERVE_BYTES - QEMU_OVERHEAD_BYTES
+    assert place(spec(domain={"memory": {"guest": free}}), [candidate()]).nodes == ("n1",)
+    assert place(spec(domain={"memory": {"guest": free + 1}}), [candidate()]).nodes == ()
+
+
+def test_what_fits_fits() -> None:
+    wanted = spec(node_selector={"zone": "a"}, domain={"accelerator": "kvm"})
+    there = candidate(labels={"zone": "a", "more": "x"}, accelerators=("kvm", "tcg"))
+    assert place(wanted, [there]).nodes == ("n1",)
+
+
+def test_the_emptier_node_is_first() -> None:
+    nodes = [candidate("n1", promised=4 * GIB), candidate("n2", promised=2 * GIB)]
+    assert place(spec(), nodes).nodes == ("n2", "n1")
+
+
+@pytest.mark.parametrize(
+    ("ref", "held"),
+    [
+        ("tiny", {"image_names": ("tiny",)}),
+        (f"x@sha256:{'0' * 64}", {"image_digests": (f"sha256:{'0' * 64}",)}),
+    ],
+)
+def test_a_node_that_has_the_image_is_first(ref: str, held: dict[str, Any]) -> None:
+    wanted = spec(volumes=[{"name": "root", "image": {"ref": ref}}])
+    nodes = [candidate("n1"), candidate("n2", **held)]
+    assert place(wanted, nodes).nodes == ("n2", "n1")
+
+
+def test_a_node_without_its_services_is_last_however_empty() -> None:
+    ready, away = ServiceState(state=NodeState.READY), ServiceState()
+    nodes = [
+        candidate("n1", services={"netd": away, "imaged": ready}),
+        candidate("n2", services={"netd": ready, "imaged": ready}, promised=14 * GIB),
+    ]
+    assert place(spec(), nodes).nodes == ("n2", "n1")
+
+
+def test_equal_nodes_are_told_apart_by_fewest_vms_and_then_by_name() -> None:
+    nodes = [
+        candidate("n3"),
+        candidate("n1", vms=2),
+        candidate("n2", vms=1),
+        candidate("n0", vms=1),
+    ]
+    assert place(spec(), nodes).nodes == ("n3", "n0", "n2", "n1")
+
+
+def test_the_order_of_the_nodes_does_not_matter() -> None:
+    nodes = [candidate(f"n{i}", vms=i % 3, promised=(i % 4) * GIB) for i in range(12)]
+    first = place(spec(), nodes)
+    shuffled = random.Random(7)
+    for _ in range(20):
+        shuffled.shuffle(nodes)
+        assert place(spec(), nodes) == first
+
+
+def test_no_node_at_all_says_how_to_start_one() -> None:
+    error = no_node({})
+    assert (error.code, error.reason) == (Code.EXHAUSTED, "no_node")
+    assert "virtbus up" in str(error)
+    assert error.body.after_ms
+
+
+def test_no_fitting_node_says_why_of_each_by_name() -> None:
+    error = no_node({"n2": "is draining", "n1": "does not answer"})
+    assert (error.code, error.reason) == (Code.EXHAUSTED, "no_capacity")
+    assert [(d.path, d.message) for d in error.body.details] == [
+        ("node/n1", "does not answer"),
+        ("node/n2", "is draining"),
+    ]
