@@ -1,0 +1,159 @@
+"""kill -9 of each service: guests run on, the service comes back to the same state (F1-F4, F13)."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.e2e import host
+from tests.e2e.platform import Json, Platform, Refused, address, until
+
+from virtbus.bus.ids import uuid7
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+
+pytestmark = pytest.mark.e2e
+
+SERVICES = ("controller", "imaged", "netd", "nodeagent", "nats-server", "up")
+CREATE_STEPS = (
+    "vm.accepted",
+    "image.ready",
+    "network.ready",
+    "domain.defined",
+    "domain.started",
+)
+DELETE_STEPS = ("vm.deleting", "domain.stopped", "network.released", "disks.released")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_guests_run_on_when_a_service_is_killed_and_it_comes_back(
+    patient: Platform, service: str
+) -> None:
+    views = [patient.create(name, wait="") for name in ("one", "two")]
+    views = patient.wait_ready("one", "two")
+    before = {view["uid"]: host.qemu_pids(view["uid"]) for view in views}
+    with answering(address(views[0])) as missed:
+        patient.wait_back(service, patient.kill(service))
+    assert missed() <= 3, "pings that stayed without an answer while the service was away"
+    after = {view["uid"]: view for view in patient.vms()}
+    for view in views:
+        same = after[view["uid"]]
+        assert host.qemu_pids(view["uid"]) == before[view["uid"]], "the same emulator"
+        for field in ("state", "node", "epoch", "generation", "restarts", "interfaces"):
+            assert same[field] == view[field], field
+    patient.create("next", wait="running")
+    # the address is leased again by the netd of now, whichever service was killed
+    patient.delete("next", "one")
+    patient.cli("vm", "stop", "two", "--grace", "0")
+    patient.cli("vm", "start", "two")
+    again = patient.wait_ready("two")[0]
+    assert address(again) == address(views[1])
+
+
+@contextmanager
+def answering(target: str) -> Iterator["Missed"]:
+    """Pings `target` five times a second until the context ends."""
+    missed = Missed(target)
+    missed.start()
+    try:
+        yield missed
+    finally:
+        missed.over.set()
+        missed.join()
+
+
+class Missed(threading.Thread):
+    """How many pings stayed without an answer; call it for the number."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self._target = target
+        self._count = 0
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.2):
+            self._count += not host.ping(self._target, wait_s=0)
+
+    def __call__(self) -> int:
+        return self._count
+
+
+def _kill_at(patient: Platform, service: str, uid: str, step: str, begin: Json, verb: str) -> int:
+    """Ask `vm.<verb>` and kill the service as soon as the fact `step` is heard; the dead pid.
+
+    The request is repeated with the same id for as long as its outcome is unknown.
+    """
+    pid = patient.pid(service)
+
+    async def strike() -> None:
+        async with (
+            patient.bus() as bus,
+            bus.subscribe(subjects.events(uid)) as facts,
+            asyncio.timeout(60),
+        ):
+            asked = asyncio.Event()
+
+            async def ask() -> None:
+                await bus.request(f"virtbus.api.v1.vm.{verb}", begin, timeout_s=30)
+                asked.set()
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask())
+                async for fact in facts:
+                    if fact.subject.endswith(f".{step}"):
+                        os.kill(pid, signal.SIGKILL)
+                        break
+                    assert not fact.subject.endswith("failed"), open_envelope(fact.body).data
+                if service == "up":  # its server ended with it
+                    await asyncio.to_thread(patient.wait_back, service, pid)
+                await asked.wait()
+
+    asyncio.run(strike())
+    return pid
+
+
+def _new(uid: str, name: str) -> Json:
+    return {"uid": uid, "name": name, "image": "tiny", "memory": "128MiB"}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("step", CREATE_STEPS)
+def test_create_ends_running_when_a_service_is_killed_at_a_step(
+    patient: Platform, step: str, service: str
+) -> None:
+    uid = uuid7()
+    patient.uids.add(uid)
+    dead = _kill_at(patient, service, uid, step, _new(uid, "struck"), "create")
+    view = patient.wait_state("struck", "Running", within_s=60)
+    if service != "up":
+        patient.wait_back(service, dead)
+    assert view["uid"] == uid
+    assert len(host.qemu_pids(uid)) == 1
+    assert [vm["uid"] for vm in patient.vms()] == [uid]
+    patient.create("next", wait="running")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("step", DELETE_STEPS)
+def test_delete_ends_with_nothing_left_when_a_service_is_killed_at_a_step(
+    patient: Platform, step: str, service: str
+) -> None:
+    uid = patient.create("struck", wait="running")["uid"]
+    dead = _kill_at(patient, service, uid, step, {"uid": uid, "grace_s": 0}, "delete")
+    until(lambda: _gone(patient, "struck"), "the VM is gone", within_s=60)
+    if service != "up":
+        patient.wait_back(service, dead)
+    patient.wait_quiet()
+    patient.create("struck", wait="running")
+
+
+def _gone(patient: Platform, name: str) -> bool:
+    try:
+        patient.get(name)
+    except Refused as refused:
+        return refused.exit_code == 3
+    return False

@@ -1,0 +1,139 @@
+"""Two controllers at once: one winner a name, no orphan claim (design §3 rule 2)."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.platform import NODE, Json, Platform, until
+
+from virtbus.bus.ids import uuid7
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import NameClaim
+from virtbus.schemas.wire import read
+
+pytestmark = pytest.mark.e2e
+
+ROUNDS = 100
+RIVALS = 4
+
+
+@pytest.fixture
+def second_controller(patient: Platform) -> Iterator[subprocess.Popen[bytes]]:
+    """Another controller of the same bus, killed at the end."""
+    environ = {
+        **patient.environ,
+        "VIRTBUS_NODE": NODE,
+        "VIRTBUS_CREDS": str(patient.run_dir / "controller.creds"),
+        "VIRTBUS_LOG_FORMAT": "json",
+    }
+    with (patient.base / "second.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "virtbus.controller"], env=environ, stdout=log, stderr=log
+        )
+    try:
+        until(lambda: _controllers(patient) == 2, "both answer")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _controllers(patient: Platform) -> int:
+    return patient.cli("status").count("virtbus-controller")
+
+
+def _halted(name: str) -> Json:
+    """A create of a VM that shall not run: its record and name are all that is raced for."""
+    return {
+        "uid": uuid7(),
+        "name": name,
+        "image": "tiny",
+        "spec": {"run_strategy": "Halted"},
+    }
+
+
+async def _try(bus: NatsBus, data: Json) -> str:
+    try:
+        await bus.request("virtbus.api.v1.vm.create", data, timeout_s=30)
+    except VirtbusError as error:
+        if error.code != 409:
+            raise
+        return ""
+    return str(data["uid"])
+
+
+async def _records(bus: NatsBus, watched: str) -> dict[str, bytes]:
+    """What stands in a bucket: key to value, purged keys left out."""
+    found: dict[str, bytes] = {}
+    async with bus.watch(watched) as watch:
+        async for item in watch:
+            if item is WatchMark.SYNCED:
+                return found
+            if isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                found[item.key] = item.value
+    raise AssertionError
+
+
+async def _orphans(patient: Platform) -> tuple[int, list[str]]:
+    """How many claims there are, and those whose uid has no record."""
+    async with patient.bus("admin") as admin:
+        records = await _records(admin, "$KV.vm.>")
+    uids = {
+        key.rsplit(".", 1)[1]
+        for key in records
+        if "._name." not in key and not key.endswith("_join")
+    }
+    claims = {key: read(NameClaim, value) for key, value in records.items() if "._name." in key}
+    return len(claims), [key for key, claim in claims.items() if claim.uid not in uids]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("second_controller")
+async def test_hundred_races_for_one_name_have_one_winner_each(patient: Platform) -> None:
+    async with patient.bus() as one, patient.bus() as two:
+        for number in range(ROUNDS):
+            rivals = [_halted(f"race-{number}") for _ in range(RIVALS)]
+            patient.uids.update(rival["uid"] for rival in rivals)
+            async with asyncio.TaskGroup() as group:
+                tries = [
+                    group.create_task(_try(bus, rival))
+                    for bus, rival in zip((one, two, one, two), rivals, strict=True)
+                ]
+            winners = [done.result() for done in tries if done.result()]
+            assert len(winners) == 1, f"round {number}: {winners}"
+            view = await one.request(
+                "virtbus.api.v1.vm.get", {"name": f"race-{number}"}, timeout_s=30
+            )
+            assert view["uid"] == winners[0]
+        assert await _orphans(patient) == (ROUNDS, [])
+        for number in range(ROUNDS):
+            await one.request("virtbus.api.v1.vm.delete", {"name": f"race-{number}"}, timeout_s=30)
+        async with asyncio.timeout(120):
+            while await _orphans(patient) != (0, []):
+                await asyncio.sleep(0.2)
+
+
+async def test_name_is_free_again_after_a_controller_died_between_claim_and_commit(
+    patient: Platform, second_controller: subprocess.Popen[bytes]
+) -> None:
+    """Kill a controller amid a burst of creates; every name can be taken by the other at once."""
+    burst = [_halted(f"burst-{number}") for number in range(40)]
+    patient.uids.update(data["uid"] for data in burst)
+    async with patient.bus() as bus, asyncio.TaskGroup() as group:
+        tries = [group.create_task(_try(bus, data)) for data in burst]
+        await asyncio.sleep(0)
+        os.kill(second_controller.pid, signal.SIGKILL)
+        for done in tries:
+            assert await done
+    async with patient.bus() as bus:
+        page = await bus.request("virtbus.api.v1.vm.list", {"limit": 500}, timeout_s=30)
+        assert len(page["items"]) == len(burst)
+    assert (await _orphans(patient))[1] == []
+    assert json.loads(patient.cli("vm", "list", "-o", "json"))["items"]

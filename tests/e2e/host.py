@@ -1,0 +1,135 @@
+"""The host that a platform under test runs on: a network namespace, and what is ours on it."""
+
+import os
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from tests import census
+
+LIBVIRTD_PID = Path("/run/libvirtd.pid")
+OWN_NETNS = Path("/proc/self/ns/net")
+UID_CHARS = 36
+CNI_MARK = "e2e-"
+"""How the CNI networks of these tests begin: other files below /var/lib/cni are not ours."""
+
+
+def refuse_the_machines_own_network() -> None:
+    """Raise unless this process is root in a network namespace of its own.
+
+    Bridges, nftables and ip_forward of a platform under test land in the namespace it runs in.
+    """
+    if os.geteuid() != 0:
+        msg = "these tests boot real guests: run them as root, by `sudo make e2e`"
+        raise RuntimeError(msg)
+    if _libvirtd_is_here() or run("ip", "route", "show", "default"):
+        msg = (
+            "these tests change the network of the host they run on, and this is the machine's"
+            " own; run `make e2e`, or: tools/in-host-netns .venv/bin/python -m pytest -m e2e"
+        )
+        raise RuntimeError(msg)
+
+
+def _libvirtd_is_here() -> bool:
+    """True when libvirtd, which always has the machine's own network, shares ours."""
+    try:
+        pid = LIBVIRTD_PID.read_text().strip()
+        return os.readlink(f"/proc/{pid}/ns/net") == os.readlink(OWN_NETNS)
+    except OSError:
+        return False
+
+
+def run(*argv: str, timeout_s: float = 60, check: bool = True) -> str:
+    """What a command printed; its errors are in the exception."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if check and done.returncode != 0:
+        msg = f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        raise AssertionError(msg)
+    return done.stdout
+
+
+def ping(address: str, *, wait_s: float = 5) -> bool:
+    """True when the address answers within `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    argv = ["ping", "-n", "-q", "-c", "1", "-W", "1", address]
+    while subprocess.run(argv, capture_output=True, check=False).returncode != 0:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)  # "unreachable" is an answer that comes at once
+    return True
+
+
+def take_census(state_dir: Path, run_dir: Path, uids: Collection[str]) -> list[str]:
+    """The census of this namespace without what other platforms on this machine have.
+
+    A machine's libvirt, /run/netns and process table are shared: of lines that carry a VM's uid
+    only those of `uids` are ours, of processes only those in our network namespace.
+    """
+    lines = [line for line in census.take(state_dir, run_dir) if not line.startswith("process ")]
+    lines += [f"process {name}" for name in _processes_here()]
+    return sorted(line for line in lines if _is_ours(line, uids))
+
+
+def _is_ours(line: str, uids: Collection[str]) -> bool:
+    kind, _, rest = line.partition(" ")
+    if kind in {"libvirt", "netns", "mount", "process"} and "vb-" in rest:
+        return rest.split("vb-", 1)[1][:UID_CHARS] in uids
+    if kind == "file" and rest.startswith(str(census.CNI_DIR)):
+        return CNI_MARK in rest
+    return True
+
+
+def _processes_here() -> Iterator[str]:
+    """Programs of ours in this network namespace, and every QEMU: these live in libvirt's."""
+    here = os.readlink(OWN_NETNS)
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            is_here = os.readlink(folder / "ns/net") == here
+        except OSError:
+            continue
+        if census._is_ours(argv) and (is_here or is_qemu(argv)):
+            yield census._short(argv)
+
+
+def is_qemu(argv: Sequence[str]) -> bool:
+    """True for the emulator of a domain."""
+    return bool(argv) and Path(argv[0]).name.startswith("qemu-system-")
+
+
+def qemu_pids(uid: str) -> list[int]:
+    """The emulators that run a VM; more than one would be a broken promise (I1)."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                argv = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if is_qemu(argv) and any(word.startswith(f"guest=vb-{uid}") for word in argv):
+                found.append(int(folder.name))
+    return found
+
+
+def children(pid: int) -> dict[int, list[str]]:
+    """The living children of a process and their command lines."""
+    found = {}
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in listed.read_text().split():
+            try:
+                argv = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")[:-1]
+            except OSError:
+                continue
+            if argv:  # a zombie has none
+                found[int(child)] = argv
+    return found
+
+
+def domains_with_disks_below(folder: Path) -> list[str]:
+    """Names of libvirt's domains whose definition names a file below `folder`."""
+    virsh = ("virsh", "-q", "-c", "qemu:///system")
+    names = run(*virsh, "list", "--all", "--name", check=False).split()
+    return [n for n in names if f"{folder}/" in run(*virsh, "dumpxml", n, check=False)]

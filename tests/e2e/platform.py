@@ -1,0 +1,453 @@
+"""A whole virtbus under test: `virtbus up` with directories of its own, as a user would run it."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests import census
+from tests.e2e import host
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.ids import uuid7
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import BusError
+from virtbus.schemas.api import NodePage
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeState
+
+NODE = "e2e"
+SERVICES = ("controller", "imaged", "netd", "nodeagent")
+READY_S = 60.0
+GONE_S = 60.0
+"""Within this, everything of a VM must have left the host (I5)."""
+_ADDRESS = re.compile(r"^\d+\.\d+\.\d+\.\d+$")
+
+Json = dict[str, Any]
+
+
+def tiny_image() -> Path:
+    """The default guest, which `make setup` builds."""
+    return Path(os.environ.get("VIRTBUS_TINY", "/var/lib/virtbus/images/src/tiny.qcow2"))
+
+
+def until(condition: Callable[[], Any], what: str, *, within_s: float = 60.0) -> Any:
+    """The first true value of `condition`, looked at ten times a second."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            msg = f"not within {within_s:g} s: {what}"
+            raise AssertionError(msg)
+        time.sleep(0.1)
+
+
+class Refused(AssertionError):  # noqa: N818  what a refusal is called everywhere else
+    """A command that ended with an error; `error` is what `-o json` printed of it."""
+
+    def __init__(self, argv: tuple[str, ...], done: "subprocess.CompletedProcess[str]") -> None:
+        super().__init__(f"virtbus {' '.join(argv)}: exit {done.returncode}\n{done.stderr}")
+        self.exit_code = done.returncode
+        self.text = done.stdout + done.stderr
+        self.error: Json = {}
+        with suppress(ValueError, KeyError):
+            self.error = json.loads(done.stdout or done.stderr)["error"]
+
+
+class Platform:
+    """One `virtbus up` and the means to use, hurt and inspect it. All methods block."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="virtbus-e2e-", dir="/var/tmp"))
+        self.base.chmod(0o711)  # QEMU's user reaches the disks through it
+        self.state_dir, self.run_dir = self.base / "state", self.base / "run"
+        self.log = self.base / "up.log"
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("VIRTBUS_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "VIRTBUS_STATE_DIR": str(self.state_dir),
+            "VIRTBUS_RUN_DIR": str(self.run_dir),
+            "VIRTBUS_NODE": NODE,
+            "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
+            **(environ or {}),
+        }
+        self._up: subprocess.Popen[bytes] | None = None
+        self.uids: set[str] = set()
+        self.at_end = ExitStack()
+        """What a test did to the host for this platform alone, undone at its end."""
+        self.quiet: list[str] = []
+        """The census of this platform without VMs."""
+
+    # --- its life -------------------------------------------------------------------------
+    def start(self, *, whole: bool = True) -> None:
+        """Run `virtbus up` until every service is ready, or only until the API answers."""
+        sources = self.state_dir / "images" / "src"
+        if not sources.exists():
+            sources.mkdir(parents=True)
+            shutil.copy(tiny_image(), sources / "tiny.qcow2")
+        said_before = self._times_up()
+        with self.log.open("ab") as log:
+            self._up = subprocess.Popen(
+                ["virtbus", "up"], env=self.environ, stdout=log, stderr=log, start_new_session=True
+            )
+        if whole:
+            until(self._ended_or(lambda: self._times_up() > said_before), "up", within_s=READY_S)
+        else:
+            until(self._ended_or(lambda: self.try_cli("vm", "list").returncode == 0), "the API")
+        assert self._up.poll() is None, self.log.read_text()[-4000:]
+
+    def _times_up(self) -> int:
+        return self.log.read_text().count("virtbus is up:") if self.log.exists() else 0
+
+    def _ended_or(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: condition() or self.up.poll() is not None
+
+    @property
+    def up(self) -> "subprocess.Popen[bytes]":
+        """The process of `virtbus up`."""
+        assert self._up is not None, "not started"
+        return self._up
+
+    def stop(self) -> None:
+        """Stop `virtbus up` as Ctrl-C does; VMs run on."""
+        if self._up is not None and self._up.poll() is None:
+            self._up.send_signal(signal.SIGCONT)
+            self._up.terminate()
+            try:
+                self._up.wait(60)
+            except subprocess.TimeoutExpired:
+                self._kill_all()
+                raise
+        self._up = None
+
+    def _kill_all(self) -> None:
+        for pid in [*host.children(self.up.pid), self.up.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.up.wait(10)
+
+    def wipe(self) -> None:
+        """Leave nothing behind, whatever state things are in; for the end and for failures."""
+        with suppress(subprocess.TimeoutExpired):
+            self.stop()
+        virsh = ("virsh", "-q", "-c", "qemu:///system")
+        for name in host.domains_with_disks_below(self.state_dir):
+            host.run(*virsh, "destroy", name, check=False)
+            host.run(*virsh, "undefine", name, check=False)
+        for uid in self.uids:
+            host.run("ip", "netns", "delete", f"vb-{uid}", check=False)
+        self.at_end.close()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    # --- using it -------------------------------------------------------------------------
+    def cli(
+        self,
+        *argv: str,
+        input_text: str | None = None,
+        timeout_s: float = 200,
+    ) -> str:
+        """What `virtbus ARGV…` printed; Refused when it ends with an error."""
+        done = self.try_cli(*argv, input_text=input_text, timeout_s=timeout_s)
+        if done.returncode != 0:
+            raise Refused(argv, done)
+        return done.stdout
+
+    def try_cli(
+        self, *argv: str, input_text: str | None = None, timeout_s: float = 200
+    ) -> "subprocess.CompletedProcess[str]":
+        """`virtbus ARGV…`, ended, however."""
+        return subprocess.run(
+            ["virtbus", *argv],
+            env=self.environ,
+            input=input_text,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start_cli(self, *argv: str) -> "subprocess.Popen[str]":
+        """`virtbus ARGV…`, running; its output is to be read, and it to be ended."""
+        return subprocess.Popen(
+            ["virtbus", *argv],
+            env=self.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def create(self, name: str, *argv: str, wait: str = "running") -> Json:
+        """A VM of the image tiny by the CLI: its view once it is `wait` (empty: accepted)."""
+        uid = uuid7()
+        self.uids.add(uid)
+        image = () if "--image" in argv or "-f" in argv else ("--image", "tiny")
+        waiting = ("--wait", wait) if wait else ()
+        small = () if "--memory" in argv or "-f" in argv else ("--memory", "128MiB")
+        text = self.cli(
+            "vm", "create", name, "--uid", uid, *image, *small, *argv, *waiting, "-o", "json"
+        )
+        view: Json = json.loads(text)
+        return view
+
+    def delete(self, *names: str, grace_s: int | None = 0) -> None:
+        """Delete VMs and wait until they are gone."""
+        grace = () if grace_s is None else ("--grace", str(grace_s))
+        self.cli("vm", "delete", *names, *grace)
+
+    def get(self, name: str) -> Json:
+        """`virtbus vm get`."""
+        view: Json = json.loads(self.cli("vm", "get", name, "-o", "json"))
+        return view
+
+    def vms(self) -> list[Json]:
+        """All VMs."""
+        items: list[Json] = json.loads(self.cli("vm", "list", "-o", "json"))["items"]
+        return items
+
+    def ask(self, verb: str, data: Json | None = None, *, timeout_s: float = 30) -> Any:
+        """One request to `virtbus.api.v1.<verb>`, in a connection of its own."""
+
+        async def asked() -> Any:
+            async with self.bus() as bus:
+                return await bus.request(f"virtbus.api.v1.{verb}", data or {}, timeout_s=timeout_s)
+
+        return asyncio.run(asked())
+
+    @asynccontextmanager
+    async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
+        """A connection with the credentials that this platform printed, or those of a role."""
+        settings = BusSettings.found(self.run_dir, user)
+        async with connect(settings, name="test") as bus:
+            yield bus
+
+    def wait_state(self, name: str, *states: str, within_s: float = 60) -> Json:
+        """The VM once it is in one of `states`; errors of a bus that is away are waited out."""
+        seen: list[Json] = []
+
+        def reached() -> bool:
+            with suppress(Refused):
+                seen.append(self.get(name))
+                return seen[-1]["state"] in states
+            return False
+
+        until(reached, f"{name} {states}, last {seen[-1:]}", within_s=within_s)
+        return seen[-1]
+
+    def wait_ready(self, *names: str, within_s: float = 120) -> list[Json]:
+        """The VMs once their guests said that they are ready."""
+
+        def ready() -> bool:
+            return all(is_ready(self.get(name)) for name in names)
+
+        until(ready, f"{names} ready", within_s=within_s)
+        return [self.get(name) for name in names]
+
+    def console_log(self, name: str) -> str:
+        """What the guest wrote to its console."""
+        return self.cli("vm", "logs", name)
+
+    def events(self, name: str) -> list[str]:
+        """The kinds of a VM's facts, in the order of the stream."""
+        text = self.cli("vm", "events", name, "-o", "json")
+        return [item["kind"] for item in _items(json.loads(text))]
+
+    # --- hurting it -----------------------------------------------------------------------
+    def pids(self) -> dict[str, int]:
+        """The processes of the services that run now, and the bus server's, by name."""
+        found = {}
+        for pid, argv in host.children(self.up.pid).items():
+            if Path(argv[0]).name == "nats-server":
+                found["nats-server"] = pid
+            elif argv[1:2] == ["-m"] and argv[2].startswith("virtbus."):
+                found[argv[2].removeprefix("virtbus.")] = pid
+        return found
+
+    def pid(self, service: str) -> int:
+        """The process of a service, or of `up` itself."""
+        if service == "up":
+            return self.up.pid
+        found: int = until(lambda: self.pids().get(service), f"{service} runs", within_s=60)
+        return found
+
+    def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to a service; the pid that got it."""
+        pid = self.pid(service)
+        os.kill(pid, number)
+        return pid
+
+    def wait_back(self, service: str, dead: int) -> None:
+        """Return once the platform is whole again after a kill -9 of `service`."""
+        if service == "up":
+            self.up.wait(30)
+            until(lambda: not _any_alive_below(self.base), "services end with up", within_s=30)
+            self.start()
+            return
+        until(lambda: self.pids().get(service) not in {None, dead}, f"{service} again")
+        self.wait_whole()
+
+    def wait_whole(self, within_s: float = 60) -> None:
+        """Return once the API answers and the node says that all its services are ready."""
+
+        def whole() -> bool:
+            try:
+                nodes = NodePage.model_validate(self.ask("node.list", timeout_s=2)).items
+            except (BusError, VirtbusError):
+                return False
+            return bool(nodes) and all(
+                node.state is NodeState.READY
+                and node.age_s < 10
+                and all(s.state is NodeState.READY for s in node.services.values())
+                for node in nodes
+            )
+
+        until(whole, "every service ready", within_s=within_s)
+
+    # --- inspecting it --------------------------------------------------------------------
+    def census(self) -> list[str]:
+        """What is on this host now of this platform."""
+        return host.take_census(self.state_dir, self.run_dir, self.uids)
+
+    def learn_uids(self) -> None:
+        """Take note of every VM there ever was, so that the census tells ours from others'."""
+        after = 0
+        while True:
+            items = self.ask("vm.events", {"after": after, "limit": 1000}).get("items")
+            if not items:
+                return
+            self.uids.update(item["subject"].split(".")[3] for item in items)
+            after = items[-1]["sequence"]
+
+    def nothing_left(self) -> None:
+        """Delete all VMs; the host is then as it was before the first one."""
+        names = [(vm["namespace"], vm["name"]) for vm in self.vms()]
+        for namespace, name in names:
+            self.cli("vm", "delete", name, "-n", namespace, "--grace", "0", "--no-wait")
+        until(lambda: not self.vms(), "all VMs deleted")
+        self.learn_uids()
+        self.wait_quiet()
+
+    def wait_quiet(self, within_s: float = GONE_S) -> None:
+        """Return once the census is what it is without VMs."""
+        changed = ["?"]
+        deadline = time.monotonic() + within_s
+        while changed:
+            changed = census.diff(self.quiet, self.census())
+            assert not changed or time.monotonic() < deadline, "\n".join(changed)
+            if changed:
+                time.sleep(0.1)
+
+
+def _items(data: Any) -> list[Json]:
+    found = data["items"] if isinstance(data, dict) else data
+    return [item.get("data", item) if isinstance(item, dict) else {} for item in found]
+
+
+def _any_alive_below(base: Path) -> list[int]:
+    """Services whose environment names the run directory of a platform."""
+    wanted = f"VIRTBUS_RUN_DIR={base}/run".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                environ = (folder / "environ").read_bytes().split(b"\0")
+                argv = (folder / "cmdline").read_bytes()
+                if wanted in environ and b"virtbus." in argv:
+                    found.append(int(folder.name))
+    return found
+
+
+def is_ready(view: Json) -> bool:
+    """True when the guest answered, or said that it is up."""
+    return any(c["type"] == "Ready" and c["status"] for c in view["conditions"])
+
+
+def address(view: Json, nic: int = 0) -> str:
+    """The first address of an interface, without its prefix."""
+    found = str(view["interfaces"][nic]["addresses"][0]).partition("/")[0]
+    assert _ADDRESS.match(found), view["interfaces"]
+    return found
+
+
+class Stage:
+    """Holds at most one platform: two in one namespace would share bridge and filters."""
+
+    def __init__(self) -> None:
+        self._held: Platform | None = None
+        self._before: list[str] = []
+
+    def get(self) -> Platform:
+        """The platform that most tests share."""
+        if self._held is None:
+            self._held = self._begin()
+        return self._held
+
+    @contextmanager
+    def apart(
+        self,
+        environ: Mapping[str, str],
+        prepare: Callable[[Platform], None] | None = None,
+        *,
+        whole: bool = True,
+    ) -> Iterator[Platform]:
+        """A platform for one test, with other settings; the shared one ends before it begins."""
+        self.end()
+        self._held = platform = self._begin(environ, prepare, whole=whole)
+        try:
+            yield platform
+        except BaseException:
+            self.drop()
+            raise
+        self.end()
+
+    def _begin(
+        self,
+        environ: Mapping[str, str] | None = None,
+        prepare: Callable[[Platform], None] | None = None,
+        *,
+        whole: bool = True,
+    ) -> Platform:
+        platform = Platform(environ)
+        try:
+            if prepare is not None:
+                prepare(platform)
+            self._before = platform.census()
+            platform.start(whole=whole)
+            if whole:
+                platform.wait_whole()
+            platform.quiet = platform.census()
+        except BaseException:
+            platform.wipe()
+            raise
+        return platform
+
+    def drop(self) -> None:
+        """End a platform that a test broke, without asking it anything."""
+        if self._held is not None:
+            self._held.wipe()
+            self._held = None
+
+    def end(self) -> None:
+        """Stop the platform; the host is then what it was before it."""
+        platform, self._held = self._held, None
+        if platform is None:
+            return
+        try:
+            platform.stop()
+            left = census.diff(self._before, platform.census())
+            assert not left, "\n".join(left)
+        finally:
+            platform.wipe()

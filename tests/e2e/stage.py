@@ -1,0 +1,70 @@
+"""Fixtures of every test that boots guests; `tests/chaos` uses them too."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e import host
+from tests.e2e.platform import Platform, Stage
+
+STAGE = Stage()
+_KEEP = "VIRTBUS_E2E_KEEP"
+"""Names a directory for the logs of platforms whose test failed."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Let fixtures know whether the test itself failed."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stage() -> Iterator[None]:
+    host.refuse_the_machines_own_network()
+    yield
+    STAGE.end()
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """The stage itself, for platforms with other settings."""
+    return STAGE
+
+
+@pytest.fixture
+def patient(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """The shared platform, to be hurt; after each test it is whole, and nothing of a VM is left."""
+    held = STAGE.get()
+    yield held
+    try:
+        held.nothing_left()
+    except BaseException:
+        _keep_log(held, request.node.name)
+        STAGE.drop()
+        raise
+    if request.node.stash.get(FAILED, False):
+        _keep_log(held, request.node.name)
+        STAGE.drop()  # who knows what it is like: the next test gets a new one
+
+
+@pytest.fixture
+def platform(patient: Platform) -> Iterator[Platform]:
+    """The shared platform; each of its services outlives the test."""
+    pids = patient.pids()
+    yield patient
+    assert patient.pids() == pids, "a service ended in a test that did not end it"
+
+
+def _keep_log(held: Platform, name: str) -> None:
+    folder = os.environ.get(_KEEP)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(held.log, Path(folder, f"{name.replace('/', '_')}.log"))

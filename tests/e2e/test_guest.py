@@ -1,0 +1,248 @@
+"""What a guest is given: its seed, its disks, its networks, its console."""
+
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.e2e import host
+from tests.e2e.login import Login
+from tests.e2e.platform import Platform, address, until
+
+pytestmark = pytest.mark.e2e
+
+SEED = """#cloud-config
+write_files:
+  - path: /etc/motd.virtbus
+    permissions: '0640'
+    content: |
+      a line with "quotes" & $dollars
+runcmd:
+  - [sh, -c, 'echo ran > /root/ran-by-runcmd']
+"""
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Login:
+    return Login(tmp_path)
+
+
+def test_seed_gives_hostname_key_files_and_commands(
+    platform: Platform, login: Login, tmp_path: Path
+) -> None:
+    seed = tmp_path / "seed.yaml"
+    seed.write_text(SEED)
+    view = platform.create(
+        "web", "--ssh-key", login.public_key, "--user-data", str(seed), wait="ready"
+    )
+    assert login(view, "hostname").strip() == "web"
+    assert login(view, "cat /etc/motd.virtbus") == 'a line with "quotes" & $dollars\n'
+    assert login(view, "stat -c %a /etc/motd.virtbus").strip() == "640"
+    until(lambda: login(view, "cat /root/ran-by-runcmd 2>&1 || :") == "ran\n", "runcmd ran")
+    record = platform.cli("vm", "get", "web", "-o", "json")
+    assert "motd.virtbus" not in record, "user data is a secret and is not shown"
+
+
+def test_guests_reach_each_other_and_the_host(platform: Platform, login: Login) -> None:
+    one = platform.create("one", "--ssh-key", login.public_key, wait="")
+    two = platform.create("two", "--ssh-key", login.public_key, wait="")
+    one, two = platform.wait_ready("one", "two")
+    gateway = one["interfaces"][0]["gateway"]
+    assert "1 packets received" in login(one, f"ping -c 1 -W 5 {address(two)}")
+    assert "1 packets received" in login(two, f"ping -c 1 -W 5 {address(one)}")
+    assert "1 packets received" in login(one, f"ping -c 1 -W 5 {gateway}")
+
+
+@pytest.fixture
+def internet() -> Iterator[str]:
+    """The address of a machine beyond our default route; it has no route to guests."""
+    name, ours, theirs = "e2e-internet", "198.51.100.1", "198.51.100.2"
+    ip: Callable[..., str] = lambda *argv: host.run("ip", *argv)  # noqa: E731
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", "e2e-up", "type", "veth", "peer", "name", "e2e-far", "netns", name)
+        ip("address", "add", f"{ours}/24", "dev", "e2e-up")
+        ip("link", "set", "e2e-up", "up")
+        ip("-n", name, "address", "add", f"{theirs}/24", "dev", "e2e-far")
+        ip("-n", name, "link", "set", "e2e-far", "up")
+        ip("route", "add", "default", "via", theirs)
+        yield theirs
+    finally:
+        ip("netns", "delete", name)
+        with suppress(AssertionError):
+            ip("link", "delete", "e2e-up")
+
+
+def test_guest_reaches_the_outside_through_masquerade(
+    platform: Platform, login: Login, internet: str
+) -> None:
+    view = platform.create("out", "--ssh-key", login.public_key, wait="ready")
+    # no route leads back to 10.127/16 from there, so an answer proves the translation
+    assert "1 packets received" in login(view, f"ping -c 1 -W 5 {internet}")
+
+
+def test_disks_are_as_large_as_asked_for_and_an_empty_one_is_empty(
+    platform: Platform, login: Login, tmp_path: Path
+) -> None:
+    wanted = tmp_path / "vm.yaml"
+    wanted.write_text(
+        f"""
+name: disks
+memory: 128MiB
+image: tiny
+disk: 1GiB
+ssh_keys: ["{Path(login.public_key).read_text().strip()}"]
+spec:
+  volumes:
+    - {{name: data, empty_disk: {{capacity: 64MiB}}}}
+"""
+    )
+    view = platform.create("disks", "-f", str(wanted), wait="ready")
+    sizes = login(view, "cat /sys/block/vd*/size").split()
+    assert str(1024**3 // 512) in sizes
+    assert str(64 * 1024**2 // 512) in sizes
+    until(
+        lambda: int(login(view, "df -m / | tail -n 1").split()[1]) > 800, "the root takes the room"
+    )
+    empty = sizes.index(str(64 * 1024**2 // 512))
+    names = login(view, "ls -d /sys/block/vd*").split()
+    device = names[empty].rpartition("/")[2]
+    assert login(view, f"tr -d '\\0' </dev/{device} | wc -c").strip() == "0"
+    login(view, f"mke2fs -q /dev/{device} 2>/dev/null || echo x >/dev/{device}")
+
+
+def test_two_nics_have_two_addresses(platform: Platform, tmp_path: Path) -> None:
+    wanted = tmp_path / "vm.yaml"
+    wanted.write_text(
+        """
+name: two
+memory: 128MiB
+image: tiny
+spec:
+  networks: [{name: first}, {name: second}]
+"""
+    )
+    view = platform.create("two", "-f", str(wanted), wait="ready")
+    assert [nic["name"] for nic in view["interfaces"]] == ["first", "second"]
+    assert address(view, 0) != address(view, 1)
+    log = until(
+        lambda: "GUEST-NICS" in (text := platform.console_log("two")) and text,
+        "NICs on the console",
+    )
+    for nic in (0, 1):
+        mac = view["interfaces"][nic]["mac"]
+        assert f"{mac}/{address(view, nic)}" in log
+    assert host.ping(address(view, 0))
+    assert host.ping(address(view, 1))
+
+
+def test_console_takes_what_is_typed(platform: Platform) -> None:
+    platform.create("con", wait="ready")
+    until(lambda: "GUEST-READY" in platform.console_log("con"), "its shell")
+    done = platform.try_cli(
+        "vm", "console", "con", "--linger", "5", input_text="\necho typed-$((6*7))\n"
+    )
+    assert "typed-42" in done.stdout, done.stderr
+
+
+def test_console_on_a_terminal_leaves_with_its_escape_and_the_guest_runs_on(
+    platform: Platform,
+) -> None:
+    view = platform.create("con", wait="ready")
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        ["virtbus", "vm", "console", "con"],
+        env=platform.environ,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    try:
+        _read_until(leader, b"connected to con")
+        os.write(leader, b"\necho at-$((40+2))\n")
+        _read_until(leader, b"at-42")
+        os.write(leader, b"\x1d")
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    assert host.ping(address(view))
+
+
+def _read_until(descriptor: int, word: bytes, within_s: float = 20) -> None:
+    seen = b""
+    deadline = time.monotonic() + within_s
+    while word not in seen:
+        ready, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
+        assert ready, f"{word!r} not in {seen!r}"
+        seen += os.read(descriptor, 4096)
+
+
+def test_logs_follow_what_the_guest_writes(platform: Platform) -> None:
+    platform.create("log", wait="running")
+    following = platform.start_cli("vm", "logs", "log", "-f")
+    try:
+        assert following.stdout is not None
+        _read_until(following.stdout.fileno(), b"GUEST-NICS", within_s=60)
+    finally:
+        following.terminate()
+        following.communicate(timeout=10)
+
+
+CONFLIST = """{
+  "cniVersion": "1.0.0",
+  "name": "e2e-bridge",
+  "plugins": [
+    {"type": "bridge", "bridge": "e2ebr0", "isGateway": true, "ipMasq": false,
+     "ipam": {"type": "host-local", "dataDir": "/var/lib/cni/networks",
+              "ranges": [[{"subnet": "10.199.0.0/24"}]],
+              "routes": [{"dst": "0.0.0.0/0"}]}}
+  ]
+}
+"""
+
+
+@pytest.fixture
+def cni_network() -> Iterator[str]:
+    """A conflist of the real plugins, where netd looks for them."""
+    path = Path("/etc/cni/net.d/e2e-bridge.conflist")
+    made = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(CONFLIST)
+    try:
+        yield "e2e-bridge"
+    finally:
+        path.unlink()
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        # the bridge plugin never removes its bridge
+        host.run("ip", "link", "delete", "e2ebr0", check=False)
+        networks = Path("/var/lib/cni/networks/e2e-bridge")
+        for lasting in networks.glob("*") if networks.exists() else ():
+            lasting.unlink()
+        with suppress(OSError):
+            networks.rmdir()
+
+
+def test_guest_on_a_cni_network_takes_the_plugins_address(
+    platform: Platform, login: Login, cni_network: str
+) -> None:
+    view = platform.create(
+        "cni", "--network", cni_network, "--ssh-key", login.public_key, wait="ready"
+    )
+    assert address(view).startswith("10.199.0.")
+    assert host.ping(address(view))
+    assert view["interfaces"][0]["mac"] in login(view, "cat /sys/class/net/eth0/address")
+    assert f"inet {address(view)}/24" in login(view, "ip -4 address show eth0")
+    platform.delete("cni")
+    until(lambda: not list(Path("/var/lib/cni/results").glob("e2e-bridge*")), "results removed")
+    left = [p.name for p in Path("/var/lib/cni/networks/e2e-bridge").glob("10.199*")]
+    assert left == []

@@ -1,0 +1,143 @@
+"""Stopping, starting and changing a VM that exists."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.e2e import host
+from tests.e2e.login import Login
+from tests.e2e.platform import Json, Platform, Refused, address, until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Login:
+    return Login(tmp_path)
+
+
+def test_stop_and_start_keep_disk_and_address(platform: Platform, login: Login) -> None:
+    before = platform.create("keep", "--ssh-key", login.public_key, wait="ready")
+    login(before, "echo still here >/root/note; sync")
+    platform.cli("vm", "stop", "keep")
+    stopped = platform.get("keep")
+    assert stopped["state"] == "Stopped"
+    assert not host.qemu_pids(before["uid"])
+    assert not host.ping(address(before), wait_s=1)
+    platform.cli("vm", "start", "keep")
+    (after,) = platform.wait_ready("keep")
+    assert address(after) == address(before)
+    assert after["interfaces"][0]["mac"] == before["interfaces"][0]["mac"]
+    assert login(after, "cat /root/note") == "still here\n"
+    assert "domain.stopping" in platform.events("keep")
+
+
+def _strategy(platform: Platform, tmp_path: Path, strategy: str, login: Login) -> Json:
+    wanted = {
+        "name": "own",
+        "image": "tiny",
+        "memory": "128MiB",
+        "ssh_keys": [Path(login.public_key).read_text().strip()],
+        "spec": {"run_strategy": strategy},
+    }
+    path = tmp_path / "vm.json"
+    path.write_text(json.dumps(wanted))
+    return platform.create("own", "-f", str(path), wait="ready")
+
+
+def test_guest_that_powers_off_stays_off_under_once(
+    platform: Platform, login: Login, tmp_path: Path
+) -> None:
+    view = _strategy(platform, tmp_path, "Once", login)
+    login(view, "poweroff")
+    ended = platform.wait_state("own", "Succeeded")
+    assert ended["restarts"] == 0
+    assert not host.qemu_pids(view["uid"])
+
+
+def test_guest_that_powers_off_is_started_again_under_always(
+    platform: Platform, login: Login, tmp_path: Path
+) -> None:
+    view = _strategy(platform, tmp_path, "Always", login)
+    (pid,) = host.qemu_pids(view["uid"])
+    login(view, "poweroff")
+    until(lambda: pid not in host.qemu_pids(view["uid"]), "the guest halts")
+    until(lambda: platform.get("own")["restarts"] == 1, "counted")
+    again = platform.wait_state("own", "Running")
+    assert len(host.qemu_pids(view["uid"])) == 1
+    assert address(again) == address(view)
+
+
+def test_killed_emulator_is_started_again_once(platform: Platform) -> None:
+    view = platform.create("hit", wait="running")
+    (pid,) = host.qemu_pids(view["uid"])
+    host.run("kill", "-9", str(pid))
+    until(lambda: host.qemu_pids(view["uid"]) not in ([pid], []), "a new one", within_s=20)
+    again = platform.wait_state("hit", "Running")
+    assert again["restarts"] == 1
+    assert len(host.qemu_pids(view["uid"])) == 1
+
+
+def test_guest_that_ignores_acpi_is_ended_after_its_grace(platform: Platform, login: Login) -> None:
+    view = platform.create("deaf", "--ssh-key", login.public_key, wait="ready")
+    login(view, "killall acpid")
+    platform.cli("vm", "stop", "deaf", "--grace", "2")
+    assert platform.get("deaf")["state"] == "Stopped"
+    assert not host.qemu_pids(view["uid"])
+
+
+def test_labels_change_at_once_and_memory_at_the_next_start(platform: Platform) -> None:
+    view = platform.create("up", "--label", "tier=back", wait="running")
+    changed = platform.ask(
+        "vm.update",
+        {"uid": view["uid"], "revision": view["revision"], "labels": {"tier": "front"}},
+    )
+    assert changed["labels"] == {"tier": "front"}
+    assert [vm["name"] for vm in _listed(platform, "tier=front")] == ["up"]
+    assert _listed(platform, "tier=back") == []
+
+    spec = platform.get("up")["spec"]
+    spec["domain"]["memory"]["guest"] = 160 * 1024**2
+    spec["volumes"][1]["cloud_init_no_cloud"] = {"hostname": "up"}
+    revision = platform.get("up")["revision"]
+    platform.ask("vm.update", {"uid": view["uid"], "revision": revision, "spec": spec})
+    until(lambda: _required(platform.get("up")), "RestartRequired")
+    assert host.qemu_pids(view["uid"]), "it runs on meanwhile"
+    platform.cli("vm", "stop", "up", "--grace", "0")
+    platform.cli("vm", "start", "up")
+    after = platform.wait_state("up", "Running")
+    assert not _required(after)
+    xml = host.run("virsh", "-q", "-c", "qemu:///system", "dumpxml", f"vb-{view['uid']}")
+    assert f"<memory unit='KiB'>{160 * 1024}</memory>" in xml
+
+
+def _listed(platform: Platform, label: str) -> list[Json]:
+    items: list[Json] = json.loads(platform.cli("vm", "list", "-l", label, "-o", "json"))["items"]
+    return items
+
+
+def _required(view: Json) -> bool:
+    return any(c["type"] == "RestartRequired" and c["status"] for c in view["conditions"])
+
+
+def test_fields_that_cannot_change_are_named(platform: Platform) -> None:
+    view = platform.create("fix", wait="running")
+    spec = platform.get("fix")["spec"]
+    spec["volumes"][0]["image"]["ref"] = "other"
+    wanted = {"uid": view["uid"], "revision": view["revision"], "spec": spec}
+    with pytest.raises(Exception, match="cannot change") as refused:
+        platform.ask("vm.update", wanted)
+    assert getattr(refused.value, "code", None) == 422
+    stale = {"uid": view["uid"], "revision": view["revision"] - 1, "labels": {}}
+    with pytest.raises(Exception, match="changed meanwhile") as refused:
+        platform.ask("vm.update", stale)
+    assert getattr(refused.value, "code", None) == 409
+
+
+def test_start_of_a_vm_that_runs_changes_nothing(platform: Platform) -> None:
+    view = platform.create("on", wait="running")
+    (pid,) = host.qemu_pids(view["uid"])
+    platform.cli("vm", "start", "on")
+    assert host.qemu_pids(view["uid"]) == [pid]
+    with pytest.raises(Refused):
+        platform.cli("vm", "start", "nobody")
