@@ -137,6 +137,13 @@ async def test_ensure_and_release_by_request_are_repeatable(desk: Desk) -> None:
     await eventually_kinds(desk, [Kind.NETWORK_READY, Kind.NETWORK_RELEASED])
 
 
+@pytest.mark.parametrize("verb", ["release", "inspect"])
+async def test_a_uid_that_is_none_is_refused_with_its_path(desk: Desk, verb: str) -> None:
+    with pytest.raises(VirtbusError, match="uid: must be a UUID") as refused:
+        await desk.ask(verb, {"uid": "../etc", "epoch": 1})
+    assert refused.value.code == 400
+
+
 async def test_a_record_that_is_deleting_or_gone_removes_nothing(desk: Desk) -> None:
     await desk.put(make_record(A))
     await desk.ready()

@@ -31,13 +31,13 @@ from virtbus.netd.facts import Facts, Spans, no_span
 from virtbus.netd.settings import Settings
 from virtbus.netd.work import Work
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Detail, VirtbusError
 from virtbus.schemas.ids import check_uid, is_id
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import Ensure, Held, Inspect, NetReady, Release, Released, Tele
 from virtbus.schemas.vm import RunStrategy, VmRecord
-from virtbus.schemas.wire import decode, validate
+from virtbus.schemas.wire import decode, invalid, validate
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Netd:
 
         async def release(request: Request) -> Released:
             want = validate(Release, request.data)
-            uid = check_uid(want.uid)
+            uid = _uid(want.uid)
             work.drop(uid)
             with self._span("virtbus release network", uid=uid):
                 if await self._attachments.release(uid, want.epoch):
@@ -173,7 +173,7 @@ class Netd:
         async def inspect(request: Request) -> Held:
             want = validate(Inspect, request.data)
             held = self._attachments.held()
-            wanted = {want.uid} if want.uid else held.keys()
+            wanted = {_uid(want.uid)} if want.uid else held.keys()
             return Held(things={uid: things for uid, things in held.items() if uid in wanted})
 
         handlers = {"ensure": ensure, "release": release, "inspect": inspect}
@@ -218,6 +218,13 @@ class Netd:
             except OSError as error:
                 log.warning("not tidied: %s", error, extra={"code": "tidy_failed"})
                 self._attachments.untidy.set()
+
+
+def _uid(text: str) -> str:
+    try:
+        return check_uid(text)
+    except ValueError as error:
+        raise invalid((Detail(path="uid", message=str(error)),)) from None
 
 
 def _record(entry: Entry) -> VmRecord | None:
