@@ -290,7 +290,8 @@ async def test_the_console_takes_keys_and_the_log_keeps_what_was_said(host: Host
                 assert "taken over" in first.closed
                 await second.write(b"hello")
                 assert await _until(second.output(), b"hello")
-            assert "hello" in await _log(consoles, record.uid)
+            while "hello" not in await _log(consoles, record.uid):
+                await asyncio.sleep(0.01)
         async with consoles.attach(record.uid) as third:
             await host.hypervisor.destroy(record.uid)
             assert b"".join([data async for data in third.output()]) == b""
@@ -313,11 +314,8 @@ async def _until(output: AsyncIterator[bytes], wanted: bytes) -> bool:
 
 
 async def _log(consoles: Consoles, uid: str) -> str:
-    while True:
-        chunks = [c async for c in consoles.read_log(uid, tail_bytes=4096, follow=False)]
-        if chunks:
-            return b"".join(chunks).decode()
-        await asyncio.sleep(0.01)
+    chunks = [c async for c in consoles.read_log(uid, tail_bytes=4096, follow=False)]
+    return b"".join(chunks).decode()
 
 
 async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) -> None:
@@ -328,8 +326,8 @@ async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) ->
         assert await host.hypervisor.list_domains() is not None
         _cut_connections()
         async with asyncio.timeout(30):
-            event = await anext(aiter(events))
-        assert event == DomainEvent("", None)
+            while await anext(aiter(events)) != DomainEvent("", None):
+                pass  # an event of somebody else's domain
         async with asyncio.timeout(30):
             while True:
                 try:
