@@ -210,14 +210,14 @@ async def test_of_two_creates_of_one_name_one_wins_in_every_order() -> None:
     async def scenario(gates: Gates) -> None:
         await race(gates, record(1), record(2))
 
-    assert await explore(scenario, pauses=4) > 50
+    assert await explore(scenario, pauses=3) > 50
 
 
 async def test_of_two_creates_of_one_uid_one_wins_in_every_order() -> None:
     async def scenario(gates: Gates) -> None:
         await race(gates, record(1), record(1, node="n2"))
 
-    await explore(scenario, pauses=4)
+    await explore(scenario, pauses=3)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ async def test_a_buried_create_that_is_repeated_races_for_its_name(against: str)
         await swept(server)
         check_clean(server)
 
-    assert await explore(scenario, pauses=4) > 10
+    assert await explore(scenario, pauses=3) > 10
 
 
 # --- crashes ---------------------------------------------------------------------------------

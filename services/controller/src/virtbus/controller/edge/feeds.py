@@ -75,8 +75,8 @@ class Feeds:
                 self._changed(uid)
 
     def _changed(self, uid: str | None) -> None:
+        self._watches.changed(uid)
         if uid is not None:
-            self._watches.changed(uid)
             self.released.put_nowait(uid)
 
     def _vm(self, entry: Entry) -> str | None:

@@ -190,14 +190,15 @@ class VmApi:
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, ref: VmRef) -> Held:
         """The record from the leader: what is changed next must not come from a cache."""
-        uid = ref.uid
-        if uid is None:
-            if ref.name is None:
-                raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
-            uid = self._fleet.names.get((ref.namespace, ref.name))
-            if uid is None:
-                uid = await self._commits.holder(ref.namespace, ref.name)
+        if ref.uid is None and ref.name is None:
+            raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
+        cached = self._fleet.names.get((ref.namespace, ref.name or ""))
+        uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
+        if held is None and ref.uid is None and ref.name is not None:
+            # The cache knows no holder, or one that has ended: the claim says who holds it now.
+            uid = await self._commits.holder(ref.namespace, ref.name)
+            held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:
             raise not_found(ref)
         return held

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from virtbus.bus.ports import Bus, Request
 from virtbus.controller.core.fleet import Fleet, matches
+from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.subjects import PREFIX
 
 PAGE = 100
 BEAT_S = 5.0
@@ -66,10 +66,13 @@ class Watches:
         self._bus = bus
         self._instance = instance
         self._watchers: set[Watcher] = set()
+        self._catching_up: set[Watcher] = set()
         self._count = 0
 
     def changed(self, uid: str | None) -> None:
-        """Tell every watch that a VM's view may have changed."""
+        """Tell every watch that a VM's view may have changed; None: only the position did."""
+        for watcher in self._catching_up:
+            watcher.wake.set()
         if uid is not None:
             for watcher in self._watchers:
                 watcher.touch(uid)
@@ -88,7 +91,7 @@ class Watches:
         with self._watcher() as watcher:
             uids = await self._start(want, watcher)
             self._count += 1
-            renew = f"{PREFIX}.api.v1.watch.renew.{self._instance}.{self._count}"
+            renew = subjects.watch_renewal(self._instance, str(self._count))
             async with self._bus.subscribe(renew) as renewals:
                 watcher.told.update(uids)
                 await self._list(uids, request, renew)
@@ -118,7 +121,8 @@ class Watches:
                 if self._wanted(want, uid)
             ]
         position = Position.parse(want.after)
-        if time.time() - position.at_s > RESUME_WITHIN_S:
+        expired = time.time() - position.at_s > RESUME_WITHIN_S
+        if expired or position.revision < self._fleet.forgotten_revision:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
         await self._catch_up(position, watcher)
@@ -137,6 +141,7 @@ class Watches:
 
     async def _catch_up(self, position: Position, watcher: Watcher) -> None:
         """Wait until this controller has seen what the client saw through another one."""
+        self._catching_up.add(watcher)
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while self._fleet.revision < position.revision:
@@ -145,6 +150,8 @@ class Watches:
         except TimeoutError:
             message = "this controller has not seen that position; watch again without after"
             raise VirtbusError(Code.GONE, "position_unknown", message) from None
+        finally:
+            self._catching_up.discard(watcher)
 
     async def _list(self, uids: list[str], request: Request, renew: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -156,28 +163,35 @@ class Watches:
         await request.stream(WatchReply(synced=True, after=self._position(), renew=renew))
 
     async def _follow(self, want: VmWatch, watcher: Watcher, request: Request) -> None:
+        """Tell what changes; a beat whenever nothing was told for BEAT_S, whatever others do."""
+        loop = asyncio.get_running_loop()
+        told_s = loop.time()
         while True:
             try:
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout_at(told_s + BEAT_S):
                     await watcher.wake.wait()
             except TimeoutError:
                 await request.stream(WatchReply(beat=True, after=self._position()))
+                told_s = loop.time()
                 continue
             watcher.wake.clear()
             dirty, watcher.dirty = watcher.dirty, {}
             for uid in dirty:
-                await self._tell(uid, want, watcher, request)
+                reply = self._news(uid, want, watcher)
+                if reply is not None:
+                    await request.stream(reply)
+                    told_s = loop.time()
 
-    async def _tell(self, uid: str, want: VmWatch, watcher: Watcher, request: Request) -> None:
+    def _news(self, uid: str, want: VmWatch, watcher: Watcher) -> WatchReply | None:
+        """What to tell of a VM that may have changed; None where it is none of this watch's."""
         view = self._fleet.show(uid, asyncio.get_running_loop().time())
-        if view is None:
-            if uid not in watcher.told:
-                return
-            watcher.told.discard(uid)
-            await request.stream(WatchReply(gone=uid, after=self._position()))
-        elif self._wanted(want, uid):
+        if view is not None and self._wanted(want, uid):
             watcher.told.add(uid)
-            await request.stream(WatchReply(change=view, after=self._position()))
+            return WatchReply(change=view, after=self._position())
+        if uid not in watcher.told:
+            return None
+        watcher.told.discard(uid)  # it ended, or its labels left the filter
+        return WatchReply(gone=uid, after=self._position())
 
     def _wanted(self, want: VmWatch, uid: str) -> bool:
         record = self._fleet.vms[uid].record
