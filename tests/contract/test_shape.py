@@ -1,0 +1,85 @@
+"""What no linter knows of the tree: sizes, names, docstrings, and the one configuration."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+MEMBERS = sorted(
+    path
+    for pattern in CONFIG["tool"]["uv"]["workspace"]["members"]
+    for path in ROOT.glob(pattern)
+    if (path / "pyproject.toml").exists()
+)
+MODULES = sorted(
+    path
+    for folder in [*(member / "src" for member in MEMBERS), *(m / "tests" for m in MEMBERS)]
+    for path in folder.rglob("*.py")
+) + sorted((ROOT / "tests").rglob("*.py"))
+PACKAGES = [path for path in MODULES if path.name == "__init__.py"]
+LINES = 400
+LINES_OF_TESTS = 600
+"""Sentences side by side are read one by one; a module of tests may hold more of them."""
+NAMES_OF_EVERYTHING = {
+    "utils",
+    "util",
+    "helpers",
+    "helper",
+    "common",
+    "misc",
+    "manager",
+    "managers",
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def limit(path: str) -> int:
+    return LINES if "/src/" in path else LINES_OF_TESTS
+
+
+def test_no_module_collects_everything() -> None:
+    sizes = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {path: lines for path, lines in sizes.items() if lines > limit(path)} == {}
+
+
+def test_no_module_is_named_for_everything() -> None:
+    named = {part for path in MODULES for part in (path.stem, path.parent.name)}
+    assert named & NAMES_OF_EVERYTHING == set()
+
+
+def test_mypy_reads_every_member_and_nothing_else() -> None:
+    given = [path for path in CONFIG["tool"]["mypy"]["mypy_path"] if path != "typings"]
+    assert sorted(given) == sorted(name(member / "src") for member in MEMBERS)
+
+
+def test_every_member_is_a_dependency_of_the_root() -> None:
+    members = {
+        tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+        for member in MEMBERS
+    }
+    assert set(CONFIG["project"]["dependencies"]) == members
+    assert set(CONFIG["tool"]["uv"]["sources"]) == members
+
+
+def test_no_member_hides_the_others() -> None:
+    """`virtbus` is a namespace (PEP 420): one `virtbus/__init__.py` and the rest are gone."""
+    assert [name(path) for path in PACKAGES if path.parent.name == "virtbus"] == []
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=name)
+def test_a_package_says_what_belongs_in_it(path: Path) -> None:
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert len(said.split()) >= 4
+
+
+@pytest.mark.parametrize("path", [path for path in PACKAGES if "src" in path.parts], ids=name)
+def test_a_package_holds_no_code(path: Path) -> None:
+    allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    assert [type(node).__name__ for node in body if not isinstance(node, allowed)] == []
