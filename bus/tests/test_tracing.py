@@ -1,7 +1,7 @@
 """Spans become facts; traceparents travel even where nothing is recorded."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -11,7 +11,7 @@ from virtbus.bus.codec import read_message
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Message
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Span
+from virtbus.schemas.events import Span, Spans
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -22,24 +22,36 @@ def bus() -> MemoryBus:
     return MemoryBus(MemoryServer(), "agent")
 
 
+Finished = Callable[[], Awaitable[list[Span]]]
+
+
 @pytest.fixture
-def recorded(bus: MemoryBus) -> Iterator[None]:
+def finished(bus: MemoryBus) -> Iterator[Finished]:
+    """Record spans; calling it ends that, which tells what still waits for company."""
     stop = tracing.setup("nodeagent", "n1", bus.emit)
-    yield
-    stop()
+    ended = False
+
+    async def told() -> list[Span]:
+        nonlocal ended
+        ended = True
+        stop()
+        stored = await bus.history(f"virtbus.evt.n1.{UID}.trace.span")
+        messages = [Message(one.subject, one.body) for one in stored]
+        return [span for message in messages for span in read_message(Spans, message).spans]
+
+    yield told
+    if not ended:
+        stop()
 
 
-async def spans(bus: MemoryBus) -> list[Span]:
-    stored = await bus.history(f"virtbus.evt.n1.{UID}.trace.span")
-    return [read_message(Span, Message(one.subject, one.body)) for one in stored]
-
-
-async def test_a_span_of_a_vm_is_stored_under_its_parent(bus: MemoryBus, recorded: None) -> None:
+async def test_a_span_of_a_vm_is_stored_under_its_parent(
+    bus: MemoryBus, finished: Finished
+) -> None:
     with tracing.span("virtbus start domain", uid=UID, parent=PARENT, disk="root"):
         inner = tracing.current_traceparent()
         with tracing.span("virtbus define domain", uid=UID):
             pass
-    define, start = await spans(bus)
+    define, start = await finished()
     assert start.trace_id == define.trace_id == "0af7651916cd43dd8448eb211c80319c"
     assert start.parent_id == "b7ad6b7169203331"
     assert define.parent_id == start.span_id
@@ -50,25 +62,28 @@ async def test_a_span_of_a_vm_is_stored_under_its_parent(bus: MemoryBus, recorde
 
 
 async def test_a_failed_span_says_the_reason_and_not_the_text(
-    bus: MemoryBus, recorded: None
+    bus: MemoryBus, finished: Finished
 ) -> None:
     with pytest.raises(VirtbusError), tracing.span("virtbus pull image", uid=UID):
         raise VirtbusError(Code.NOT_FOUND, "no_such_image", "password=hunter2")
-    (failed,) = await spans(bus)
+    (failed,) = await finished()
     assert (failed.ok, failed.message) == (False, "no_such_image")
     assert "hunter2" not in failed.model_dump_json()
 
 
-async def test_a_span_continues_the_request_that_is_handled(bus: MemoryBus, recorded: None) -> None:
+async def test_a_span_continues_the_request_that_is_handled(
+    bus: MemoryBus, finished: Finished
+) -> None:
     with tracing.continued(PARENT), tracing.span("virtbus create vm", uid=UID):
         pass
-    (create,) = await spans(bus)
+    (create,) = await finished()
     assert create.parent_id == "b7ad6b7169203331"
 
 
-async def test_a_span_without_a_vm_is_not_stored(bus: MemoryBus, recorded: None) -> None:
+async def test_a_span_without_a_vm_is_not_stored(bus: MemoryBus, finished: Finished) -> None:
     with tracing.span("virtbus list vms"), tracing.span("virtbus odd", uid="../etc"):
         pass
+    await finished()
     assert await bus.history("virtbus.evt.>") == []
 
 

@@ -122,7 +122,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 async def host(folder: Path) -> AsyncIterator[Host]:
     files = StateFiles(folder / "state", folder / "run")
-    files.open()
+    files.open("n1")
     async with LibvirtHypervisor(URI, starts_at_once=4) as hypervisor:
         made = Host(hypervisor, files, folder, [])
         try:

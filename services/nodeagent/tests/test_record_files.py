@@ -34,7 +34,7 @@ def record(number: int, epoch: int = 1) -> VmRecord:
 
 def opened(path: Path) -> StateFiles:
     files = StateFiles(path / "state", path / "run")
-    files.open()
+    files.open("n1")
     return files
 
 
@@ -163,3 +163,13 @@ async def test_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:
             group.create_task(asyncio.to_thread(replace, path, data))
     assert path.read_bytes() in contents
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_state_of_another_node_is_refused(tmp_path: Path) -> None:
+    first = StateFiles(tmp_path / "state", tmp_path / "run")
+    first.open("n1")
+    first.close()
+    with pytest.raises(VirtbusError) as refused:
+        StateFiles(tmp_path / "state", tmp_path / "run").open("n2")
+    assert refused.value.reason == "other_node"
+    assert "--node n1" in str(refused.value)

@@ -8,6 +8,8 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 
+import uvloop
+
 from virtbus.bus import logs
 from virtbus.bus.settings import ServiceSettings
 
@@ -107,7 +109,7 @@ def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
     logs.setup(settings.service, settings.node, level=settings.log_level, style=settings.log_format)
     os.umask(0o077)
     try:
-        asyncio.run(supervise(body))
+        uvloop.run(supervise(body))
     except Exception:
         log.exception("%s failed", settings.service, extra={"code": "service_failed"})
         return 1

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -25,6 +25,7 @@ from virtbus.schemas.wire import problems
 
 CONFIG_DIR = Path("/etc/virtbus")
 EXIT_USAGE = 2
+NODE_FILE = "node"
 
 
 def node_slug(hostname: str) -> str:
@@ -43,8 +44,9 @@ class ServiceSettings(BaseSettings):
     )
 
     node: Id = Field(
-        default_factory=lambda: node_slug(socket.gethostname()),
-        description="this host's node id; default: a slug of the hostname",
+        "",
+        validate_default=False,
+        description="this host's node id; default: what state_dir says, else the hostname's slug",
     )
     server: str = Field("", description="NATS URL; default: what `virtbus up` wrote in run_dir")
     creds: Path | None = Field(None, description="file with user and password of this service")
@@ -57,6 +59,15 @@ class ServiceSettings(BaseSettings):
         description="auto: text on a terminal, else JSON lines",
     )
     otlp_endpoint: str = Field("", description="OTLP/HTTP endpoint for traces; empty: none")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_node(cls, data: Any) -> Any:
+        """A node keeps its id when its host is renamed (design §8)."""
+        if isinstance(data, dict) and not data.get("node"):
+            state_dir = data.get("state_dir") or cls.model_fields["state_dir"].default
+            return {**data, "node": node_id(Path(state_dir))}
+        return data
 
     @property
     def bus_user(self) -> str:
@@ -81,6 +92,15 @@ class ServiceSettings(BaseSettings):
         del dotenv_settings, file_secret_settings
         toml = TomlConfigSettingsSource(settings_cls, CONFIG_DIR / f"{cls.service}.toml")
         return (init_settings, env_settings, toml)
+
+
+def node_id(state_dir: Path) -> str:
+    """The id that this state belongs to, once it was settled; else the hostname's slug."""
+    try:
+        kept = (state_dir / NODE_FILE).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        kept = ""
+    return kept if is_id(kept) else node_slug(socket.gethostname())
 
 
 S = TypeVar("S", bound=ServiceSettings)

@@ -4,6 +4,7 @@ OpenTelemetry is imported by `setup` only: a process that did not call it (the C
 traceparent on, and `span` does nothing but that.
 """
 
+import asyncio
 import logging
 import os
 import re
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 UID = "virtbus.uid"
 """The span attribute that names the VM; spans without it are not stored."""
+TOGETHER_S = 0.2
+"""How long spans of a VM wait for others: each message costs sender and server CPU."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
@@ -130,11 +133,47 @@ def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
     return fact
 
 
+class _Together:
+    """Spans of one VM that end within TOGETHER_S are one fact."""
+
+    def __init__(self, node: str, emit: Emit) -> None:
+        self._node = node
+        self._emit = emit
+        self._pending: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, uid: str, fact: dict[str, Any]) -> None:
+        waiting = self._pending.setdefault(uid, [])
+        waiting.append(fact)
+        if len(waiting) > 1:
+            return
+        try:
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._tell, uid)
+        except RuntimeError:  # no loop in this thread
+            self._tell(uid)
+
+    def tell_all(self) -> None:
+        for uid in list(self._pending):
+            self._tell(uid)
+
+    def _tell(self, uid: str) -> None:
+        from virtbus.schemas.subjects import event
+
+        spans = self._pending.pop(uid, [])
+        if not spans:
+            return
+        try:
+            subject = event(self._node, uid, "trace.span")
+        except ValueError:
+            log.debug("spans name no VM: %s", uid)
+            return
+        self._emit(subject, {"spans": spans}, message_id=spans[0]["span_id"])
+
+
 def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
     """A SpanProcessor without a thread: the bus's own queue of facts is the batch."""
     from opentelemetry.sdk.trace import SpanProcessor
 
-    from virtbus.schemas.subjects import event
+    together = _Together(node, emit)
 
     class Facts(SpanProcessor):
         def on_start(self, span: "Span", parent_context: "Context | None" = None) -> None:
@@ -142,13 +181,11 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
 
         def on_end(self, span: "ReadableSpan") -> None:
             uid = str((span.attributes or {}).get(UID, ""))
-            if not uid:
-                return
-            fact = fact_of(span, service, node)
-            try:
-                emit(event(node, uid, "trace.span"), fact, message_id=fact["span_id"])
-            except ValueError:
-                log.debug("span %s names no VM: %s", span.name, uid)
+            if uid:
+                together.add(uid, fact_of(span, service, node))
+
+        def shutdown(self) -> None:
+            together.tell_all()
 
     return Facts()
 

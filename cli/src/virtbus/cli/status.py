@@ -101,6 +101,12 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
     skew_s = float(bus.get("skew_s") or 0)
     if abs(skew_s) > SKEW_ALARM_S:
         alarms.append(f"clocks differ by {skew_s:.1f} s: is a time service running on all hosts?")
+    alarms += [
+        f"{service} on {node.get('node')} is {told.get('state')}: {told['message']}"
+        for node in bus.get("nodes") or ()
+        for service, told in sorted((node.get("services") or {}).items())
+        if told.get("message")
+    ]
     pending_s = _pending_s(bus)
     if pending_s is not None and pending_s > AGE_ALARM_S:
         alarms.append(f"a VM is pending for {units.duration(pending_s)}: see `virtbus vm list`")

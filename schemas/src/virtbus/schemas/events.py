@@ -63,3 +63,9 @@ class Span(Fact):
     ok: bool = True
     message: str = ""
     attributes: dict[str, str] = Field(default_factory=dict)
+
+
+class Spans(Fact):
+    """The stored form: spans of one VM and service that ended together."""
+
+    spans: tuple[Span, ...] = ()

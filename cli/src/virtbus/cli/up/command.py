@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import socket
+from pathlib import Path
 
 import click
 
@@ -51,7 +51,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     if simulate and not (data or state_dir or run_dir):
         data = str(simulated_data(os.environ))
     state, run = choose(data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ)
-    place = Place(state, run, node or _node_name(), simulate, log_level)
+    place = Place(state, run, node or _node_name(state), simulate, log_level)
     _check_name(place.node)
     if not simulate:
         _preflight(place, force=force)
@@ -64,10 +64,10 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     asyncio.run(up(place, port, Terminal(log_level), os.environ))
 
 
-def _node_name() -> str:
-    from virtbus.bus.settings import node_slug  # imports pydantic
+def _node_name(state: Path) -> str:
+    from virtbus.bus.settings import node_id  # imports pydantic
 
-    return os.environ.get("VIRTBUS_NODE") or node_slug(socket.gethostname())
+    return os.environ.get("VIRTBUS_NODE") or node_id(state)
 
 
 def _check_name(node: str) -> None:

@@ -51,7 +51,7 @@ def _chosen(accelerators: tuple[str, ...]) -> Callable[[VmRecord], str]:
 @asynccontextmanager
 async def _state(settings: Settings) -> AsyncIterator[StateFiles]:
     files = StateFiles(settings.state_dir, settings.run_dir)
-    files.open()
+    files.open(settings.node)
     try:
         yield files
     finally:

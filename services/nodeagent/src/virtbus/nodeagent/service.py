@@ -15,7 +15,7 @@ from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.vm import JoinNonce, VmRecord
@@ -24,6 +24,7 @@ from virtbus.schemas.wire import decode, read, validate
 log = logging.getLogger(__name__)
 
 STASH_LIMIT = 1000
+HEALTH_INTERVAL_S = 5.0
 CHANGES: dict[DomainChange, Event] = {
     DomainChange.STARTED: Event.STARTED,
     DomainChange.PAUSED: Event.PAUSED,
@@ -75,6 +76,7 @@ class NodeAgent:
                 self._domains = {d.uid: d for d in await self._domains_when_up()}
                 group.create_task(self._hear_libvirt(events))
                 group.create_task(self._resync(watch.relist))
+                group.create_task(self._stay_healthy())
                 async for item in watch:
                     self._take(item)
 
@@ -204,6 +206,15 @@ class NodeAgent:
                         extra={"code": "orphan", "uid": uid},
                     )
                     guest.post(Event.DELETE)
+
+    async def _stay_healthy(self) -> None:
+        """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            if not self._tools.hypervisor.healthy:
+                break
+        message = "too many libvirt calls never came back; the agent starts anew"
+        raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
 
     # --- what the host says ----------------------------------------------------------------
     async def _hear_ready(self, messages: AsyncIterator[Message]) -> None:

@@ -6,12 +6,16 @@ import random
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.schemas import subjects
+from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmStatus
 from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 5.0)
+PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
+PASSING_S = 0.05
+"""Each put is a durable write; a create passes through these states in a blink."""
 
 
 class StatusWriter:
@@ -24,9 +28,15 @@ class StatusWriter:
         self._dirty = asyncio.Event()
 
     def report(self, status: VmStatus) -> None:
-        """Make `status` the one to be told; an unchanged one is not told again."""
+        """Make `status` the one to be told; an unchanged one is not told again.
+
+        A state on the way is told after PASSING_S, if it is still so then; others at once.
+        """
         self._latest = status
-        self._dirty.set()
+        if status.state in PASSING and self._told is not None:
+            asyncio.get_running_loop().call_later(PASSING_S, self._dirty.set)
+        else:
+            self._dirty.set()
 
     async def run(self) -> None:
         """Put whatever is latest; never returns by itself."""

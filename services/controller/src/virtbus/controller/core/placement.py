@@ -45,7 +45,11 @@ def _alive(_spec: VmSpec, node: Candidate) -> str | None:
 
 
 def _ready(_spec: VmSpec, node: Candidate) -> str | None:
-    return None if node.record.state is NodeState.READY else f"is {node.record.state}"
+    if node.record.state is NodeState.READY:
+        return None
+    services = node.record.services.values()
+    why = "; ".join(service.message for service in services if service.message)
+    return f"is {node.record.state}" + (f": {why}" if why else "")
 
 
 def _labels(spec: VmSpec, node: Candidate) -> str | None:

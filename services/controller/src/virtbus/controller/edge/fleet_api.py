@@ -131,14 +131,15 @@ class FleetApi:
                 continue
             body = decode(message.body)
             data = body.get("data", body) if isinstance(body, dict) else {}
-            items.append(
+            items += [
                 EventItem(
                     sequence=message.sequence,
                     subject=message.subject,
                     time_ns=message.time_ns,
-                    data=data,
+                    data=fact,
                 )
-            )
+                for fact in data.get("spans", [data])  # spans that ended together are one message
+            ]
         return EventPage(items=tuple(items))
 
     async def status(self, request: Request) -> dict[str, Any]:

@@ -93,6 +93,10 @@ class DomainEvent:
 class Hypervisor(Protocol):
     """Libvirt. Every method raises VirtbusError: 503 `libvirt_down`, or the cause in words."""
 
+    @property
+    def healthy(self) -> bool:
+        """False when so many calls hang that the agent should be started anew."""
+
     async def list_domains(self) -> list[DomainFacts]: ...
     async def facts(self, uid: str) -> DomainFacts | None: ...
     async def define(self, xml: str) -> None: ...

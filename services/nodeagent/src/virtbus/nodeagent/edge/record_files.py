@@ -1,6 +1,7 @@
 """What the agent keeps on disk: a record a VM, the epoch ledger, the join nonce, VERSION.
 
 <state_dir>/VERSION            version of this layout
+<state_dir>/node               the id of this node
 <state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h after the removal
 <state_dir>/agent/nonce        the bus incarnation that this node joined
 <state_dir>/vms/<uid>/record   the desired record, without secrets
@@ -17,6 +18,7 @@ import os
 import shutil
 from pathlib import Path
 
+from virtbus.bus.settings import NODE_FILE
 from virtbus.nodeagent.edge.durable import replace, sync_dir
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
@@ -41,11 +43,12 @@ class StateFiles:
         self._ledger = EpochLedger(self._agent / "ledger")
         self._lock: int | None = None
 
-    def open(self) -> None:
+    def open(self, node: str) -> None:
         """Make the directories, take the lock, read the ledger.
 
         Raises:
-            VirtbusError: 409 `second_agent`; 422 `state_newer` for a layout of a newer program.
+            VirtbusError: 409 `second_agent`, or `other_node` for the state of another node id;
+                422 `state_newer` for a layout of a newer program.
         """
         for path in (self._agent, self.vms, self._consoles, self._run / "vms"):
             path.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -57,6 +60,7 @@ class StateFiles:
             message = f"another nodeagent works on {self._state}; stop it, or give --state-dir"
             raise VirtbusError(Code.CONFLICT, "second_agent", message) from None
         self._check_version()
+        self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
             path.unlink(missing_ok=True)  # of an agent that was killed
         self._ledger.open()
@@ -66,6 +70,19 @@ class StateFiles:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _check_node(self, node: str) -> None:
+        """A node keeps its id: VMs are found by it, whatever the host is called by now."""
+        path = self._state / NODE_FILE
+        kept = path.read_text().strip() if path.exists() else ""
+        if not kept:
+            replace(path, f"{node}\n".encode())
+        elif kept != node:
+            message = (
+                f"{self._state} belongs to node {kept}, not {node}; "
+                f"start with --node {kept}, or give another --state-dir"
+            )
+            raise VirtbusError(Code.CONFLICT, "other_node", message)
 
     def _check_version(self) -> None:
         path = self._state / "VERSION"
