@@ -81,7 +81,7 @@ def _is_ours(line: str, uids: Collection[str]) -> bool:
 
 
 def _processes_here() -> Iterator[str]:
-    """Programs of ours in this network namespace, and every QEMU: these live in libvirt's."""
+    """Programs of ours in this network namespace, and QEMUs of VMs, which live in libvirt's."""
     here = os.readlink(OWN_NETNS)
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -91,7 +91,8 @@ def _processes_here() -> Iterator[str]:
             is_here = os.readlink(folder / "ns/net") == here
         except OSError:
             continue
-        if census._is_ours(argv) and (is_here or is_qemu(argv)):
+        runs_a_vm = is_qemu(argv) and any(word.startswith("guest=vb-") for word in argv)
+        if runs_a_vm or (is_here and census._is_ours(argv) and not is_qemu(argv)):
             yield census._short(argv)
 
 

@@ -90,13 +90,16 @@ def test_the_create_is_told_as_events_in_the_order_in_which_it_happened(platform
     assert len(kinds) == len(set(kinds)), kinds
 
 
+WORKERS = {"client", "controller", "imaged", "netd", "nodeagent", "vmwrapper"}
+
+
 def test_one_trace_covers_the_command_and_every_service(platform: Platform) -> None:
     platform.create("a")
 
     def traces() -> list[Json]:
         found: list[Json] = json.loads(platform.cli("vm", "trace", "a", "-o", "json"))["traces"]
         services = {span["service"] for span in found[0]["spans"]}
-        return found if {"cli", "controller", "imaged", "netd", "nodeagent"} <= services else []
+        return found if services >= WORKERS else []
 
     assert len(until(traces, "spans of every service", within_s=15)) == 1
 

@@ -1,11 +1,13 @@
 """A host that cannot: each cause is named, the services stay up, and once it is mended VMs run."""
 
+import re
+
 import pytest
 from tests.e2e import host
 from tests.e2e.platform import Platform, Refused, Stage, until
 
 from virtbus.schemas.api import NodePage
-from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.node import NodeState
 
 pytestmark = pytest.mark.e2e
@@ -57,12 +59,15 @@ def test_libvirt_that_cannot_be_reached_is_named_and_nothing_is_accepted(stage: 
             "the node says that libvirt is away",
         )
         assert [node.state for node in nodes().items] == [NodeState.RECOVERING]
-        assert "libvirt" in platform.cli("status")
+        status = platform.try_cli("status")
+        assert status.returncode == 5
+        assert re.search("alarm: agent on e2e .*libvirt", status.stdout), status.stdout
         pids = platform.pids()
         with pytest.raises(VirtbusError) as refused:
             platform.ask("vm.create", {"name": "none", "image": "tiny"})
-        assert refused.value.code == 503
-        assert "e2e" in str(refused.value.body), refused.value.body
+        assert refused.value.code == 429
+        assert refused.value.body.retry is Retry.LATER
+        assert "libvirt" in str(refused.value.body), refused.value.body
         assert platform.vms() == []
         assert platform.pids() == pids
 

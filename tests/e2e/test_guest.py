@@ -137,8 +137,8 @@ spec:
     for nic in (0, 1):
         mac = view["interfaces"][nic]["mac"]
         assert f"{mac}/{address(view, nic)}" in log
+    # not the second: a guest answers from its first NIC, and anti-spoofing drops that
     assert host.ping(address(view, 0))
-    assert host.ping(address(view, 1))
 
 
 def test_console_takes_what_is_typed(platform: Platform) -> None:
@@ -216,9 +216,12 @@ def cni_network() -> Iterator[str]:
     made = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(CONFLIST)
+    forward = Path("/proc/sys/net/ipv4/ip_forward")
+    forwarded = forward.read_text()
     try:
         yield "e2e-bridge"
     finally:
+        forward.write_text(forwarded)  # the bridge plugin switches it on for good
         path.unlink()
         for folder in made:
             with suppress(OSError):
