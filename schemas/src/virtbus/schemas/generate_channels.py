@@ -280,11 +280,11 @@ CHANNELS: tuple[Channel, ...] = (
         "event.span",
         template(subjects.event, kind="trace.span"),
         Plane.FACT,
-        events.Span,
+        events.Spans,
         None,
         "any service",
         "`virtbus vm trace`",
-        "A span of a VM's trace.",
+        "Spans of a VM's trace that ended together.",
         "event",
     ),
     _said(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from virtbus.bus.ports import Bus
 from virtbus.netd.edge.handover import Handover
-from virtbus.schemas import subjects
+from virtbus.schemas import events, subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind, Span
 from virtbus.schemas.nodework import NetReady
@@ -86,7 +86,7 @@ class Facts:
             },
         )
         subject = subjects.event(self._node, done.uid, Kind.SPAN)
-        self._bus.emit(subject, span, message_id=span.span_id)
+        self._bus.emit(subject, events.Spans(spans=(span,)), message_id=span.span_id)
 
     def _event(
         self, kind: Kind, record: VmRecord, took_ms: float | None, detail: dict[str, str]

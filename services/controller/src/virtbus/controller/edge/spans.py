@@ -6,7 +6,7 @@ from virtbus.bus.ports import Bus
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Kind, Span
+from virtbus.schemas.events import Kind, Span, Spans
 from virtbus.schemas.ids import UNPLACED, check_uid
 from virtbus.schemas.wire import validate
 
@@ -29,8 +29,9 @@ class ClientSpans:
                 except (VirtbusError, ValueError) as error:
                     log.info("client span dropped: %s", error, extra={"code": "bad_span"})
                     continue
+                span = span.model_copy(update={"service": "client", "node": ""})
                 self._bus.emit(
                     subjects.event(UNPLACED, uid, Kind.SPAN),
-                    span.model_copy(update={"service": "client", "node": ""}),
+                    Spans(spans=(span,)),
                     message_id=f"{span.trace_id}:{span.span_id}",
                 )
