@@ -43,8 +43,8 @@ def test_two_places_on_one_host_have_a_wrapper_each() -> None:
     netd = service_environment(PLACE, "netd", parent_fd=7, notify="@a", inherited={})
     agent = service_environment(PLACE, "nodeagent", parent_fd=7, notify="@a", inherited={})
     assert netd["VIRTBUS_WRAPPER_DIR"] == "/s/libexec"
-    assert agent["VIRTBUS_EMULATOR"] == "/s/libexec/vmwrapper"
-    assert "VIRTBUS_EMULATOR" not in netd  # there it would name the QEMU to become
+    assert agent["VIRTBUS_WRAPPER"] == "/s/libexec/vmwrapper"
+    assert "VIRTBUS_WRAPPER" not in netd
     usual = Place(Path("/var/lib/virtbus"), Path("/run/virtbus"), "n1", simulate=False)
     env = service_environment(usual, "netd", parent_fd=7, notify="@a", inherited={})
     assert "VIRTBUS_WRAPPER_DIR" not in env

@@ -89,7 +89,7 @@ def environment(
     if place.wrapper_dir is not None and service == "netd":
         env.setdefault("VIRTBUS_WRAPPER_DIR", str(place.wrapper_dir))
     if place.wrapper_dir is not None and service == "nodeagent":
-        env.setdefault("VIRTBUS_EMULATOR", str(place.wrapper_dir / "vmwrapper"))
+        env.setdefault("VIRTBUS_WRAPPER", str(place.wrapper_dir / "vmwrapper"))
     return env
 
 

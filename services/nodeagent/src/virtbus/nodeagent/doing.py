@@ -148,7 +148,7 @@ class Doing:
                         console_socket=tools.files.console_socket(record.uid),
                         console_log=tools.files.console_log(record.uid),
                         accelerator=self._guest.seen.accelerator,
-                        emulator=str(tools.settings.emulator),
+                        emulator=str(tools.settings.wrapper),
                         skip_cpu_queries=tools.settings.fast_start,
                     )
                 )
@@ -262,6 +262,9 @@ class Doing:
                 for service in ("netd", "imaged"):
                     group.create_task(self._let_go(service, record))
             await tools.files.remove_work(record.uid)
+            # Before anybody is told: an agent that is killed after the purge must not find the
+            # record of a deleted VM on disk and start it again (I3).
+            await tools.files.forget(record.uid)
         self._guest.post(Event.RELEASED)
 
     async def _let_go(self, service: str, record: VmRecord) -> None:
@@ -293,9 +296,8 @@ class Doing:
             delay_s = min(delay_s * 2, RETRY_S[1])
 
     async def forget(self) -> None:
-        """The record is purged: the status goes too, and the host forgets the VM."""
+        """The record is purged: the status goes too."""
         record = self._record
-        await self._tools.files.forget(record.uid)
         try:
             await self._tools.bus.purge(
                 subjects.vm_status(record.node, record.uid), marker_ttl_s=86_400

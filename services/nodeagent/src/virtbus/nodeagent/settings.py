@@ -14,7 +14,7 @@ class Settings(ServiceSettings):
     service: ClassVar[str] = "nodeagent"
 
     libvirt_uri: str = Field("qemu:///system", description="the hypervisor")
-    emulator: Path = Field(
+    wrapper: Path = Field(
         Path("/usr/local/libexec/virtbus/vmwrapper"),
         description="what libvirt runs instead of QEMU; netd installs it",
     )

@@ -77,12 +77,12 @@ class Action(StrEnum):
     DESTROY = "destroy"
     """End the guest; ends in ENDED."""
     RELEASE = "release"
-    """Undefine, then netd and imaged let go, then our files; ends in RELEASED."""
+    """Undefine, then netd and imaged let go, then our files and record; ends in RELEASED."""
     RETRY_SOON = "retry soon"
     RETRY_BACKED_OFF = "retry backed off"
     RESET_ATTEMPTS = "reset attempts"
     FORGET = "forget"
-    """Purge the status, remove the record on disk."""
+    """Purge the status."""
 
 
 P, E, A = Phase, Event, Action
