@@ -18,6 +18,8 @@ Part = TypeVar("Part", ImageReady, NetReady)
 
 ASK_TIMEOUT_S = 3.0
 ASK_AGAIN_S = (0.25, 5.0)
+RECOVERING = "recovering"
+"""Why a service that was just started refuses: it will not in a moment, so nothing failed."""
 
 
 class Awaited(Generic[Part]):
@@ -35,7 +37,10 @@ class Awaited(Generic[Part]):
         self.silent = ""
 
     def told(self, part: Part) -> None:
-        """A ready event arrived."""
+        """A ready event arrived; one of a service that still recovers is as good as none."""
+        if part.error is not None and part.error.reason == RECOVERING:
+            self._say(f"{self._service}: {part.error.message}")
+            return
         self.silent = ""
         self.latest = part
         self._arrived.set()
