@@ -10,7 +10,6 @@ from virtbus.bus import tracing
 from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.lifecycle import Event, Phase
-from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.slots import nic_devices
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
@@ -128,7 +127,7 @@ class Doing:
                 later = error.code == Code.UNAVAILABLE
                 guest.post(Event.START_LATER if later else Event.START_FAILED)
                 return
-        guest.seen.domain_hash = domain_hash(record)
+        guest.seen.domain_hash = guest.wanted_hash
         guest.post(Event.STARTED)
         took_ms = round((time.monotonic() - begun_s) * 1000, 1)
         tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)

@@ -57,6 +57,7 @@ class Guest:
 
     def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool) -> None:
         self.record = record
+        self.wanted_hash = domain_hash(record)
         self.phase = Phase.NEW
         self.seen = Seen()
         self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self.report)
@@ -104,6 +105,8 @@ class Guest:
         """The record is now this; older epochs and unchanged wishes do nothing."""
         if record.epoch < self.record.epoch:
             return
+        if record.generation != self.record.generation:
+            self.wanted_hash = domain_hash(record)
         self.record = record
         event = wish(record, self._taken, self.phase)
         if event is not Event.RUN or self.phase is not Phase.STOPPING:
@@ -274,8 +277,7 @@ class Guest:
                 since_ns=self.seen.ready_ns,
             )
         ]
-        wanted = domain_hash(self.record)
-        if self.seen.domain_hash not in {"", wanted} and self.phase is Phase.RUNNING:
+        if self.seen.domain_hash not in {"", self.wanted_hash} and self.phase is Phase.RUNNING:
             message = "stop and start the VM to take over its new spec"
             conditions.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
         if self.seen.attempt:
