@@ -33,6 +33,8 @@ MAX_OUTSTANDING_PINGS = 2
 ATTEMPT_S = 2.0
 """One client's patience while connecting; it knocks several times in that."""
 FLUSH_S = 5
+LOOK_S = 1.0
+"""How often a client is asked whether it is closed: its closed_cb is not always called."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
 
 
@@ -125,6 +127,8 @@ class NatsLink:
         try:
             await client.publish(subject, body, reply, headers=dict(headers) if headers else None)
         except (nats.errors.Error, OSError) as error:
+            if client.is_closed and client is self._client:
+                self._lost.set()
             msg = f"cannot send: {error}"
             raise UnavailableError(msg) from error
 
@@ -208,7 +212,7 @@ class NatsLink:
         """Keep connected until cancelled."""
         try:
             while True:
-                await self._lost.wait()
+                await self._end()
                 log.warning("bus lost: %s", self._fault, extra={"code": "bus_lost"})
                 await self._close()
                 for delay_s in delays(0.05, 3.0):
@@ -218,6 +222,17 @@ class NatsLink:
                 log.info("bus connected again", extra={"code": "bus_connected"})
         finally:
             await self._close()
+
+    async def _end(self) -> None:
+        """Return when the client has ended, said or unsaid.
+
+        nats-py flushes while it closes; where the server is gone by then (after a long sleep of
+        this process it is), that raises, and the callbacks behind it are never called.
+        """
+        while not (self._lost.is_set() or (self._client is not None and self._client.is_closed)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._lost.wait()
 
     async def _close(self) -> None:
         client = self._client

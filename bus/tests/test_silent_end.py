@@ -1,0 +1,47 @@
+"""A connection that ends without nats-py saying so, as after a long sleep of the process."""
+
+import asyncio
+
+import pytest
+
+from virtbus.bus import server
+from virtbus.bus.client import NatsLink
+from virtbus.bus.ports import UnavailableError
+from virtbus.bus.tasks import background
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+
+
+async def _end_without_a_word(link: NatsLink) -> None:
+    """Leave the client as a failed flush in its `_close` does: closed, and no callback called."""
+    client = link._client
+    assert client is not None
+    client._closed_cb = None
+    await client.close()
+
+
+async def _again(link: NatsLink) -> None:
+    async with asyncio.timeout(10):
+        while link.generation < 2:
+            await asyncio.sleep(0.05)
+
+
+async def test_connection_that_ended_without_a_word_is_made_again(nats: server.Server) -> None:
+    link = NatsLink(nats.settings("controller"), "c")
+    await link.first()
+    async with background() as tasks:
+        tasks.start(link.run())
+        await _end_without_a_word(link)
+        await _again(link)
+        await link.send("virtbus.tele.x", b"")
+
+
+async def test_failed_send_tells_that_the_connection_ended(nats: server.Server) -> None:
+    link = NatsLink(nats.settings("controller"), "c")
+    await link.first()
+    async with background() as tasks:
+        tasks.start(link.run())
+        await _end_without_a_word(link)
+        with pytest.raises(UnavailableError):
+            await link.send("virtbus.tele.x", b"")
+        await _again(link)
