@@ -25,6 +25,7 @@ class Kind(StrEnum):
     DISKS_RELEASED = "disks.released"
     DOMAIN_DEFINED = "domain.defined"
     DOMAIN_STARTED = "domain.started"
+    GUEST_READY = "guest.ready"
     DOMAIN_STOPPING = "domain.stopping"
     DOMAIN_STOPPED = "domain.stopped"
     DOMAIN_FAILED = "domain.failed"

@@ -204,6 +204,8 @@ def problems(
 def _near(name: str, model: type[BaseModel]) -> str:
     snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
     near = difflib.get_close_matches(snake, _field_names(model), n=1)
+    if near and near[0] == name:
+        return f"{name} belongs to another part of the request"
     return f"did you mean {near[0]}?" if near else ""
 
 

@@ -120,10 +120,12 @@ class Doing:
             try:
                 await self._define(record)
                 await self._arm(record)
+                await tools.files.new_boot(record.uid)
                 with tracing.span("libvirt create", uid=record.uid):
                     await tools.hypervisor.start(record.uid)
             except VirtbusError as error:
-                guest.failed(error, Kind.DOMAIN_FAILED)
+                if guest.phase is Phase.STARTING:  # else it was us who ended it
+                    guest.failed(error, Kind.DOMAIN_FAILED)
                 later = error.code == Code.UNAVAILABLE
                 guest.post(Event.START_LATER if later else Event.START_FAILED)
                 return
@@ -201,10 +203,15 @@ class Doing:
         guest = self._guest
         if guest.net.latest is None or guest.image.latest is None:
             await self._learn_parts()
-        reason = await self._tools.reach.answers(
-            guest.record.uid, lambda: guest.net.latest.interfaces if guest.net.latest else ()
-        )
-        guest.seen.ready, guest.seen.ready_ns = reason, time.time_ns()
+        if guest.seen.ready:
+            return  # adopted, and it was ready before
+        record = guest.record
+        with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
+            guest.seen.ready = await self._tools.reach.answers(
+                record.uid, lambda: guest.net.latest.interfaces if guest.net.latest else ()
+            )
+        guest.seen.ready_ns = time.time_ns()
+        self._tools.facts.emit(Kind.GUEST_READY, record, reason=guest.seen.ready)
         guest.report()
 
     async def _learn_parts(self) -> None:

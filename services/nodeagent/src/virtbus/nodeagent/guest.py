@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.lifecycle import (
     VISIBLE,
     Action,
@@ -29,12 +30,16 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.states import VmState
+from virtbus.schemas.subjects import vm_status
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus
+from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
 READY, RESTART_REQUIRED = "Ready", "RestartRequired"
+ENDINGS = frozenset({Event.SHUT_DOWN, Event.ENDED, Event.CRASHED})
 
 
 @dataclass
@@ -136,12 +141,30 @@ class Guest:
             self._doing.group = group
             writer = group.create_task(self._status.run())
             try:
+                if self.resumed:
+                    await self._recall()
                 while self.phase is not Phase.GONE:
                     await self._take(await self._events.get())
             finally:
                 self._set_timer(None, 0)
                 self._doing.cancel()
                 writer.cancel()
+
+    async def _recall(self) -> None:
+        """What an earlier agent told of the running guest: it is still so."""
+        try:
+            entry = await self._tools.bus.get(vm_status(self.record.node, self.record.uid))
+            told = read(VmStatus, entry.value) if entry is not None and entry.value else None
+        except (BusError, VirtbusError) as error:
+            log.info("not recalled: %s", error, extra={"uid": self.record.uid})
+            return
+        if told is None or told.state not in {VmState.RUNNING, VmState.PAUSED}:
+            return
+        self.seen.started_ns, self.seen.restarts = told.started_ns, told.restarts
+        self.seen.accelerator = told.accelerator
+        for condition in told.conditions:
+            if condition.type == READY and condition.status:
+                self.seen.ready, self.seen.ready_ns = condition.reason, condition.since_ns
 
     async def _take(self, event: Event) -> None:
         before = self.phase
@@ -174,28 +197,28 @@ class Guest:
 
     def _note(self, event: Event, before: Phase) -> None:
         """Times and facts of what happened."""
-        if self.phase is Phase.RUNNING and before is not Phase.RUNNING:
+        seen, up = self.seen, {Phase.RUNNING, Phase.PAUSED}
+        if self.phase in {Phase.PREPARING, Phase.STARTING}:
+            seen.ready, seen.started_ns = "", None
+        elif self.phase in {Phase.STOPPED, Phase.RELEASING}:
+            seen.reason = seen.message = ""
+        elif self.phase is Phase.RUNNING and before is not Phase.RUNNING:
             self._doing.running()
             if event is Event.STARTED and before is not Phase.NEW:
-                self.seen.started_ns = time.time_ns()
-                self.seen.reason = self.seen.message = ""
-        if self.phase in {Phase.STOPPED, Phase.RELEASING}:
-            self.seen.reason = self.seen.message = ""
-        if before in {Phase.RUNNING, Phase.PAUSED} and self.phase not in {
-            Phase.RUNNING,
-            Phase.PAUSED,
-        }:
+                seen.started_ns, seen.reason, seen.message = time.time_ns(), "", ""
+        if before in up and self.phase not in up:
             self._doing.not_running()
-        if event in {Event.SHUT_DOWN, Event.ENDED, Event.CRASHED}:
-            self.seen.started_ns, self.seen.ready = None, ""
-            if self.phase is not before:  # libvirt's event and our own call may both tell
-                self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
-            if self.phase is Phase.WAITING:
-                self.seen.restarts += 1
-                self.seen.reason, self.seen.message = (
-                    "guest_ended",
-                    f"the guest {event}; restarting",
-                )
+        if event in ENDINGS:
+            self._note_ending(event, before)
+
+    def _note_ending(self, event: Event, before: Phase) -> None:
+        self.seen.started_ns, self.seen.ready = None, ""
+        if self.phase is not before:  # libvirt's event and our own call may both tell
+            self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
+        if self.phase is Phase.WAITING:
+            self.seen.restarts += 1
+            self.seen.reason = "guest_ended"
+            self.seen.message = f"the guest {event}; restarting"
 
     def _begin_shutdown(self) -> None:
         grace = grace_s(self.record)
@@ -273,7 +296,8 @@ class Guest:
             Condition(
                 type=READY,
                 status=bool(self.seen.ready),
-                reason=self.seen.ready,
+                reason=self.seen.ready
+                or ("Booting" if self.phase is Phase.RUNNING else "NotRunning"),
                 since_ns=self.seen.ready_ns,
             )
         ]

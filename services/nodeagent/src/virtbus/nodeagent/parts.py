@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from virtbus.bus.ports import Bus, BusError, OutcomeUnknownError
+from virtbus.bus.ports import Bus, BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import Ensure, ImageReady, NetReady
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 Part = TypeVar("Part", ImageReady, NetReady)
 
 ASK_TIMEOUT_S = 3.0
+WORKING = {"image_pulling": "the image is being fetched; `virtbus events -f` shows how far it is"}
 ASK_AGAIN_S = (0.25, 5.0)
 RECOVERING = "recovering"
 """Why a service that was just started refuses: it will not in a moment, so nothing failed."""
@@ -90,9 +91,7 @@ class Awaited(Generic[Part]):
             except VirtbusError as error:
                 if error.code != Code.UNAVAILABLE:
                     self.told(self._model.model_validate(self._refusal(record, error)))
-                self._say(f"{self._service}: {error}")
-            except OutcomeUnknownError:
-                self._say("")  # it has the request and is at work, on a download perhaps
+                self._say(WORKING.get(error.reason, f"{self._service}: {error}"))
             except BusError:
                 self._say(f"waiting for {self._service}: it does not answer; see `virtbus status`")
             delay_s = min(max(delay_s * 2, ASK_AGAIN_S[0]), ASK_AGAIN_S[1])

@@ -137,6 +137,9 @@ class RecordFiles(Protocol):
         """The bus incarnation that this node joined; empty before the first join."""
 
     def set_nonce(self, nonce: str) -> None: ...
+    async def new_boot(self, uid: str) -> None:
+        """Set the console log of the boot before aside: what is in the log is of this boot."""
+
     def console_socket(self, uid: str) -> Path: ...
     def console_log(self, uid: str) -> Path: ...
 

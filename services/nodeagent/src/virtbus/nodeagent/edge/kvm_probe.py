@@ -37,8 +37,11 @@ async def usable(qemu: Path) -> bool:
     if kvm_s is None:
         return False
     emulated_s = await boots_in_s(qemu, "tcg")
-    log.info("probe: kvm %.2f s, tcg %.2f s", kvm_s, emulated_s or 0, extra={"code": "probe"})
-    return kvm_s <= max(SLOWEST_S, SLOWER_THAN_TCG * (emulated_s or 0))
+    fit = kvm_s <= max(SLOWEST_S, SLOWER_THAN_TCG * (emulated_s or 0))
+    said = "KVM runs guests" if fit else "KVM is of no use here, guests are emulated (slow)"
+    times = (kvm_s, emulated_s or 0)
+    log.info("%s: a probe took %.2f s, emulated %.2f s", said, *times, extra={"code": "probe"})
+    return fit
 
 
 async def boots_in_s(qemu: Path, accelerator: str) -> float | None:

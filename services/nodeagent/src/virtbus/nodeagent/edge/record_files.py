@@ -166,6 +166,11 @@ class StateFiles:
     def set_nonce(self, nonce: str) -> None:
         replace(self._agent / "nonce", f"{nonce}\n".encode())
 
+    async def new_boot(self, uid: str) -> None:
+        log = self.console_log(uid)
+        with contextlib.suppress(FileNotFoundError):
+            await asyncio.to_thread(log.replace, log.with_name(f"{log.name}.previous"))
+
     # --- consoles -------------------------------------------------------------------------
     def console_socket(self, uid: str) -> Path:
         return self._run / "vms" / check_uid(uid) / "console.sock"
