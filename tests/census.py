@@ -18,6 +18,8 @@ from pathlib import Path
 STATE_PARTS = ("disks", "vms", "netd/vms", "images/part")
 """Folders of the state dir whose files belong to VMs or to unfinished work."""
 
+LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
+
 CNI_DIR = Path("/var/lib/cni")
 CNI_LASTING = ("last_reserved_ip.", "lock")
 """Files which host-local keeps for good, by the start of their names."""
@@ -44,6 +46,7 @@ def take(
             *_mounts(),
             *_files(state_dir),
             *_cni_files(),
+            *(f"file {path}" for path in LIBVIRT_LOGS.glob("vb-*.log*")),
             *_sockets(run_dir),
         ]
     )

@@ -19,6 +19,7 @@ import shutil
 from pathlib import Path
 
 from virtbus.bus.settings import NODE_FILE
+from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.edge.durable import replace, sync_dir
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
@@ -29,6 +30,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 1
+LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 
 class StateFiles:
@@ -137,6 +139,10 @@ class StateFiles:
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
+            with contextlib.suppress(OSError):  # libvirt's, which keeps its log for good
+                for backup in ("", ".0", ".1", ".2"):
+                    log = f"{domain_name(check_uid(uid))}.log{backup}"
+                    (LIBVIRT_LOGS / log).unlink(missing_ok=True)
             for path in (self.vms / check_uid(uid)).glob("seed-*"):
                 path.unlink(missing_ok=True)
             for path in (self.vms / uid).glob(".seed-*"):
