@@ -294,8 +294,18 @@ async def eventually(check: Callable[[], bool], timeout_s: float = 10.0) -> None
 class Node:
     """netd's attachments as its service wires them; `restart` is a new process on the same host."""
 
-    def __init__(self, host: Host, subnet: str = "10.127.0.1/16", lease_s: int = 3600) -> None:
+    def __init__(
+        self,
+        host: Host,
+        subnet: str = "10.127.0.1/16",
+        lease_s: int = 3600,
+        *,
+        bridge: str = "virtbus0",
+        state: str = "state",
+    ) -> None:
         self.host = host
+        self.bridge = bridge
+        self.state_dir = host.tmp / state
         self.gateway = IPv4Interface(subnet)
         self.site = Site(
             dns=(IPv4Address("192.0.2.53"),),
@@ -311,10 +321,10 @@ class Node:
         self.attachments: Attachments
 
     async def start(self) -> None:
-        state = self.host.tmp / "state" / "netd"
+        state = self.state_dir / "netd"
         self.doors = Doors(
             namespaces=self.host.namespaces,
-            bridge=HostBridge("virtbus0", self.gateway, state / "host.json"),
+            bridge=HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir),
             files=StateFiles(state / "vms"),
             cni=Cni(self.conf_dir, self.bin_dirs, plugin_timeout_s=2.0),
             dhcp=DhcpServer(),

@@ -145,18 +145,26 @@ async def test_stopping_before_recovery_removes_no_bridge(node: Node) -> None:
     assert "virtbus0" in node.host.census()["links"]
 
 
-async def test_namespaces_of_ours_without_a_state_file_are_removed_foreign_ones_stay(
-    node: Node,
+async def test_namespaces_without_a_state_file_are_foreign_and_survive_recovery_and_release(
+    node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     await node.attach(A)
     await node.attach(B)
+    file = node.state_dir / "netd/vms" / f"{B}.json"
+    text = file.read_text()
     node.doors.files.remove(B)
     foreign = node.host.namespaces.path("cni-1234")
     foreign.touch()
     await node.restart()
-    assert node.host.census()["netns"] == ["cni-1234", netns(A)]
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
+        f"{netns(B)} is not of this netd; it is left alone"
+    ]
+    assert not await node.attachments.release(B, 1)
+    assert node.host.census()["netns"] == ["cni-1234", netns(A), netns(B)]
     assert set(node.attachments.held()) == {A}
     foreign.unlink()
+    file.write_text(text)
+    await node.restart()
 
 
 async def test_a_state_file_torn_by_a_power_loss_is_forgotten(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 Serial per VM, parallel across. The order that makes it safe to be killed anywhere: the state file
 before anything is made, the tap up as the last step, the state file gone after everything else.
+So what is ours has a state file, and what has none is another instance's: it is never touched.
 """
 
 import asyncio
@@ -199,7 +200,6 @@ class Attachments:
             held = self._held.get(uid)
             check_epoch(uid, epoch, held.attachment if held is not None else None)
             if held is None:
-                self._doors.namespaces.remove(names.netns(uid))
                 return False
             await self._builder.unmake(held.attachment)
             self._doors.files.remove(uid)
@@ -278,17 +278,21 @@ class Attachments:
     async def recover(self) -> None:
         """Compare state files and host: adopt what stands, finish or undo what is half-made.
 
-        Things that bear our names and have no state file are removed. Work is refused until this
-        has returned.
+        Namespaces that bear our names and have no state file belong to another instance on this
+        host: they are told in the log once, and stay. Work is refused until this has returned.
+
+        Raises:
+            VirtbusError: 409 `netd_running`, `bridge_in_use`; 422 `state_newer`.
         """
         self._doors.files.prepare()
+        await in_thread(self._doors.bridge.check_owner)
         self._doors.namespaces.prepare()
         self._held = {each.uid: _Held(each) for each in self._doors.files.all()}
         for name in self._doors.namespaces.names():
             uid = names.uid_of_netns(name)
             if uid is not None and uid not in self._held:
-                log.info("removed a namespace without a VM", extra={"code": "orphan", "uid": uid})
-                self._doors.namespaces.remove(name)
+                extra = {"code": "foreign_netns", "uid": uid}
+                log.warning("%s is not of this netd; it is left alone", name, extra=extra)
         await in_thread(lambda: self._builder.links.delete_orphans(self._links_in_use()))
         async with asyncio.TaskGroup() as group:
             for held in self._held.values():
@@ -314,13 +318,12 @@ class Attachments:
                 held.settle(NetPhase.READY)
 
     def held(self) -> dict[str, tuple[str, ...]]:
-        """The uids this host holds something of, and what, from the host itself."""
+        """The uids that this netd holds something of, and what; never another instance's."""
         things: dict[str, list[str]] = {}
-        for name in self._doors.namespaces.names():
-            uid = names.uid_of_netns(name)
-            if uid is not None:
-                things.setdefault(uid, []).append(f"netns {name}")
+        there = set(self._doors.namespaces.names())
         for uid, held in self._held.items():
+            if held.attachment.netns in there:
+                things.setdefault(uid, []).append(f"netns {held.attachment.netns}")
             leases = [address for nic in held.attachment.nics for address in nic.addresses]
             things.setdefault(uid, []).extend(f"address {address}" for address in leases)
         return {uid: tuple(found) for uid, found in things.items()}

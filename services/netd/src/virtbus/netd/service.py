@@ -47,7 +47,9 @@ def doors_of(settings: Settings) -> Doors:
     state = settings.state_dir / "netd"
     return Doors(
         namespaces=Namespaces(settings.netns_dir),
-        bridge=HostBridge(settings.bridge, settings.subnet, state / "host.json"),
+        bridge=HostBridge(
+            settings.bridge, settings.subnet, state / "host.json", settings.state_dir
+        ),
         files=StateFiles(state / "vms"),
         cni=Cni(
             settings.cni_conf_dir, settings.cni_bin_dirs, plugin_timeout_s=settings.cni_timeout_s

@@ -1,11 +1,11 @@
-"""The host's nftables table `inet virtbus`: masquerade, and what guests may not reach (NET-12)."""
+"""The host's nftables table `inet virtbus…`: masquerade, what guests may not reach (NET-12)."""
 
 from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.netd.core import nft
 from virtbus.netd.core.netlink import Call
 
-TABLE = "virtbus"
+_DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
 _LOCAL_IN, _FORWARD, _POSTROUTING = 1, 2, 4
 _FILTER, _SOURCE_NAT = 0, 100
@@ -15,6 +15,11 @@ CLOSED_TCP_PORTS = (4222, 6222, 8222, 16509, 16514, 10250)
 
 METADATA = IPv4Address("169.254.169.254")
 """Cloud metadata of the host itself holds credentials that no guest may read."""
+
+
+def table_of(bridge: str) -> str:
+    """The table of a bridge: each has its own, so that two instances on a host do not meet."""
+    return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
 def host_table(bridge: str, gateway: IPv4Interface) -> list[Call]:
@@ -45,9 +50,9 @@ def host_table(bridge: str, gateway: IPv4Interface) -> list[Call]:
             nft.masquerade(),
         ),
     ]
-    return nft.replace_table(_FAMILY, TABLE, chains, rules)
+    return nft.replace_table(_FAMILY, table_of(bridge), chains, rules)
 
 
-def no_host_table() -> list[Call]:
+def no_host_table(bridge: str) -> list[Call]:
     """The transaction that removes the table (ENOENT where there is none)."""
-    return nft.batch([nft.delete_table(_FAMILY, TABLE)])
+    return nft.batch([nft.delete_table(_FAMILY, table_of(bridge))])

@@ -8,6 +8,17 @@ _HOST_LINK = re.compile(r"^vb[0-9a-f]{12}[0-7]$")
 
 MAX_INTERFACES = 8
 
+OWNER_PREFIX = "virtbus:"
+_MAX_ALIAS_BYTES = 255
+
+
+def owner_mark(state_dir: str) -> str:
+    """The alias of a host bridge: whose it is. A path too long for an alias becomes its hash."""
+    mark = f"{OWNER_PREFIX}{state_dir}"
+    if len(mark.encode()) <= _MAX_ALIAS_BYTES:
+        return mark
+    return f"{OWNER_PREFIX}sha256-{hashlib.sha256(state_dir.encode()).hexdigest()}"
+
 
 def netns(uid: str) -> str:
     """The network namespace of a VM."""

@@ -126,13 +126,12 @@ class GuestLinks:
             _delete(host, host_links)
 
     def delete_orphans(self, kept: Collection[str]) -> None:
-        """Delete host ends of our naming that are not in `kept`. Lists all links: once at start."""
+        """Delete host ends on our own bridge that are not in `kept`: once at start.
+
+        Those elsewhere may be another instance's; ours go with their namespace.
+        """
         with Netlink() as host:
-            found = [links.read_link(reply) for reply in host.dump(links.all_links())]
-            orphans = {
-                link.name for link in found if link is not None and names.is_host_link(link.name)
-            }
-            _delete(host, orphans - set(kept))
+            _delete(host, self._bridge.ports(host) - set(kept))
 
     def replug(self, nics: Sequence[Nic]) -> None:
         """Ensure the host bridge and that the host ends of `nics` are its ports."""

@@ -1,6 +1,7 @@
 """The built-in network's host side: one bridge, one nftables table, and `ip_forward`.
 
-Made when the first VM needs it, removed with what was changed when the last one is gone.
+Made when the first VM needs it, removed with what was changed when the last one is gone. The
+bridge's alias names the state dir whose netd made it; another one's is never touched.
 """
 
 import json
@@ -23,11 +24,12 @@ _FORWARD = "net/ipv4/ip_forward"
 class HostBridge:
     """Blocks, and works in the calling thread's namespace: the host's."""
 
-    def __init__(self, name: str, gateway: IPv4Interface, memo: Path) -> None:
-        """`memo` is the file that keeps what `ip_forward` was."""
+    def __init__(self, name: str, gateway: IPv4Interface, memo: Path, owner: Path) -> None:
+        """`memo` is the file that keeps what `ip_forward` was, `owner` the netd's state dir."""
         self.name = name
         self.gateway = gateway
         self._memo = memo
+        self._mark = names.owner_mark(str(owner.resolve()))
         self._lock = threading.Lock()
         self._index = 0
         self.times_made = 0
@@ -36,28 +38,70 @@ class HostBridge:
         """The index of the bridge, which stands with its address, rules and forwarding.
 
         Raises:
-            VirtbusError: 409 when the subnet belongs to another link of the host.
+            VirtbusError: 409 `bridge_in_use`, `subnet_taken`: another instance or another link
+                of the host has the bridge or the subnet.
         """
         with self._lock:
-            reply = host.ask(links.get_link(self.name))
-            link = links.read_link(reply) if reply is not None else None
+            link = self._owned(host)
             if link is None or link.index != self._index or not link.up:
                 self._index = self._make(host)
                 self.times_made += 1
             return self._index
+
+    def check_owner(self) -> None:
+        """Raise 409 `bridge_in_use` where the bridge is another instance's."""
+        with Netlink() as host:
+            self._owned(host)
+
+    def ports(self, host: Netlink) -> set[str]:
+        """The host ends of VMs that hang on this netd's own bridge. Lists all links."""
+        link = self._owned(host)
+        if link is None:
+            return set()
+        found = [links.read_link(reply) for reply in host.dump(links.all_links())]
+        return {
+            each.name
+            for each in found
+            if each is not None and each.master == link.index and names.is_host_link(each.name)
+        }
+
+    def _link(self, host: Netlink) -> links.Link | None:
+        reply = host.ask(links.get_link(self.name))
+        return links.read_link(reply) if reply is not None else None
+
+    def _owned(self, host: Netlink) -> links.Link | None:
+        """The bridge, if it stands: ours, or unmarked and therefore to be adopted."""
+        link = self._link(host)
+        if link is not None and self._is_foreign(link):
+            owner = link.alias.removeprefix(names.OWNER_PREFIX)
+            raise VirtbusError(
+                Code.CONFLICT,
+                "bridge_in_use",
+                f"{self.name} belongs to {owner}; give this instance another bridge and subnet: "
+                f"VIRTBUS_BRIDGE, VIRTBUS_SUBNET (or, if that instance is gone for good: "
+                f"ip link delete {self.name})",
+            )
+        return link
+
+    def _is_foreign(self, link: links.Link) -> bool:
+        return link.alias.startswith(names.OWNER_PREFIX) and link.alias != self._mark
 
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
         self._remember_forwarding()
         mac = names.bridge_mac(str(self.gateway.network))
         host.do([links.new_bridge(self.name, mac=mac), links.no_ipv6(self.name)])
-        reply = host.ask(links.get_link(self.name))
-        link = links.read_link(reply) if reply is not None else None
+        link = self._owned(host)
         if link is None:
             raise VirtbusError(
                 Code.INTERNAL, "bridge_lost", f"{self.name} vanished while it was made; try again"
             )
-        host.do([links.set_link(self.name, up=True), links.add_address(link.index, self.gateway)])
+        host.do(
+            [
+                links.set_link(self.name, up=True, alias=self._mark),
+                links.add_address(link.index, self.gateway),
+            ]
+        )
         with Netlink(NETLINK_NETFILTER) as filters:
             filters.do(host_table(self.name, self.gateway))
         write_sysctl(_FORWARD, "1")
@@ -65,16 +109,17 @@ class HostBridge:
         return link.index
 
     def _check_subnet(self, host: Netlink) -> None:
+        ours = self._link(host)
         for reply in host.dump(links.all_addresses()):
             found = links.read_address(reply)
             if found is None or not found[1].network.overlaps(self.gateway.network):
                 continue
-            if found[1] != self.gateway:
+            if found[1] != self.gateway or ours is None or found[0] != ours.index:
                 raise VirtbusError(
                     Code.CONFLICT,
                     "subnet_taken",
                     f"the host has the address {found[1]} in {self.gateway.network} already; "
-                    "set another `subnet` for netd",
+                    "set another `subnet` for netd (VIRTBUS_SUBNET)",
                 )
 
     def _remember_forwarding(self) -> None:
@@ -88,15 +133,23 @@ class HostBridge:
         """Take away bridge, table and forwarding; nothing is done where nothing was made."""
         with self._lock:
             self._index = 0
-            with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
-                filters.do(no_host_table())
             with Netlink() as host:
-                host.do([links.delete_link(self.name)])
+                link = self._link(host)
+                if link is None or not self._is_foreign(link):
+                    with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
+                        filters.do(no_host_table(self.name))
+                    host.do([links.delete_link(self.name)])
+                others = self._other_instances(host)
             if self._memo.exists():
                 before = json.loads(self._memo.read_text())
-                write_sysctl(_FORWARD, str(before["ip_forward"]))
+                if not others:  # another instance's guests need forwarding still
+                    write_sysctl(_FORWARD, str(before["ip_forward"]))
                 self._memo.unlink()
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
+
+    def _other_instances(self, host: Netlink) -> bool:
+        found = [links.read_link(reply) for reply in host.dump(links.all_links())]
+        return any(each is not None and self._is_foreign(each) for each in found)
 
     @property
     def made(self) -> bool:
