@@ -70,6 +70,7 @@ class Guest:
         self.resumed = resumed
         self._tools = tools
         self._taken = Taken()
+        self._purged = False
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._status = StatusWriter(tools.bus)
         self._doing = Doing(self, tools)
@@ -178,6 +179,7 @@ class Guest:
             extra={"uid": self.record.uid},
         )
         self._note(event, before)
+        self._purged = self._purged or event is Event.PURGED
         for action in actions:
             if action is Action.FORGET:
                 await self._doing.forget()
@@ -187,6 +189,8 @@ class Guest:
             self.report()
         if self.phase in RESTING and before is not self.phase:
             self._taken_again()
+        if self.phase is Phase.RELEASED and before is not self.phase and self._purged:
+            self.post(Event.PURGED)  # it was, by what an agent before us had told
 
     def _taken_again(self) -> None:
         """A wish that came while the VM was on its way down counts once it rests."""

@@ -10,6 +10,7 @@ from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.core.recovery import found
 from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
@@ -59,12 +60,14 @@ class NodeAgent:
         self._absent: dict[str, float] = {}
         self._listed: set[str] = set()
         self._nonce = ""
+        self._left = LeftStatuses(self._bus, self._node)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._liveness.run())
+            group.create_task(self._left.run())
             async with (
                 self._bus.subscribe(subjects.ready_all(self._node)) as ready,
                 self._tools.hypervisor.events() as events,
@@ -134,6 +137,8 @@ class NodeAgent:
         if guest is not None:
             guest.post(Event.PURGED)
             self._absent.setdefault(uid, asyncio.get_running_loop().time())
+        else:
+            self._left.purged(uid)
 
     def _adopt(self, record: VmRecord) -> Guest:
         """An actor for a VM that had none, told of what already stands on the host."""

@@ -1,0 +1,45 @@
+"""Statuses of deleted VMs that an agent, killed before it could purge them, left on the bus."""
+
+import asyncio
+import logging
+
+from virtbus.bus.ports import Bus, BusError, EntryKind
+from virtbus.schemas import subjects
+
+log = logging.getLogger(__name__)
+
+MARKER_TTL_S = 86_400
+
+
+class LeftStatuses:
+    """Looks once for the status of each purged VM that this agent has no actor for."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+        self._looked: set[str] = set()
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+
+    def purged(self, uid: str) -> None:
+        """The record of `uid` is purged, and nobody here knows of it."""
+        if uid not in self._looked:
+            self._looked.add(uid)
+            self._queue.put_nowait(uid)
+
+    async def run(self) -> None:
+        """Purge what is left; one after the other, for nobody waits for it."""
+        while True:
+            uid = await self._queue.get()
+            try:
+                await purge_status(self._bus, self._node, uid)
+            except BusError as error:
+                self._looked.discard(uid)  # the next list names it again
+                log.info("status left: %s", error, extra={"code": "status_left", "uid": uid})
+
+
+async def purge_status(bus: Bus, node: str, uid: str) -> None:
+    """Purge the status of a VM if there is one; raises BusError."""
+    key = subjects.vm_status(node, uid)
+    entry = await bus.get(key)
+    if entry is not None and entry.kind is EntryKind.PUT:
+        await bus.purge(key, marker_ttl_s=MARKER_TTL_S)
