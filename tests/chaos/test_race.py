@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
-from tests.e2e.platform import NODE, Json, Platform, until
+from tests.e2e.platform import NODE, Json, Platform, standing, until
 
 from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import NameClaim
 from virtbus.schemas.wire import read
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.e2e
 
 ROUNDS = 100
 RIVALS = 4
+BURST = 12
 
 
 @pytest.fixture
@@ -60,31 +62,23 @@ def _halted(name: str) -> Json:
 
 
 async def _try(bus: NatsBus, data: Json) -> str:
-    try:
-        await bus.request("virtbus.api.v1.vm.create", data, timeout_s=30)
-    except VirtbusError as error:
-        if error.code != 409:
-            raise
-        return ""
-    return str(data["uid"])
-
-
-async def _records(bus: NatsBus, watched: str) -> dict[str, bytes]:
-    """What stands in a bucket: key to value, purged keys left out."""
-    found: dict[str, bytes] = {}
-    async with bus.watch(watched) as watch:
-        async for item in watch:
-            if item is WatchMark.SYNCED:
-                return found
-            if isinstance(item, Entry) and item.kind is EntryKind.PUT:
-                found[item.key] = item.value
-    raise AssertionError
+    """The uid if this create won; an unknown outcome is settled by the same request again."""
+    for _ in range(6):
+        with suppress(OutcomeUnknownError, UnavailableError):
+            try:
+                await bus.request("virtbus.api.v1.vm.create", data, timeout_s=5)
+            except VirtbusError as error:
+                if error.code != 409:
+                    raise
+                return ""
+            return str(data["uid"])
+    raise AssertionError(data)
 
 
 async def _orphans(patient: Platform) -> tuple[int, list[str]]:
     """How many claims there are, and those whose uid has no record."""
     async with patient.bus("admin") as admin:
-        records = await _records(admin, "$KV.vm.>")
+        records = await standing(admin, "$KV.vm.>")
     uids = {
         key.rsplit(".", 1)[1]
         for key in records
@@ -94,12 +88,24 @@ async def _orphans(patient: Platform) -> tuple[int, list[str]]:
     return len(claims), [key for key, claim in claims.items() if claim.uid not in uids]
 
 
+async def _delete(bus: NatsBus, name: str) -> None:
+    """Delete a VM and wait until it is gone: halted ones count as well for what a node can hold."""
+    await bus.request("virtbus.api.v1.vm.delete", {"name": name}, timeout_s=30)
+    async with asyncio.timeout(30):
+        while True:
+            page = await bus.request("virtbus.api.v1.vm.list", {}, timeout_s=30)
+            if not page.get("items"):
+                return
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("second_controller")
 async def test_hundred_races_for_one_name_have_one_winner_each(patient: Platform) -> None:
     async with patient.bus() as one, patient.bus() as two:
         for number in range(ROUNDS):
-            rivals = [_halted(f"race-{number}") for _ in range(RIVALS)]
+            name = f"race-{number % 3}"  # names are taken again after their VM was deleted
+            rivals = [_halted(name) for _ in range(RIVALS)]
             patient.uids.update(rival["uid"] for rival in rivals)
             async with asyncio.TaskGroup() as group:
                 tries = [
@@ -108,23 +114,21 @@ async def test_hundred_races_for_one_name_have_one_winner_each(patient: Platform
                 ]
             winners = [done.result() for done in tries if done.result()]
             assert len(winners) == 1, f"round {number}: {winners}"
-            view = await one.request(
-                "virtbus.api.v1.vm.get", {"name": f"race-{number}"}, timeout_s=30
-            )
+            view = await one.request("virtbus.api.v1.vm.get", {"name": name}, timeout_s=30)
             assert view["uid"] == winners[0]
-        assert await _orphans(patient) == (ROUNDS, [])
-        for number in range(ROUNDS):
-            await one.request("virtbus.api.v1.vm.delete", {"name": f"race-{number}"}, timeout_s=30)
-        async with asyncio.timeout(120):
+            if number % 10 == 0:
+                assert await _orphans(patient) == (1, [])
+            await _delete(one, name)
+        async with asyncio.timeout(30):
             while await _orphans(patient) != (0, []):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.1)
 
 
 async def test_name_is_free_again_after_a_controller_died_between_claim_and_commit(
     patient: Platform, second_controller: subprocess.Popen[bytes]
 ) -> None:
     """Kill a controller amid a burst of creates; every name can be taken by the other at once."""
-    burst = [_halted(f"burst-{number}") for number in range(40)]
+    burst = [_halted(f"burst-{number}") for number in range(BURST)]
     patient.uids.update(data["uid"] for data in burst)
     async with patient.bus() as bus, asyncio.TaskGroup() as group:
         tries = [group.create_task(_try(bus, data)) for data in burst]

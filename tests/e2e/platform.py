@@ -22,12 +22,15 @@ from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
 from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
+from virtbus.bus.ports import BusError, Entry, EntryKind, WatchMark
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState
+from virtbus.schemas.subjects import JOIN_KEY
 
 NODE = "e2e"
+BRIDGE = "virtbus0"
 SERVICES = ("controller", "imaged", "netd", "nodeagent")
 READY_S = 60.0
 GONE_S = 60.0
@@ -42,7 +45,9 @@ def tiny_image() -> Path:
     return Path(os.environ.get("VIRTBUS_TINY", "/var/lib/virtbus/images/src/tiny.qcow2"))
 
 
-def until(condition: Callable[[], Any], what: str, *, within_s: float = 60.0) -> Any:
+def until(
+    condition: Callable[[], Any], what: str | Callable[[], str], *, within_s: float = 60.0
+) -> Any:
     """The first true value of `condition`, looked at ten times a second."""
     deadline = time.monotonic() + within_s
     while True:
@@ -50,7 +55,7 @@ def until(condition: Callable[[], Any], what: str, *, within_s: float = 60.0) ->
         if value:
             return value
         if time.monotonic() > deadline:
-            msg = f"not within {within_s:g} s: {what}"
+            msg = f"not within {within_s:g} s: {what if isinstance(what, str) else what()}"
             raise AssertionError(msg)
         time.sleep(0.1)
 
@@ -149,6 +154,8 @@ class Platform:
             host.run(*virsh, "undefine", name, check=False)
         for uid in self.uids:
             host.run("ip", "netns", "delete", f"vb-{uid}", check=False)
+        host.run("ip", "link", "delete", BRIDGE, check=False)
+        host.run("nft", "delete", "table", "inet", "virtbus", check=False)
         self.at_end.close()
         shutil.rmtree(self.base, ignore_errors=True)
 
@@ -244,7 +251,7 @@ class Platform:
                 return seen[-1]["state"] in states
             return False
 
-        until(reached, f"{name} {states}, last {seen[-1:]}", within_s=within_s)
+        until(reached, lambda: f"{name} {states}, but {seen[-1:]}", within_s=within_s)
         return seen[-1]
 
     def wait_ready(self, *names: str, within_s: float = 120) -> list[Json]:
@@ -339,6 +346,23 @@ class Platform:
         until(lambda: not self.vms(), "all VMs deleted")
         self.learn_uids()
         self.wait_quiet()
+        self.wait_no_keys()
+
+    def wait_no_keys(self) -> None:
+        """Return once the bus holds no record, claim, secret or status of a VM."""
+
+        async def keys() -> list[str]:
+            async with self.bus("admin") as admin:
+                found = [await standing(admin, f"$KV.{bucket}.>") for bucket in ("vm", "sec", "st")]
+            return [key for held in found for key in held if not _lasts(key)]
+
+        seen: list[list[str]] = []
+
+        def none_left() -> bool:
+            seen.append(asyncio.run(keys()))
+            return not seen[-1]
+
+        until(none_left, lambda: f"no keys of VMs on the bus, but {seen[-1]}", within_s=GONE_S)
 
     def wait_quiet(self, within_s: float = GONE_S) -> None:
         """Return once the census is what it is without VMs."""
@@ -349,6 +373,23 @@ class Platform:
             assert not changed or time.monotonic() < deadline, "\n".join(changed)
             if changed:
                 time.sleep(0.1)
+
+
+async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
+    """What stands in a bucket: key to value, purged keys left out."""
+    found: dict[str, bytes] = {}
+    async with bus.watch(watched) as watch:
+        async for item in watch:
+            if item is WatchMark.SYNCED:
+                return found
+            if isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                found[item.key] = item.value
+    raise AssertionError(watched)
+
+
+def _lasts(key: str) -> bool:
+    """Join nonces, and tombstones, which expire by themselves."""
+    return key.endswith(f".{JOIN_KEY}") or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 
 def _items(data: Any) -> list[Json]:
