@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from virtbus.imaged.core import qcow2
+from virtbus.imaged.core.clusters import check_clusters
 from virtbus.imaged.core.header import inspect
 from virtbus.imaged.core.limits import Limits
 from virtbus.imaged.core.links import Link
@@ -19,7 +21,7 @@ from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Flight, Flights, Listener
 from virtbus.imaged.spans import Spans, no_span
 from virtbus.schemas.errors import Code, Retry, VirtbusError
-from virtbus.schemas.image import ImageInfo, ImageSource
+from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Images:
 
         Raises:
             VirtbusError: 404 `image_unknown`; 409 `digest_mismatch`; all that `core.header`,
-                `edge.download` and `edge.localfile` raise.
+                `core.clusters`, `edge.download` and `edge.localfile` raise.
         """
         url, pin = await self._resolve(source)
         known = self._known(source, url)
@@ -177,6 +179,9 @@ class Images:
             raise _mismatch(url, pin, f"the bytes have {digest}")
         head, tail = await self._threads.run(part.head_and_tail)
         header = inspect(head, tail, part.offset, self._limits.max_virtual_bytes)
+        if header.format is ImageFormat.QCOW2:
+            fields = qcow2.read_fields(head)
+            await self._threads.run(check_clusters, fields, part.offset, part.read_at)
         image = await self._threads.run(self._store.adopt, part, header)
         log.info("image %s is %s", shown(url), image.digest, extra={"code": "image_ready"})
         return image

@@ -134,6 +134,10 @@ class Part:
         """What `core.header.inspect` wants."""
         return read_head_and_tail(self._fd, self.offset)
 
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Bytes of the file as fetched so far; short at its end."""
+        return os.pread(self._fd, length, offset)
+
     def publish(self, data_fd: int, name: str) -> None:
         """Make the file durable and read-only and move it to `name` in `data_fd`."""
         try:
