@@ -9,7 +9,7 @@ from cli.tests.fakes import Cli, Script
 from virtbus.bus.ports import Request
 from virtbus.schemas.api import ImagePage, NodeImage, NodePage, PulledImages
 from virtbus.schemas.image import ImageFormat, ImageInfo, Progress
-from virtbus.schemas.node import NodeState, NodeView
+from virtbus.schemas.node import NodeState, NodeView, ServiceState
 from virtbus.schemas.subjects import progress
 
 pytestmark = pytest.mark.integration
@@ -105,3 +105,21 @@ async def test_status_without_a_ready_node_exits_5(script: Script, cli: Cli) -> 
     assert ended.code == 5
     assert ended.json["nodes"][0]["state"] == "recovering"
     assert json.loads(ended.err)["error"]["exit_code"] == 5
+
+
+async def test_status_shows_a_missing_service_and_exits_5(script: Script, cli: Cli) -> None:
+    services = {"netd": ServiceState(message="does not answer")}
+    known = node(services=services).model_dump(mode="json")
+    script.answer("bus", "status", status(nodes=[known]))
+    ended = await cli("status")
+    assert ended.code == 5
+    (row,) = [line for line in ended.out.splitlines() if line.startswith("virtbus-netd")]
+    assert row.split() == ["virtbus-netd", "n1", "missing", "-", "-", "does", "not", "answer"]
+    assert "virtbus-netd on n1" in ended.err
+
+
+async def test_status_trusts_services_that_their_node_calls_ready(script: Script, cli: Cli) -> None:
+    services = {"netd": ServiceState(state=NodeState.READY, version="1")}
+    known = node(services=services).model_dump(mode="json")
+    script.answer("bus", "status", status(nodes=[known]))
+    assert (await cli("status")).code == 0

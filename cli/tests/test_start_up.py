@@ -1,9 +1,11 @@
 """Start-up: what a verb imports, that help teaches, that completion and errors work."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 from virtbus.cli import progress, units
 from virtbus.cli.commands import virtbus
 from virtbus.cli.failures import CliError
-from virtbus.cli.vm import request
+from virtbus.cli.vm import request, view
 from virtbus.cli.wire import access
 from virtbus.schemas import quantity, subjects
 
@@ -147,3 +149,69 @@ def test_sizes_read_as_in_the_schemas(count: int) -> None:
 def test_bar_is_bounded_by_its_total() -> None:
     assert "100 %" in progress.bar("x", 300, 100)
     assert "%" not in progress.bar("x", 300, None)
+
+
+def test_wait_without_a_goal_names_the_goals_and_the_help_of_its_verb() -> None:
+    ended = command("vm", "create", "x", "--image", "tiny", "--wait")
+    assert ended.returncode == 2
+    assert "One of: running, ready." in ended.stderr
+    assert "`virtbus vm create --help`" in ended.stderr
+
+
+def test_yaml_error_points_at_its_line_in_real_lines(tmp_path: Path) -> None:
+    file = tmp_path / "vm.yaml"
+    file.write_text("a:\n  b: c: d\n")
+    ended = command("vm", "create", "-f", str(file))
+    assert ended.returncode == 2
+    assert f"\n  in {file}, line 2" in ended.stderr
+    assert "\\x0a" not in ended.stderr
+
+
+def test_full_output_is_one_error_and_a_closed_pipe_is_none() -> None:
+    line = f"{sys.executable} -m virtbus.cli version"
+    full = subprocess.run(
+        ["/bin/sh", "-c", f"{line} > /dev/full"], capture_output=True, text=True, check=False
+    )
+    assert full.returncode == 1
+    assert full.stderr.startswith("error: the output failed: No space left on device\nhint:")
+    closed = subprocess.run(
+        ["/bin/bash", "-c", f"{line} | true; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("--port", "99999"), 2), (("--data", "/proc/nowhere"), 5)],
+)
+def test_up_that_cannot_be_says_so_without_a_traceback(
+    arguments: tuple[str, ...], code: int
+) -> None:
+    ended = command("up", "--simulate", *arguments)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr
+
+
+def test_only_detail_is_not_said_twice() -> None:
+    body = {"code": 400, "message": "cpus: too few", "details": [_DETAIL]}
+    assert CliError.answered(body).as_lines() == ["error: cpus: too few", "    hint: one at least"]
+
+
+_DETAIL = {"path": "cpus", "message": "too few", "hint": "one at least"}
+
+
+def test_long_image_references_are_short_in_tables() -> None:
+    url = "http://images.example/long/way/to/the/t.qcow2@sha256:" + "a" * 64
+    assert view.short(url) == "…/t.qcow2@sha256:aaaa…"
+    assert view.short("tiny") == "tiny"
+
+
+def test_transfer_shows_nothing_before_its_first_byte() -> None:
+    stream = io.StringIO()
+    steps = progress.Steps(shown=True, stream=stream)
+    steps.transfer("image", 0, None)
+    assert not stream.getvalue()

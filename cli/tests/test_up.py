@@ -73,6 +73,13 @@ def test_banner_has_a_ready_nats_line_and_says_what_it_is_not() -> None:
     assert "export VIRTBUS_CREDS=/r/bus.creds" in text
 
 
+def test_banner_fits_the_terminal_and_leaves_wider_lines_unboxed() -> None:
+    wide = "  nats --server " + "x" * 100
+    text = banner.box(["a", wide, "bb"], drawn=True, columns=40)
+    assert wide in text.splitlines()
+    assert all(len(line) <= 40 for line in text.splitlines() if line != wide)
+
+
 def test_terminal_relays_records_with_service_level_and_cause(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

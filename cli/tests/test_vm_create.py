@@ -246,3 +246,40 @@ class _Relay:
         self.cut()
         assert self._server is not None
         self._server.close()
+
+
+async def test_create_that_no_node_can_take_is_shown_at_once_with_every_reason(
+    script: Script, cli: Cli
+) -> None:
+    error = VirtbusError(
+        Code.EXHAUSTED,
+        "no_capacity",
+        "none of 1 node(s) can take this VM",
+        after_ms=5000,
+        details=(Detail(path="node/n1", message="has no network named nonet"),),
+    )
+    script.answer("vm", "create", error)
+    ended = await cli(*CREATE)
+    assert ended.code == 5
+    assert ended.err == (
+        "error: none of 1 node(s) can take this VM\n  node/n1: has no network named nonet\n"
+    )
+    assert len(script.data("vm.create")) == 1
+
+
+async def test_refusal_that_lasts_until_the_end_is_shown_and_not_taken_for_absence(
+    script: Script, cli: Cli
+) -> None:
+    error = VirtbusError(Code.UNAVAILABLE, "recovering", "the list is being read", after_ms=50)
+    script.answer("vm", "create", error)
+    ended = await cli(*CREATE, "--timeout", "1")
+    assert (ended.code, ended.err) == (5, "error: the list is being read\n")
+
+
+async def test_vm_that_is_deleted_while_we_wait_is_said_to_be(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", accepted())
+    deleting = vm_view(state=VmState.DELETING, deleting=True)
+    await script.see(WatchReply(items=(deleting,)), WatchReply(synced=True))
+    ended = await cli(*CREATE, "--wait", "ready")
+    assert ended.code == 1
+    assert "error: web was deleted meanwhile" in ended.err

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -202,3 +203,66 @@ async def test_no_controller_is_unavailable_exit_5(script: Script) -> None:
         ended = await run("vm", "list", env=env | {"VIRTBUS_CREDS": "/nonexistent/creds"})
     assert ended.code == 5
     assert "virtbus up" in ended.err
+
+
+async def test_events_are_in_the_order_of_their_time(script: Script, cli: Cli) -> None:
+    script.answer("vm", "get", vm_view())
+    late, early = fact(Kind.IMAGE_PULLING, 2_000_000_000), fact(Kind.VM_ACCEPTED, 1_000_000_000)
+    script.answer("vm", "events", EventPage(items=(item(1, late), item(2, early))))
+    lines = (await cli("vm", "events", "web")).out.splitlines()
+    assert [line.split()[1:3] for line in lines[1:]] == [
+        ["+0.000s", "vm.accepted"],
+        ["+1.000s", "image.pulling"],
+    ]
+
+
+async def test_events_of_all_are_one_json_value_and_name_each_vm(script: Script, cli: Cli) -> None:
+    now = time.time_ns()
+    nameless = fact(Kind.DISKS_RELEASED, now).model_copy(update={"name": ""})
+    items = (item(1, fact(Kind.VM_DELETING, now - 1)), item(2, nameless))
+    script.answer("vm", "events", EventPage(items=items))
+    assert len((await cli("events", "-o", "json")).json["items"]) == 2
+    lines = (await cli("events")).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["VM", "web", "web"]
+
+
+async def test_trace_shows_the_creation_without_later_work(script: Script, cli: Cli) -> None:
+    second = 1_000_000_000
+
+    def span(span_id: str, name: str, start_s: int) -> Span:
+        start_ns = start_s * second
+        return Span(
+            trace_id="t" * 32,
+            span_id=span_id,
+            name=name,
+            service="x",
+            start_ns=start_ns,
+            end_ns=start_ns + 1000,
+        )
+
+    spans = (span("a", "virtbus start domain", 1), span("b", "attach network", 200))
+    items = tuple(item(n, one) for n, one in enumerate(spans, 1))
+    script.answer("vm", "get", vm_view())
+    script.answer("vm", "events", EventPage(items=items))
+    assert "attach network" not in (await cli("vm", "trace", "web")).out
+    assert "attach network" in (await cli("vm", "trace", "web", "--all")).out
+
+
+async def test_delete_of_several_names_the_vm_of_each_step(script: Script, cli: Cli) -> None:
+    other = UID[:-1] + "c"
+    views = {"web": vm_view(), "b": vm_view(uid=other, name="b")}
+
+    async def delete(request: Request) -> Any:
+        return views[request.data["name"]]
+
+    script.handlers["vm", "delete"] = delete
+    await script.see(WatchReply(items=tuple(views.values())), WatchReply(synced=True))
+    process = await start("vm", "delete", "web", "b", env=environment(script.files))
+    async with asyncio.timeout(20):
+        while not script.data("vm.watch"):
+            await asyncio.sleep(0.02)
+    await script.happen(Kind.DOMAIN_STOPPING, message="grace 30 s")
+    await script.see(WatchReply(gone=UID), WatchReply(gone=other))
+    _, err = await process.communicate()
+    assert process.returncode == 0, err
+    assert b"web  domain.stopping     grace 30 s" in err

@@ -16,40 +16,77 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    code = int(Exit.OK)
+    stdout = sys.stdout
     try:
         virtbus.main(arguments, prog_name="virtbus", standalone_mode=False)
         sys.stdout.flush()
-    except CliError as error:
-        code = _fail(error, arguments)
-    except click.exceptions.NoArgsIsHelpError as error:
-        output.write(error.format_message(), sys.stderr)
-        code = int(Exit.USAGE)
-    except click.ClickException as error:
-        code = _fail(_usage(error), arguments)
+    except (CliError, click.ClickException) as error:
+        return _fail(error, arguments)
     except (KeyboardInterrupt, click.Abort):
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        # the reader (head, less) has enough; keep the interpreter's own flush from complaining
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
+        _silence_stdout()
+    except OSError as error:
+        _silence_stdout()
+        return _fail(_unexpected(error), arguments)
+    except SystemExit:
+        # where the reader of a pipe has enough, click wraps stdout and ends the process with 1
+        if sys.stdout is stdout:
+            raise
+        _silence_stdout()
+    return int(Exit.OK)
 
 
-def _usage(error: click.ClickException) -> CliError:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    path = context.command_path if context is not None else "virtbus"
+def _silence_stdout() -> None:
+    """Keep the interpreter's own flush from complaining about what nobody can read."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unexpected(error: OSError) -> CliError:
+    why = error.strerror or str(error)
+    message = f"{error.filename}: {why}" if error.filename else f"the output failed: {why}"
+    hint = "free space, or choose another place for the output or the files"
+    return CliError(Exit.REFUSED, "os_error", message, hint=hint)
+
+
+def _usage(error: click.ClickException, arguments: list[str]) -> CliError:
+    path, verb = _meant(arguments)
+    message = error.format_message()
+    if isinstance(error, click.BadOptionUsage):
+        options = [one for one in verb.params if error.option_name in one.opts]
+        choices = [one.type.choices for one in options if isinstance(one.type, click.Choice)]
+        message += "".join(f" One of: {', '.join(map(str, each))}." for each in choices)
     hint = f"`{path} --help` shows what it takes, with examples"
-    return CliError(Exit.USAGE, "usage", error.format_message(), hint=hint)
+    return CliError(Exit.USAGE, "usage", message, hint=hint)
 
 
-def _fail(error: CliError, arguments: list[str]) -> int:
-    with contextlib.suppress(BrokenPipeError):
+def _meant(arguments: list[str]) -> tuple[str, click.Command]:
+    """The verb that a command line names, as far as it does, and how it is typed."""
+    path = "virtbus"
+    found: click.Command = virtbus
+    for word in arguments:
+        if not isinstance(found, click.Group):
+            break
+        inner = found.get_command(click.Context(found), word)
+        if inner is not None:
+            path, found = f"{path} {word}", inner
+    return path, found
+
+
+def _fail(error: CliError | click.ClickException, arguments: list[str]) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        output.write(error.format_message(), sys.stderr)
+        return int(Exit.USAGE)
+    if isinstance(error, click.ClickException):
+        error = _usage(error, arguments)
+    with contextlib.suppress(OSError):
         sys.stdout.flush()
     if _wants_json(arguments):
         output.write(output.as_json(error.as_map()), sys.stderr)
     else:
-        first, *rest = [output.safe(line) for line in error.as_lines()]
+        lines = "\n".join(error.as_lines()).split("\n")
+        first, *rest = [output.safe(line) for line in lines]
         word, _, text = first.partition(": ")
         painted = f"{output.paint(word, '31', sys.stderr)}: {text}"
         output.write("\n".join([painted, *rest]), sys.stderr)

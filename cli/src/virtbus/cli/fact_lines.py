@@ -27,7 +27,7 @@ def cells(item: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
     took = data.get("took_ms")
     return (
         units.clock(at_ns(item)),
-        f"+{(at_ns(item) - first_ns) / units.NS:.3f}s",
+        f"+{max(0, at_ns(item) - first_ns) / units.NS:.3f}s",
         kind_of(item),
         str(data.get("node") or "-").replace("_", "-"),
         str(data.get("service") or "-"),

@@ -35,22 +35,62 @@ _NAME_WIDTH = 16
 def command(invocation: Invocation, *, follow: bool, since: str | None, kind: str) -> None:
     """What happens to all VMs: each step of each life, as stored facts."""
     oldest_ns = _oldest(since, follow=follow)
-
-    def tell(item: Mapping[str, Any]) -> None:
-        if fact_lines.kind_of(item).startswith(kind) and fact_lines.at_ns(item) >= oldest_ns:
-            data = item.get("data") or {}
-            name = str(data.get("name") or str(data.get("uid") or "")[:8])
-            fact_lines.say(item, invocation.style, oldest_ns, name)
-
-    live = LiveFacts(invocation, "virtbus.evt.>", tell)
+    names = _Names()
+    live = LiveFacts(invocation, "virtbus.evt.>", _Teller(invocation, oldest_ns, kind, names).tell)
+    past = sorted(stored(invocation), key=fact_lines.at_ns) if since or not follow else []
+    for item in past:
+        names.learn(item)
+    if not follow:
+        found = [item for item in past if _is_wanted(item, oldest_ns, kind)]
+        first_ns = fact_lines.at_ns(found[0]) if found else 0
+        rows = [(names.of(item), *fact_lines.cells(item, first_ns)) for item in found]
+        invocation.show({"items": found}, lambda: output.table(("VM", *fact_lines.HEADER), rows))
+        return
     if invocation.for_eyes:
         output.write(f"{'VM':<{_NAME_WIDTH}}  {fact_lines.line(fact_lines.HEADER)}")
         output.flush()
-    if since or not follow:
-        for item in stored(invocation):
-            live.stored(item)
-    if follow:
-        live.follow()
+    for item in past:
+        live.stored(item)
+    live.follow()
+
+
+def _is_wanted(item: Mapping[str, Any], oldest_ns: int, kind: str) -> bool:
+    return fact_lines.kind_of(item).startswith(kind) and fact_lines.at_ns(item) >= oldest_ns
+
+
+class _Names:
+    """The VMs' names; not every fact tells the name of its VM."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, str] = {}
+
+    def learn(self, item: Mapping[str, Any]) -> None:
+        data = item.get("data") or {}
+        if data.get("name"):
+            self._by_uid[str(data.get("uid"))] = str(data["name"])
+
+    def of(self, item: Mapping[str, Any]) -> str:
+        """The name, or the whole uid, which every verb takes in its place."""
+        uid = str((item.get("data") or {}).get("uid") or "")
+        return self._by_uid.get(uid, uid)
+
+
+class _Teller:
+    """Prints facts as they come; SINCE counts from the first one."""
+
+    def __init__(self, invocation: Invocation, oldest_ns: int, kind: str, names: _Names) -> None:
+        self._style = invocation.style
+        self._oldest_ns = oldest_ns
+        self._kind = kind
+        self._names = names
+        self._first_ns = 0
+
+    def tell(self, item: Mapping[str, Any]) -> None:
+        self._names.learn(item)
+        if not _is_wanted(item, self._oldest_ns, self._kind):
+            return
+        self._first_ns = self._first_ns or fact_lines.at_ns(item)
+        fact_lines.say(item, self._style, self._first_ns, self._names.of(item))
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:

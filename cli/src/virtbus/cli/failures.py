@@ -76,7 +76,9 @@ class CliError(Exception):
         lines = [f"error: {self.message}"]
         for detail in self.details:
             path, text = detail.get("path", ""), detail.get("message", "")
-            lines.append(f"  {path}: {text}" if path else f"  {text}")
+            said = f"{path}: {text}" if path else str(text)
+            if said != self.message:
+                lines.append(f"  {said}")
             if detail.get("hint"):
                 lines.append(f"    hint: {detail['hint']}")
         if self.hint:

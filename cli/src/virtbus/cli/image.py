@@ -14,7 +14,7 @@ from virtbus.cli.progress import Steps
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import Message
 
-HEADER = ("IMAGE", "FORMAT", "SIZE", "DISK", "NODES", "DIGEST")
+HEADER = ("IMAGE", "FORMAT", "SIZE", "VIRTUAL DISK", "NODES", "DIGEST")
 _SHORT = len("sha256:") + 12
 
 

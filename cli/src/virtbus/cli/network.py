@@ -23,7 +23,7 @@ def listing(invocation: Invocation) -> None:
         (
             item.get("name", ""),
             item.get("kind", ""),
-            item.get("subnet") or "-",
+            item.get("subnet") or "set per node",
             (item.get("detail") or {}).get("nodes") or "-",
         )
         for item in items

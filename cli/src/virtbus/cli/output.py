@@ -14,6 +14,8 @@ _COLOURS = {
     "Failed": "31",
     "fail": "31",
     "Unknown": "33",
+    "missing": "31",
+    "silent": "33",
     "warn": "33",
     "Deleting": "33",
     "Stopping": "33",

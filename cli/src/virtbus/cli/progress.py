@@ -55,6 +55,8 @@ class Steps:
 
     def transfer(self, what: str, done: int, total: int | None) -> None:
         """How far a transfer is: a bar on a terminal, elsewhere a line every few seconds."""
+        if not done:
+            return
         text = bar(what, done, total)
         if self._live:
             self.status(text)

@@ -36,8 +36,8 @@ AGE_ALARM_S = 60.0
 def command(invocation: Invocation) -> None:
     """How the services, the bus and the nodes are.
 
-    Exit code 5 when no controller answers or no node is ready; what is known is shown all the
-    same.
+    Exit code 5 when no controller answers, no node is ready, or a service of a node is missing;
+    what is known is shown all the same.
     """
     session = invocation.session
     services = _services(session)
@@ -59,6 +59,33 @@ def command(invocation: Invocation) -> None:
         raise failure
     if not any(node.get("state") == "ready" for node in bus.get("nodes") or ()):
         raise unavailable("no node is ready", "wait a moment; on each host: virtbus up")
+    missing = [f"{told['name']} on {told['node']}" for told in _told(bus) if told["missing"]]
+    if missing:
+        raise unavailable(
+            f"not all services work: {', '.join(missing)}",
+            "on that host: the output of `virtbus up`, or systemctl status of that service",
+        )
+
+
+def _told(bus: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the nodes' records say of each service, also of one that is gone or silent."""
+    return [
+        {
+            "name": f"virtbus-{'nodeagent' if service == 'agent' else service}",
+            "node": str(node.get("node")),
+            "state": "missing" if _is_missing(told) else str(told.get("state")),
+            "version": str(told.get("version") or ""),
+            "message": str(told.get("message") or ""),
+            "missing": _is_missing(told),
+        }
+        for node in bus.get("nodes") or ()
+        for service, told in sorted((node.get("services") or {}).items())
+    ]
+
+
+def _is_missing(told: Mapping[str, Any]) -> bool:
+    """The agent has not heard of it: no word of its own, not even a version."""
+    return told.get("state") != "ready" and bool(told.get("message")) and not told.get("version")
 
 
 def _services(session: Session) -> list[dict[str, Any]]:
@@ -121,12 +148,10 @@ def _pending_s(bus: Mapping[str, Any]) -> float | None:
 
 def _page(value: Mapping[str, Any]) -> str:
     parts = [output.fields(_head(value))]
-    services = value["services"]
-    if services:
-        rows = [
-            (s["name"], s["node"] or "-", s["version"] or "-", str(s["id"])[:12]) for s in services
-        ]
-        parts.append(output.table(("SERVICE", "NODE", "VERSION", "INSTANCE"), rows))
+    rows = _service_rows(value)
+    if rows:
+        header = ("SERVICE", "NODE", "STATE", "VERSION", "INSTANCE", "MESSAGE")
+        parts.append(output.table(header, rows))
     else:
         parts.append("no service answers; start them: virtbus up")
     if value.get("nodes"):
@@ -135,6 +160,34 @@ def _page(value: Mapping[str, Any]) -> str:
         parts.append(_streams(value["streams"]))
     parts += [f"alarm: {output.safe(alarm)}" for alarm in value["alarms"]]
     return "\n\n".join(parts)
+
+
+def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Those that answer, with what their node says of them; then those that only it names."""
+    told = {(one["name"], one["node"]): one for one in _told(value)}
+    rows: list[tuple[str, ...]] = []
+    for service in value["services"]:
+        name, node = str(service["name"]), str(service["node"])
+        alike = [key for key in told if key[0] == name]
+        key = (name, node) if node or len(alike) != 1 else alike[0]
+        known = told.pop(key, None) or {"node": node, "state": "answers", "message": ""}
+        rows.append(
+            (
+                name,
+                known["node"] or "-",
+                known["state"],
+                str(service["version"] or "-"),
+                str(service["id"])[:12],
+                known["message"] or "",
+            )
+        )
+    # one that answers without its node's name may be any of these
+    unplaced = {str(service["name"]) for service in value["services"] if not service["node"]}
+    for one in told.values():
+        silent = one["state"] == "ready" and one["name"] not in unplaced
+        state = "silent" if silent else one["state"]
+        rows.append((one["name"], one["node"], state, one["version"] or "-", "-", one["message"]))
+    return sorted(rows)
 
 
 def _head(value: Mapping[str, Any]) -> list[tuple[str, object]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from virtbus.cli import units
 from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.probe import needs_root
 from virtbus.cli.failures import CliError
 from virtbus.cli.wire import access
 from virtbus.cli.wire.connection import Connection, DeniedError, LinkError
@@ -21,7 +22,9 @@ def nats() -> Finding:
     try:
         found = access.find(None, None, os.environ)
         connection = Connection.open(found)
-    except (CliError, LinkError):
+    except (CliError, LinkError) as error:
+        if isinstance(error, CliError) and error.reason == "denied":
+            return needs_root("bus", error.message)
         return _port(path)
     except DeniedError as error:
         return warn("bus", f"refuses {path}: {error}", "restart `virtbus up`: it writes a new one")

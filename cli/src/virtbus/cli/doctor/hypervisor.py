@@ -3,10 +3,11 @@
 import re
 
 from virtbus.cli.doctor.finding import Finding, fail, ok, warn
-from virtbus.cli.doctor.probe import first_line, read, run, unix_answers
+from virtbus.cli.doctor.probe import first_line, is_root, needs_root, read, run, unix_answers
 
 SOCKET = "/run/libvirt/libvirt-sock"
 URI = "qemu:///system"
+_DENIED = "Permission denied"
 _WANTED_REQUESTS, _WANTED_WORKERS = 5, 20
 _START = "systemctl start libvirtd   (without systemd: virtlogd -d; setsid tini -s -- libvirtd &)"
 _INSTALL = "apt-get install libvirt-daemon-system libvirt-clients"
@@ -16,6 +17,8 @@ def libvirtd() -> Finding:
     """The daemon answers, and which version it is."""
     why = unix_answers(SOCKET)
     if why is not None:
+        if _DENIED in why and not is_root():
+            return needs_root("libvirtd", f"{SOCKET}: {why}")
         installed, _ = run(("libvirtd", "--version"), 3.0)
         return fail("libvirtd", f"{SOCKET}: {why}", _INSTALL if installed == 127 else _START)
     code, text = run(("virsh", "-q", "-c", URI, "version"))
@@ -23,6 +26,8 @@ def libvirtd() -> Finding:
         return warn(
             "libvirtd", "answers; virsh is not installed", "apt-get install libvirt-clients"
         )
+    if code != 0 and not is_root():
+        return needs_root("libvirtd", first_line(text))
     if code != 0:
         return fail("libvirtd", first_line(text), _START)
     versions = dict(re.findall(r"(?m)^(Using library|Running hypervisor): (.+)$", text))
@@ -60,6 +65,8 @@ def virtlogd() -> Finding:
     why = unix_answers("/run/libvirt/virtlogd-sock")
     if why is None:
         return ok("virtlogd", "answers")
+    if _DENIED in why and not is_root():
+        return needs_root("virtlogd", why)
     return fail(
         "virtlogd",
         f"does not answer ({why}): guests cannot start",

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from virtbus.cli.doctor.finding import Finding, fail, ok, warn
-from virtbus.cli.doctor.probe import first_line, read, run
+from virtbus.cli.doctor.probe import first_line, is_root, needs_root, read, run
 
 CNI_DIRS = ("/usr/lib/cni", "/opt/cni/bin")
 _CNI_PLUGINS = ("bridge", "host-local", "loopback")
@@ -18,8 +18,9 @@ def nftables() -> Finding:
     if code == 127:
         return fail("nftables", "nft is not installed", "apt-get install nftables")
     if code != 0:
-        level = fail if os.geteuid() == 0 else warn
-        return level("nftables", first_line(text), "modprobe nf_tables   (as root)")
+        if not is_root():
+            return needs_root("nftables", first_line(text))
+        return fail("nftables", first_line(text), "modprobe nf_tables")
     return ok("nftables", f"answers; {len(text.splitlines())} table(s)")
 
 

@@ -1,9 +1,12 @@
 """How checks look: commands with a deadline, small files, sockets."""
 
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from virtbus.cli.doctor.finding import Finding, warn
 
 TIMEOUT_S = 10.0
 
@@ -28,6 +31,16 @@ def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]
     except OSError as error:
         return 126, f"{command[0]}: {error.strerror}"
     return ended.returncode, ended.stdout.strip()
+
+
+def needs_root(name: str, what: str) -> Finding:
+    """The finding where only the rights to look are missing."""
+    return warn(name, f"cannot be checked without root: {what}", "sudo virtbus doctor")
+
+
+def is_root() -> bool:
+    """Whether failures are not just for want of rights."""
+    return os.geteuid() == 0
 
 
 def first_line(text: str) -> str:

@@ -1,15 +1,18 @@
 """What `up` says once everything is ready: how to use it, from this command and from any client."""
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from virtbus.cli.up.plan import Place
 from virtbus.cli.wire.access import DEFAULT_RUN_DIR
 
+_FRAME = len("│  │")
+
 
 def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
-    """The lines of the box. They hold the client's password: this terminal is its owner's."""
+    """The lines of the box. One holds the client's password: this terminal is its owner's."""
     url = str(creds["url"])
     scheme, _, address = url.partition("://")
     login = f"{scheme}://{creds['user']}:{creds['password']}@{address}"
@@ -40,11 +43,22 @@ def _environment(place: Place) -> list[str]:
     return [f"  export VIRTBUS_CREDS={place.client_creds}"]
 
 
-def box(text: list[str], *, drawn: bool) -> str:
-    """The lines in a frame; bare where they are not read on a terminal (easier to copy)."""
+def box(text: list[str], *, drawn: bool, columns: int = 80) -> str:
+    """The lines in frames that fit `columns`; a wider line stands between them, to be copied.
+
+    Bare where they are not read on a terminal.
+    """
     if not drawn:
         return "\n".join(text)
-    width = max(map(len, text))
+    room = columns - _FRAME
+    width = max((len(line) for line in text if len(line) <= room), default=0)
+    parts: list[str] = []
+    for fits, group in groupby(text, key=lambda line: len(line) <= room):
+        run = list(group)
+        parts += _framed(run, width) if fits else run
+    return "\n".join(parts)
+
+
+def _framed(text: list[str], width: int) -> list[str]:
     edge = "─" * (width + 2)
-    body = [f"│ {line:<{width}} │" for line in text]
-    return "\n".join([f"┌{edge}┐", *body, f"└{edge}┘"])
+    return [f"┌{edge}┐", *(f"│ {line:<{width}} │" for line in text), f"└{edge}┘"]

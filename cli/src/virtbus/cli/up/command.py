@@ -29,7 +29,13 @@ DEFAULT_PORT = 4222
 @click.option("--state-dir", metavar="DIR", help="[default: /var/lib/virtbus]")
 @click.option("--run-dir", metavar="DIR", help="[default: /run/virtbus]")
 @click.option("--node", metavar="NAME", help="This node's id.  [default: from the hostname]")
-@click.option("--port", default=DEFAULT_PORT, show_default=True, help="The bus' port; if free.")
+@click.option(
+    "--port",
+    type=click.IntRange(-1, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="The bus' port, if free; -1: any free one.",
+)
 @click.option("--simulate", is_flag=True, help="Run libvirt's test driver: no root, no real VMs.")
 @click.option("--log-level", type=click.Choice(("DEBUG", "INFO", "WARNING")), default="INFO")
 @click.option("--force", is_flag=True, help="Start although the preflight fails.")

@@ -9,6 +9,30 @@ from pathlib import Path
 from virtbus.cli.failures import CliError, Exit
 
 
+def make(*directories: Path) -> None:
+    """Ensure directories that may be written.
+
+    Raises:
+        CliError: one cannot be made or written.
+    """
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_ours(directory, error.strerror or str(error)) from None
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise _not_ours(directory, "it may not be written")
+
+
+def _not_ours(directory: Path, why: str) -> CliError:
+    return CliError(
+        Exit.UNAVAILABLE,
+        "not_writable",
+        f"{directory} cannot be used: {why}",
+        hint="name a directory of yours with --data DIR, or become root",
+    )
+
+
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[None]:
     """Hold the directory's lock; the kernel frees it however we end.

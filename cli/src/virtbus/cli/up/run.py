@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from virtbus.bus.server import ServerFiles
 from virtbus.cli.up import banner
 from virtbus.cli.up.bus_keeper import BusKeeper, bus
 from virtbus.cli.up.child import Child
-from virtbus.cli.up.lock import only_one
+from virtbus.cli.up.lock import make, only_one
 from virtbus.cli.up.plan import Place
 from virtbus.cli.up.terminal import Terminal
 
@@ -27,8 +28,7 @@ async def up(place: Place, port: int, terminal: Terminal, environ: Mapping[str, 
     Raises:
         CliError: another one runs here, or the bus does not start.
     """
-    for directory in (place.state_dir, place.run_dir):
-        directory.mkdir(parents=True, exist_ok=True)
+    make(place.state_dir, place.run_dir)
     with only_one(place.state_dir), ExitStack() as stack:
         told = _until_told(stack)
         reader, writer = os.pipe()
@@ -89,7 +89,8 @@ async def _announce(place: Place, children: list[Child], terminal: Terminal) -> 
             await child.readiness.wait()
     creds = json.loads(place.client_creds.read_text(encoding="utf-8"))
     text = banner.lines(place, creds, ServerFiles(place.state_dir, place.run_dir).log)
-    terminal.plain(banner.box(text, drawn=sys.stdout.isatty()))
+    columns = shutil.get_terminal_size().columns
+    terminal.plain(banner.box(text, drawn=sys.stdout.isatty(), columns=columns))
     notify("READY=1")
 
 

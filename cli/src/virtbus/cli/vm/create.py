@@ -45,7 +45,11 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
 @click.option("--disk", metavar="SIZE", help="Size of the root disk, if larger than the image.")
 @click.option(
-    "--ssh-key", "keys", multiple=True, metavar="FILE|KEY", help="Public key; repeatable."
+    "--ssh-key",
+    "keys",
+    multiple=True,
+    metavar="FILE|KEY",
+    help="Public key; repeatable. In the guest tiny it lets root in: ssh root@ADDRESS.",
 )
 @click.option("--user-data", metavar="FILE", help="cloud-init user data; - is standard input.")
 @click.option("--network", metavar="NAME", help="Network to join.  [default: default]")
@@ -168,8 +172,12 @@ class _Create:
         if view is None:
             # a list without it, before it was ever seen, is a controller that lags behind
             if self._waiting.was_seen:
-                raise CliError(Exit.REFUSED, "deleted", "the VM was deleted while we waited for it")
+                raise CliError(
+                    Exit.REFUSED, "deleted", f"{self._wanted['name']} was deleted meanwhile"
+                )
             return False
+        if view.get("deleting") or views.state(view) == "Deleting":
+            raise CliError(Exit.REFUSED, "deleted", f"{view.get('name')} was deleted meanwhile")
         if views.state(view) in _ENDED:
             raise _ended(view)
         if views.state(view) != "Running":

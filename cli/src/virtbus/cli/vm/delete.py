@@ -25,7 +25,12 @@ from virtbus.cli.vm.waiting import Waiting
     )
 )
 @names_argument
-@click.option("--grace", type=int, metavar="S", help="Seconds the guest gets to shut down.")
+@click.option(
+    "--grace",
+    type=int,
+    metavar="S",
+    help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
+)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
 @click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
 @namespace_option
@@ -46,7 +51,7 @@ def command(
     deletion = _Deletion(invocation, grace, namespace)
     results = [deletion.send(name) for name in dict.fromkeys(names)]
     if wait:
-        results = [deletion.wait(result, timeout) for result in results]
+        results = deletion.wait(results, timeout)
     done = [result for result in results if not isinstance(result, CliError)]
     failed = [result for result in results if isinstance(result, CliError)]
     if done and invocation.for_eyes:
@@ -62,15 +67,20 @@ def command(
         raise _worst(failed)
 
 
+_Result = Mapping[str, Any] | CliError
+"""A VM that is being deleted, or why it is not."""
+
+
 class _Deletion:
     """Deletes with one grace in one namespace."""
 
     def __init__(self, invocation: Invocation, grace_s: int | None, namespace: str) -> None:
         self._invocation = invocation
         self._more = {} if grace_s is None else {"grace_s": grace_s}
+        self._grace_s = grace_s
         self._namespace = namespace
 
-    def send(self, name: str) -> Mapping[str, Any] | CliError:
+    def send(self, name: str) -> _Result:
         """The VM as it is now that its delete is accepted, or why it is not."""
         query = ref(name, self._namespace)
         try:
@@ -82,21 +92,40 @@ class _Deletion:
         except CliError as error:
             return error
 
-    def wait(
-        self, result: Mapping[str, Any] | CliError, timeout_s: float
-    ) -> Mapping[str, Any] | CliError:
-        """The same once it is gone, or the error that says how far it is."""
-        if isinstance(result, CliError) or not result.get("uid"):
-            return result
+    def wait(self, results: list[_Result], timeout_s: float) -> list[_Result]:
+        """The same once all are gone; instead of a VM the error that says how far it is."""
         steps = Steps(shown=self._invocation.for_eyes)
-        waiting = Waiting(self._invocation.session, str(result["uid"]), steps)
+        names = [_name(result) for result in results]
+        width = max(map(len, names)) if len(names) > 1 else 0
+        waitings = {
+            n: Waiting(
+                self._invocation.session,
+                str(result["uid"]),
+                steps,
+                name.ljust(width) if width else "",
+            )
+            for n, (name, result) in enumerate(zip(names, results, strict=True))
+            if not isinstance(result, CliError) and result.get("uid")
+        }
+        ended = list(results)
         try:
-            waiting.listen()
-            if waiting.until(lambda view: view is None, timeout_s):
-                return result
-            return _still_there(waiting.view or result, timeout_s)
+            # all are heard from now on, so that the steps of all are told in their order
+            for waiting in waitings.values():
+                waiting.listen()
+            for n, waiting in waitings.items():
+                result = results[n]
+                if isinstance(result, CliError):
+                    continue
+                waiting.stopping(result, self._grace_s)
+                if not waiting.until(lambda view: view is None, timeout_s - steps.elapsed_s):
+                    ended[n] = _still_there(waiting.view or result, timeout_s)
         finally:
             steps.close()
+        return ended
+
+
+def _name(result: _Result) -> str:
+    return "" if isinstance(result, CliError) else str(result.get("name") or result.get("uid"))
 
 
 def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:

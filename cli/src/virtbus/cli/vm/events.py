@@ -36,6 +36,8 @@ def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) 
         _follow(invocation, uid)
         return
     items = list(stored(invocation, uid=uid))
+    # the stream's order is of arrival; people read the senders' clocks
+    items.sort(key=fact_lines.at_ns)
     first_ns = fact_lines.at_ns(items[0]) if items else 0
     rows = [fact_lines.cells(item, first_ns) for item in items]
     invocation.show({"items": items}, lambda: output.table(fact_lines.HEADER, rows))
@@ -52,6 +54,6 @@ def _follow(invocation: Invocation, uid: str) -> None:
     live = LiveFacts(invocation, f"virtbus.evt.*.{uid}.>", tell)
     if invocation.for_eyes:
         output.write(fact_lines.line(fact_lines.HEADER))
-    for item in stored(invocation, uid=uid):
+    for item in sorted(stored(invocation, uid=uid), key=fact_lines.at_ns):
         live.stored(item)
     live.follow()

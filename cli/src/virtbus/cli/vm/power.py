@@ -22,12 +22,16 @@ def switch(
     answer = invocation.call("vm", wish, query)
     view: Mapping[str, Any] = answer.get("vm") or answer
     if timeout_s is not None:
-        view = _reached(invocation, view, goals, timeout_s)
+        view = _reached(invocation, view, goals, timeout_s, query.get("grace_s"))
     invocation.show(view, lambda: views.table([view]))
 
 
 def _reached(
-    invocation: Invocation, view: Mapping[str, Any], goals: frozenset[str], timeout_s: float
+    invocation: Invocation,
+    view: Mapping[str, Any],
+    goals: frozenset[str],
+    timeout_s: float,
+    grace_s: int | None,
 ) -> Mapping[str, Any]:
     name, generation = view.get("name"), int(view.get("generation") or 0)
     steps = Steps(shown=invocation.for_eyes)
@@ -47,6 +51,8 @@ def _reached(
 
     try:
         waiting.listen()
+        if "Stopped" in goals:
+            waiting.stopping(view, grace_s)
         if waiting.until(verdict, timeout_s):
             return waiting.view or view
     finally:

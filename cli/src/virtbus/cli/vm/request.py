@@ -30,7 +30,8 @@ def from_file(name: str) -> dict[str, Any]:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise usage(f"{shown} is no YAML: {error}") from None
+            text = str(error).replace('"<unicode string>"', shown)
+            raise usage(f"{shown} is no YAML: {text}") from None
     if not isinstance(value, dict):
         raise usage(f"{shown} must hold a map with name, image, …", "see `virtbus vm create -h`")
     return value

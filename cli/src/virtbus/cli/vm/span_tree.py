@@ -7,6 +7,7 @@ from virtbus.cli import output, units
 
 _BAR_CELLS = 32
 _NS_PER_MS = 1_000_000
+_SETTLE_NS = 1_000_000_000
 
 
 class Span(NamedTuple):
@@ -49,6 +50,20 @@ def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
                 ok=bool(data.get("ok", True)),
                 message=str(data.get("message") or ""),
             )
+
+
+def of_creation(spans: list[Span]) -> list[Span]:
+    """The spans of a creation's trace without the work that the same record caused later.
+
+    The creation ends with the client's wait, or a moment after the first start of the domain.
+    """
+    client = [span.end_ns for span in spans if span.service == "cli" and not span.parent_id]
+    starts = [span.start_ns for span in spans if span.name.endswith("start domain")]
+    if not starts:
+        return spans
+    # a client that did not wait saw only the acceptance
+    end_ns = max([min(starts) + _SETTLE_NS, *client])
+    return [span for span in spans if span.start_ns <= end_ns]
 
 
 def draw(spans: list[Span]) -> str:

@@ -20,7 +20,12 @@ _HALTED = frozenset({"Stopped", "Succeeded", "Failed"})
     )
 )
 @name_argument
-@click.option("--grace", type=int, metavar="S", help="Seconds the guest gets to shut down.")
+@click.option(
+    "--grace",
+    type=int,
+    metavar="S",
+    help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
+)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is off.")
 @click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
 @namespace_option

@@ -7,7 +7,7 @@ from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.vm.history import stored, uid_of
-from virtbus.cli.vm.span_tree import Span, draw, spans_of
+from virtbus.cli.vm.span_tree import Span, draw, of_creation, spans_of
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 
@@ -35,7 +35,7 @@ def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -
             f"no trace of {name} is stored",
             hint="traces are kept for 72 hours; services send them a moment after the work",
         )
-    shown = traces if every else traces[:1]
+    shown = traces if every else [of_creation(traces[0])]
     value = {
         "traces": [
             {"trace_id": spans[0].trace_id, "spans": [span.as_map() for span in spans]}

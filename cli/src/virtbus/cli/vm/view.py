@@ -6,6 +6,8 @@ from typing import Any
 from virtbus.cli import output, units
 
 HEADER = ("NAME", "STATE", "NODE", "ADDRESS", "IMAGE", "CPUS", "MEMORY", "AGE")
+_IMAGE_WIDTH = 28
+_DIGEST_SHOWN = 4
 
 
 def addresses(view: Mapping[str, Any]) -> list[str]:
@@ -42,6 +44,18 @@ def image(view: Mapping[str, Any]) -> str:
     return "-"
 
 
+def short(reference: str) -> str:
+    """An image reference for a column: the end of a URL, and the first digits of a digest."""
+    if len(reference) <= _IMAGE_WIDTH:
+        return reference
+    place, at, digest = reference.partition("@sha256:")
+    folder, slash, last = place.rpartition("/")
+    name = f"…/{last}" if folder and slash else last
+    if len(name) > _IMAGE_WIDTH:
+        name = f"…{name[1 - _IMAGE_WIDTH :]}"
+    return f"{name}{at}{digest[:_DIGEST_SHOWN]}…" if at else name
+
+
 def node(view: Mapping[str, Any]) -> str:
     """The node, or `-` while there is none."""
     name = str(view.get("node") or "_")
@@ -60,7 +74,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
         state(view),
         node(view),
         ",".join(addresses(view)) or "-",
-        image(view),
+        short(image(view)),
         str(vcpus(view)),
         memory(view),
         units.ago(view.get("created_ns")),

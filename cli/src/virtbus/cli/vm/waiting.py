@@ -13,6 +13,9 @@ from virtbus.cli.wire.session import Session
 from virtbus.cli.wire.watch import Sees, Watch
 
 _TICK_S = 0.1
+_STOPPING = "domain.stopping"
+_REMIND_AFTER_S = 1.0
+_OFF = {"Pending", "Stopped", "Succeeded", "Failed"}
 
 Verdict = Callable[[Mapping[str, Any] | None], bool]
 """Whether what the watch shows (None: deleted) ends the wait; may raise CliError."""
@@ -21,7 +24,9 @@ Verdict = Callable[[Mapping[str, Any] | None], bool]
 class Waiting(Sees):
     """What is known of one VM while somebody waits for it."""
 
-    def __init__(self, session: Session, uid: str, steps: Steps) -> None:
+    def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:
+        self._label = f"{label}  " if label else ""
+        self._grace_s = 0
         self._session = session
         self._uid = uid
         self._steps = steps
@@ -34,6 +39,14 @@ class Waiting(Sees):
         """Follow facts and progress; before the command, so that no step is missed."""
         self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._fact)
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
+
+    def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
+        """The guest is asked to end: say for how long it may take, unless a fact says it first."""
+        if views.state(view) in _OFF:
+            return
+        spec = view.get("spec") or {}
+        usual_s = spec.get("termination_grace_s")
+        self._grace_s = int(usual_s if grace_s is None and usual_s is not None else grace_s or 0)
 
     @property
     def view(self) -> Mapping[str, Any] | None:
@@ -51,6 +64,9 @@ class Waiting(Sees):
             self._session.pump(min(left_s, _TICK_S))
             self._watch.tick()
             self._steps.tick()
+            if self._grace_s and time.monotonic() > deadline - timeout_s + _REMIND_AFTER_S:
+                self._steps.step(f"{self._label}{_STOPPING:<18}", _grace(self._grace_s))
+                self._grace_s = 0
         return True
 
     # --- what the watch sees --------------------------------------------------------------
@@ -62,7 +78,7 @@ class Waiting(Sees):
         self.was_seen = True
         # a change names the VM as surely as the list does
         self.synced_once = True
-        self._steps.status(_status(view))
+        self._steps.status(f"{self._label}{_status(view)}")
 
     def gone(self, uid: str) -> None:
         if uid == self._uid:
@@ -83,13 +99,19 @@ class Waiting(Sees):
         kind = str(fact.get("kind") or ".".join(item.subject.split(".")[4:]))
         if kind == "trace.span":
             return
-        self._steps.step(kind, detail_of(fact))
+        if kind == _STOPPING:
+            self._grace_s = 0
+        self._steps.step(f"{self._label}{kind:<18}", detail_of(fact))
 
     def _progress(self, item: Message) -> None:
         report = _map_of(item)
         done = int(report.get("done_bytes") or 0)
         what = str(report.get("message") or report.get("step") or "transfer")
         self._steps.transfer(what, done, report.get("total_bytes"))
+
+
+def _grace(grace_s: int) -> str:
+    return f"grace {grace_s} s: the guest is asked to shut down; --grace 0 ends it at once"
 
 
 def detail_of(fact: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ class Access(NamedTuple):
     password: str = ""
     inbox_prefix: str = "_INBOX"
     source: str = ""
+    address_source: str = ""
 
 
 def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> Access:
@@ -39,16 +40,17 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
     Raises:
         CliError: a file is unreadable or malformed, a URL is wrong, or nothing is known at all.
     """
+    told_by = "--server" if server else "VIRTBUS_SERVER"
     server = server or environ.get("VIRTBUS_SERVER", "")
     named = creds or environ.get("VIRTBUS_CREDS", "")
     path = Path(named) if named else default_creds(environ)
     if server and not named:
         addresses = parse_url(server)
         if addresses[0].user:
-            return Access(addresses, source=server)
+            return Access(addresses, source=told_by, address_source=told_by)
     if not named and not _exists(path):
         if server:
-            return Access(parse_url(server), source=server)
+            return Access(parse_url(server), source=told_by, address_source=told_by)
         raise unavailable(
             f"no bus is known here: {path} does not exist",
             "start one with `virtbus up`, or name one with --server and --creds",
@@ -60,6 +62,7 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
         password=str(fields.get("password") or ""),
         inbox_prefix=str(fields.get("inbox_prefix") or "_INBOX"),
         source=str(path),
+        address_source=told_by if server else str(path),
     )
 
 
@@ -142,4 +145,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _me() -> str:
-    return os.environ.get("USER") or str(os.getuid())
+    import pwd  # only for this hint
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

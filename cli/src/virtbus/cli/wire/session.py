@@ -20,6 +20,8 @@ NOBODY_PATIENCE_S = 3.0
 RECONNECT_PATIENCE_S = 30.0
 _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
+_REPEAT_AFTER_MS = 2000
+"""A refusal that asks for a longer pause is shown instead: a person decides on it."""
 NO_RESPONDERS = 503
 
 Receive = Callable[[Message], None]
@@ -134,7 +136,7 @@ class Session:
         except LinkError as error:
             raise unavailable(
                 f"the bus does not answer: {error}",
-                f"is `virtbus up` running? (the address is from {self._access.source})",
+                f"is `virtbus up` running? (the address is from {self._access.address_source})",
             ) from None
         except DeniedError as error:
             raise denied(error, self._access) from None
@@ -183,6 +185,7 @@ class _Asking:
         self._headers = headers | {bodies.CONTENT_TYPE: bodies.JSON}
         self._got: list[Message] = []
         self._may_have_happened = False
+        self._refused: CliError | None = None
 
     def answer(self) -> dict[str, Any]:
         pause_s = _REPEAT_FIRST_S
@@ -196,6 +199,7 @@ class _Asking:
                     return _as_map(item)
                 if not self._worth_repeating(refusal):
                     raise nobody(self._subject) if refusal.reason == NOBODY else refusal
+                self._refused = None if refusal.reason == NOBODY else refusal
                 pause_s = max(pause_s, (refusal.after_ms or 0) / 1000)
             if time.monotonic() + pause_s >= self._deadline:
                 raise self._out_of_time()
@@ -228,11 +232,13 @@ class _Asking:
             return time.monotonic() - self._started < NOBODY_PATIENCE_S
         if refusal.retry == "same_id":
             self._may_have_happened = True
+        if refusal.retry == "later" and (refusal.after_ms or 0) > _REPEAT_AFTER_MS:
+            return False
         return refusal.retry != "never" and refusal.after_ms is not None
 
     def _out_of_time(self) -> CliError:
         if not self._may_have_happened:
-            return nobody(self._subject)
+            return self._refused or nobody(self._subject)
         return unknown(
             f"no answer to {self._subject} in time: it may or may not have happened",
             "look with `virtbus vm list`, or repeat the same command",
