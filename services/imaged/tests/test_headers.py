@@ -231,6 +231,24 @@ def test_refusals_name_the_next_step() -> None:
         gate(b"<html>" + bytes(600))
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"t.qcow2", "its backing file 't.qcow2'; flatten"),
+        (b"a\n\x1b[31m\xff{x}", r"its backing file 'a\n\x1b[31m\\xff{x}'; flatten"),
+        (b"y" * 200, f"its backing file '{'y' * 100}…'; flatten"),
+        (b"", "another file; flatten"),
+    ],
+)
+def test_a_backing_file_is_named_escaped_and_cut(name: bytes, shown: str) -> None:
+    data = qcow2_bytes()
+    struct.pack_into(">QI", data, 8, 512, len(name))
+    data[512 : 512 + len(name)] = name
+    with pytest.raises(VirtbusError) as caught:
+        gate(bytes(data))
+    assert shown in caught.value.body.message
+
+
 @given(st.binary(max_size=2048), st.integers(0, 1 << 63))
 def test_no_bytes_break_the_gate(data: bytes, size: int) -> None:
     try:

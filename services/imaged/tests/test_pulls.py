@@ -443,7 +443,43 @@ async def test_a_dead_port_is_unreachable_with_the_next_step(make_node: NodeMake
     async with make_node() as node:
         error = await refused(node.images, "http://127.0.0.1:1/a")
         assert error.reason == "image_unreachable"
-        assert "check the server" in str(error)
+        assert error.body.message == (
+            "http://127.0.0.1:1/a could not be fetched (5 attempts; last: no connection to "
+            "127.0.0.1 port 1: connection refused); check the address, its server and this "
+            "node's network"
+        )
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "the server closed the connection without an answer"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "the server's answer is no HTTP that can be read"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + b"x" * 5000,
+            "the connection broke in the middle of the file",
+        ),
+    ],
+)
+async def test_failed_attempts_are_told_in_words(
+    make_node: NodeMaker, answer: bytes, why: str
+) -> None:
+    async with raw_server(answer) as url, make_node(attempts=2) as node:
+        error = await refused(node.images, url + "/a")
+        assert f"(2 attempts; last: {why})" in error.body.message
+
+
+async def test_https_at_a_plain_port_is_told_in_words(make_node: NodeMaker, server: Web) -> None:
+    async with make_node() as node:
+        error = await refused(node.images, server.url("a").replace("http:", "https:"))
+        assert "(no TLS connection could be made; does" in error.body.message
+
+
+async def test_a_url_without_a_host_is_refused_with_an_example(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        error = await refused(node.images, "http://")
+        assert error.reason == "image_url_invalid"
+        assert "write it like https://images.example.org/disk.qcow2" in error.body.message
 
 
 async def test_the_free_space_floor_is_never_crossed(make_node: NodeMaker, server: Web) -> None:

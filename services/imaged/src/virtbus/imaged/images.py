@@ -194,7 +194,7 @@ class Images:
         raise VirtbusError(
             Code.UNAVAILABLE,
             "image_lost",
-            f"the stored copy of {shown(url)} vanished meanwhile; it is fetched again",
+            f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it anew",
         )
 
     @contextlib.asynccontextmanager

@@ -23,6 +23,8 @@ DIRTY, CORRUPT, DATA_FILE, COMPRESSION, EXTENDED_L2 = 1, 2, 4, 8, 16
 _KNOWN_INCOMPATIBLE = DIRTY | CORRUPT | DATA_FILE | COMPRESSION | EXTENDED_L2
 _AUTOCLEAR_BITMAPS, _AUTOCLEAR_RAW_DATA = 1, 2
 
+_SHOWN_CHARS = 100
+
 EXT_END = 0
 EXT_BACKING_FORMAT = 0xE2792ACA
 EXT_DATA_FILE = 0x44415441
@@ -36,7 +38,7 @@ _FORBIDDEN_EXTENSIONS = {
     EXT_ENCRYPTION: "encrypted",
 }
 _NEXT_STEP = {
-    "backing_file": "it needs another file; flatten it with 'qemu-img convert -O qcow2'",
+    "backing_file": "it needs {file}; flatten it with 'qemu-img convert -O qcow2'",
     "data_file": "it keeps its data in another file; flatten it with 'qemu-img convert -O qcow2'",
     "bitmaps": "it holds dirty bitmaps; remove them with 'qemu-img convert -O qcow2'",
     "encrypted": "encrypted images are not supported; convert it to a plain qcow2",
@@ -95,11 +97,21 @@ def invalid(what: str) -> NoReturn:
     )
 
 
-def refuse(reason: str) -> NoReturn:
-    """Raise 422 with one of the stable reasons of `_NEXT_STEP`."""
-    raise VirtbusError(
-        Code.UNSUPPORTED, reason, f"the qcow2 image is refused: {_NEXT_STEP[reason]}"
-    )
+def refuse(reason: str, file: str = "another file") -> NoReturn:
+    """Raise 422 with one of the stable reasons of `_NEXT_STEP`; `file` is a backing file's name."""
+    step = _NEXT_STEP[reason].format(file=file)
+    raise VirtbusError(Code.UNSUPPORTED, reason, f"the qcow2 image is refused: {step}")
+
+
+def _backing_file(head: bytes, fields: Fields) -> str:
+    """The backing file as people may see it: its name is the image's, so escaped and cut."""
+    start = fields.backing_file_offset
+    name = head[start : start + min(fields.backing_file_size, 1023)] if start else b""
+    if not name:
+        return "another file"
+    text = ascii(name.decode(errors="backslashreplace"))[1:-1]
+    cut = "…" if len(text) > _SHOWN_CHARS else ""
+    return f"its backing file '{text[:_SHOWN_CHARS]}{cut}'"
 
 
 def _require(good: bool, what: str) -> None:
@@ -166,7 +178,7 @@ def parse(head: bytes, size_bytes: int) -> ImageHeader:
             `bitmaps`, `dirty`, `corrupt`, `unknown_feature` or `header_invalid`.
     """
     fields = read_fields(head)
-    _refuse_dependencies(fields)
+    _refuse_dependencies(fields, _backing_file(head, fields))
     for kind in read_extensions(head, fields):
         if kind in _FORBIDDEN_EXTENSIONS:
             refuse(_FORBIDDEN_EXTENSIONS[kind])
@@ -175,7 +187,7 @@ def parse(head: bytes, size_bytes: int) -> ImageHeader:
     return ImageHeader(ImageFormat.QCOW2, fields.size, fields.cluster_bits, fields.version)
 
 
-def _refuse_dependencies(fields: Fields) -> None:
+def _refuse_dependencies(fields: Fields, backing_file: str) -> None:
     checks = (
         # The size alone counts, too: QEMU accepts a size with offset 0 (IMG-10).
         (fields.backing_file_offset or fields.backing_file_size, "backing_file"),
@@ -188,7 +200,7 @@ def _refuse_dependencies(fields: Fields) -> None:
     )
     for present, reason in checks:
         if present:
-            refuse(reason)
+            refuse(reason, backing_file)
 
 
 def _check_features(fields: Fields) -> None:

@@ -49,8 +49,8 @@ def url_invalid(url: str) -> VirtbusError:
     return VirtbusError(
         Code.INVALID,
         "image_url_invalid",
-        f"{shown(url)!r} is no http(s) URL that can be used; write it as https://host/path, "
-        "an address as four decimal numbers",
+        f"{shown(url)!r} is no URL that can be fetched; write it like "
+        "https://images.example.org/disk.qcow2 or http://192.0.2.7/disk.qcow2",
     )
 
 

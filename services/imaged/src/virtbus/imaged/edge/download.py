@@ -31,6 +31,7 @@ from virtbus.imaged.core.sources import (
 )
 from virtbus.imaged.edge.body import Body
 from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.http_failures import reason_of
 from virtbus.imaged.edge.localfile import Fetched, OnBytes, not_found, too_large
 from virtbus.imaged.edge.part import Part
 from virtbus.imaged.edge.transient import TransientError
@@ -164,8 +165,8 @@ class _Request:
             if isinstance(error, aiohttp.InvalidURL):
                 raise url_invalid(url) from error
             if isinstance(error, aiohttp.ClientSSLError):
-                raise _unreachable(url, f"TLS: {error}"[:300], 1) from error
-            raise TransientError(f"{type(error).__name__}: {error}"[:300]) from error
+                raise _unreachable(url, reason_of(error)[:300], 1) from error
+            raise TransientError(reason_of(error)[:300]) from error
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
@@ -292,9 +293,10 @@ def _address_refused(url: str, why: str) -> VirtbusError:
 
 
 def _unreachable(url: str, why: str, attempts: int) -> VirtbusError:
+    tries = f"{attempts} attempts; last: " if attempts > 1 else ""
     return VirtbusError(
         Code.UNAVAILABLE,
         "image_unreachable",
-        f"{shown(url)} could not be fetched ({attempts} attempts; last: {why}); "
-        "check the server and this node's network, it is tried again",
+        f"{shown(url)} could not be fetched ({tries}{why}); "
+        "check the address, its server and this node's network",
     )

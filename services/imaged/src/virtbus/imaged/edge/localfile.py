@@ -76,7 +76,7 @@ class LocalFiles:
                 raise VirtbusError(
                     Code.UNAVAILABLE,
                     "file_changed",
-                    f"{shown(url)} changed while it was copied; it is tried again",
+                    f"{shown(url)} changed while it was copied; let its writer end, then ask again",
                 )
             return Fetched(validators)
         finally:
