@@ -59,7 +59,7 @@ def command(invocation: Invocation) -> None:
         raise failure
     if not any(node.get("state") == "ready" for node in bus.get("nodes") or ()):
         raise unavailable("no node is ready", "wait a moment; on each host: virtbus up")
-    missing = [f"{told['name']} on {told['node']}" for told in _told(bus) if told["missing"]]
+    missing = [f"{told['name']} on {told['node']}" for told in _told(value) if told["missing"]]
     if missing:
         raise unavailable(
             f"not all services work: {', '.join(missing)}",
@@ -67,20 +67,29 @@ def command(invocation: Invocation) -> None:
         )
 
 
-def _told(bus: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the nodes' records say of each service, also of one that is gone or silent."""
-    return [
-        {
-            "name": f"virtbus-{'nodeagent' if service == 'agent' else service}",
-            "node": str(node.get("node")),
-            "state": "missing" if _is_missing(told) else str(told.get("state")),
-            "version": str(told.get("version") or ""),
-            "message": str(told.get("message") or ""),
-            "missing": _is_missing(told),
-        }
-        for node in bus.get("nodes") or ()
-        for service, told in sorted((node.get("services") or {}).items())
-    ]
+    listed = value.get("nodes") or ()
+    answering = {(str(one["name"]), str(one["node"])) for one in value["services"]}
+    found: list[dict[str, Any]] = []
+    for node in listed:
+        for service, told in sorted((node.get("services") or {}).items()):
+            name = f"virtbus-{'nodeagent' if service == 'agent' else service}"
+            where = str(node.get("node"))
+            # one that does not say its node can only be told apart where there is one node
+            here = (name, where) in answering or (len(listed) == 1 and (name, "") in answering)
+            missing = _is_missing(told) and not here
+            found.append(
+                {
+                    "name": name,
+                    "node": where,
+                    "state": "missing" if missing else str(told.get("state")),
+                    "version": str(told.get("version") or ""),
+                    "message": str(told.get("message") or ""),
+                    "missing": missing,
+                }
+            )
+    return found
 
 
 def _is_missing(told: Mapping[str, Any]) -> bool:
