@@ -53,6 +53,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 
     Ctrl-C stops the services, then the bus, and leaves VMs running; the next `virtbus up` on the
     same directories takes them up again. A service that dies is started again.
+
+    A second instance on one host needs --data, --node, and a bridge and subnet of its own:
+    VIRTBUS_BRIDGE=virtbus1 VIRTBUS_SUBNET=10.128.0.1/16.
     """
     if simulate and not (data or state_dir or run_dir):
         data = str(simulated_data(os.environ))

@@ -56,7 +56,12 @@ class Imaged:
         Raises:
             VirtbusError: 409 `store_in_use`: another imaged works in this state_dir.
         """
-        info = ServiceInfo("virtbus-imaged", self._version, "images and disks of a node")
+        info = ServiceInfo(
+            "virtbus-imaged",
+            self._version,
+            "images and disks of a node",
+            {"node": self._settings.node},
+        )
         threads = DiskThreads()
         try:
             async with asyncio.TaskGroup() as group, self._bus.serve(info, self._endpoints()):

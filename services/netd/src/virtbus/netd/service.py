@@ -78,7 +78,9 @@ class Netd:
         handover = HandoverServer(
             settings.run_dir / "netd", self._attachments, str(settings.emulator), self._handed_over
         )
-        info = ServiceInfo("virtbus-netd", self._version, "networks of a node's VMs")
+        info = ServiceInfo(
+            "virtbus-netd", self._version, "networks of a node's VMs", {"node": settings.node}
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 work = Work(group, self._attachments, self._facts, self._span)
