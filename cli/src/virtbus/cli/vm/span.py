@@ -32,7 +32,7 @@ class RootSpan:
             "span_id": self.span_id,
             "parent_id": "",
             "name": self._name,
-            "service": "cli",
+            "service": "client",
             "start_ns": self._start_ns,
             "end_ns": time.time_ns(),
             "ok": ok,

@@ -57,7 +57,7 @@ def of_creation(spans: list[Span]) -> list[Span]:
 
     The creation ends with the client's wait, or a moment after the first start of the domain.
     """
-    client = [span.end_ns for span in spans if span.service == "cli" and not span.parent_id]
+    client = [span.end_ns for span in spans if span.service == "client" and not span.parent_id]
     starts = [span.start_ns for span in spans if span.name.endswith("start domain")]
     if not starts:
         return spans

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -37,8 +38,8 @@ class Session(asyncio.Protocol):
 
     # --- what asyncio tells -----------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.WriteTransport):
-            self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's
+        self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Keep the newest BUFFER_BYTES."""
