@@ -1,6 +1,7 @@
 """A whole virtbus under test: `virtbus up` with directories of its own, as a user would run it."""
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from virtbus.bus.client import connect
 from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, Entry, EntryKind, WatchMark
+from virtbus.nodeagent.edge.kvm_probe import usable
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -31,6 +33,7 @@ from virtbus.schemas.subjects import JOIN_KEY
 
 NODE = "e2e"
 BRIDGE = "virtbus0"
+QEMU = Path("/usr/bin/qemu-system-x86_64")
 SERVICES = ("controller", "imaged", "netd", "nodeagent")
 READY_S = 60.0
 GONE_S = 60.0
@@ -43,6 +46,12 @@ Json = dict[str, Any]
 def tiny_image() -> Path:
     """The default guest, which `make setup` builds."""
     return Path(os.environ.get("VIRTBUS_TINY", "/var/lib/virtbus/images/src/tiny.qcow2"))
+
+
+@functools.cache
+def _accelerator() -> str:
+    """What the agent's probe finds, found once: where KVM hangs it takes seconds a start."""
+    return "auto" if asyncio.run(usable(QEMU)) else "tcg"
 
 
 def until(
@@ -87,6 +96,7 @@ class Platform:
             "VIRTBUS_RUN_DIR": str(self.run_dir),
             "VIRTBUS_NODE": NODE,
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
+            "VIRTBUS_ACCELERATOR": _accelerator(),
             **(environ or {}),
         }
         self._up: subprocess.Popen[bytes] | None = None
