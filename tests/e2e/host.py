@@ -73,7 +73,7 @@ def take_census(state_dir: Path, run_dir: Path, uids: Collection[str]) -> list[s
 
 def _is_ours(line: str, uids: Collection[str]) -> bool:
     kind, _, rest = line.partition(" ")
-    if kind in {"libvirt", "netns", "mount", "process"} and "vb-" in rest:
+    if "vb-" in rest:
         return rest.split("vb-", 1)[1][:UID_CHARS] in uids
     if kind == "file" and rest.startswith(str(census.CNI_DIR)):
         return CNI_MARK in rest

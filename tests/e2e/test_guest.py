@@ -164,7 +164,7 @@ def test_console_on_a_terminal_leaves_with_its_escape_and_the_guest_runs_on(
     )
     os.close(follower)
     try:
-        _read_until(leader, b"connected to con")
+        _read_until(leader, b"console of con")
         os.write(leader, b"\necho at-$((40+2))\n")
         _read_until(leader, b"at-42")
         os.write(leader, b"\x1d")
@@ -238,6 +238,7 @@ def cni_network() -> Iterator[str]:
 def test_guest_on_a_cni_network_takes_the_plugins_address(
     platform: Platform, login: Login, cni_network: str
 ) -> None:
+    until(lambda: cni_network in platform.cli("network", "list"), "netd tells of the network")
     view = platform.create(
         "cni", "--network", cni_network, "--ssh-key", login.public_key, wait="ready"
     )
