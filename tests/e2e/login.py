@@ -16,6 +16,8 @@ class Login:
             *("-i", str(self._key)),
             *("-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={os.devnull}"),
             *("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "LogLevel=ERROR"),
+            # a guest whose address answers is ready; its sshd may be a moment behind
+            *("-o", "ConnectionAttempts=15"),
         ]
         host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._key))
 
