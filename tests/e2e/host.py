@@ -11,8 +11,8 @@ from tests import census
 LIBVIRTD_PID = Path("/run/libvirtd.pid")
 OWN_NETNS = Path("/proc/self/ns/net")
 UID_CHARS = 36
-CNI_MARK = "e2e-"
-"""How the CNI networks of these tests begin: other files below /var/lib/cni are not ours."""
+CNI_NETWORK = f"e2e-{os.getpid()}"
+"""The CNI network of these tests: other files below /var/lib/cni are not ours."""
 
 
 def refuse_the_machines_own_network() -> None:
@@ -76,7 +76,7 @@ def _is_ours(line: str, uids: Collection[str]) -> bool:
     if "vb-" in rest:
         return rest.split("vb-", 1)[1][:UID_CHARS] in uids
     if kind == "file" and rest.startswith(str(census.CNI_DIR)):
-        return CNI_MARK in rest
+        return CNI_NETWORK in rest
     return True
 
 

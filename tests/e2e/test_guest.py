@@ -196,30 +196,30 @@ def test_logs_follow_what_the_guest_writes(platform: Platform) -> None:
         following.communicate(timeout=10)
 
 
-CONFLIST = """{
+CONFLIST = f"""{{
   "cniVersion": "1.0.0",
-  "name": "e2e-bridge",
+  "name": "{host.CNI_NETWORK}",
   "plugins": [
-    {"type": "bridge", "bridge": "e2ebr0", "isGateway": true, "ipMasq": false,
-     "ipam": {"type": "host-local", "dataDir": "/var/lib/cni/networks",
-              "ranges": [[{"subnet": "10.199.0.0/24"}]],
-              "routes": [{"dst": "0.0.0.0/0"}]}}
+    {{"type": "bridge", "bridge": "e2ebr0", "isGateway": true, "ipMasq": false,
+     "ipam": {{"type": "host-local", "dataDir": "/var/lib/cni/networks",
+              "ranges": [[{{"subnet": "10.199.0.0/24"}}]],
+              "routes": [{{"dst": "0.0.0.0/0"}}]}}}}
   ]
-}
+}}
 """
 
 
 @pytest.fixture
 def cni_network() -> Iterator[str]:
     """A conflist of the real plugins, where netd looks for them."""
-    path = Path("/etc/cni/net.d/e2e-bridge.conflist")
+    path = Path(f"/etc/cni/net.d/{host.CNI_NETWORK}.conflist")
     made = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(CONFLIST)
     forward = Path("/proc/sys/net/ipv4/ip_forward")
     forwarded = forward.read_text()
     try:
-        yield "e2e-bridge"
+        yield host.CNI_NETWORK
     finally:
         forward.write_text(forwarded)  # the bridge plugin switches it on for good
         path.unlink()
@@ -228,7 +228,7 @@ def cni_network() -> Iterator[str]:
                 folder.rmdir()
         # the bridge plugin never removes its bridge
         host.run("ip", "link", "delete", "e2ebr0", check=False)
-        networks = Path("/var/lib/cni/networks/e2e-bridge")
+        networks = Path("/var/lib/cni/networks", host.CNI_NETWORK)
         for lasting in networks.glob("*") if networks.exists() else ():
             lasting.unlink()
         with suppress(OSError):
@@ -247,6 +247,7 @@ def test_guest_on_a_cni_network_takes_the_plugins_address(
     assert view["interfaces"][0]["mac"] in login(view, "cat /sys/class/net/eth0/address")
     assert f"inet {address(view)}/24" in login(view, "ip -4 address show eth0")
     platform.delete("cni")
-    until(lambda: not list(Path("/var/lib/cni/results").glob("e2e-bridge*")), "results removed")
-    left = [p.name for p in Path("/var/lib/cni/networks/e2e-bridge").glob("10.199*")]
+    results = Path("/var/lib/cni/results")
+    until(lambda: not list(results.glob(f"{cni_network}*")), "results removed")
+    left = [p.name for p in Path("/var/lib/cni/networks", cni_network).glob("10.199*")]
     assert left == []
