@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -518,7 +517,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+@pytest.mark.integration
 async def test_a_server_ends_when_its_owner_is_killed(files: server.ServerFiles) -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _OWNER, files.state_dir, files.run_dir, stdout=asyncio.subprocess.PIPE

@@ -1,6 +1,5 @@
 """Cut qcow2 files: what their tables name must be there."""
 
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -15,7 +14,7 @@ from virtbus.imaged.core.clusters import check_clusters
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import parse_image_ref
 
-needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="no qemu-img")
+needs_qemu_img = pytest.mark.integration
 OPTIONS = [
     ["-o", "compat=1.1"],
     ["-o", "compat=0.10"],

@@ -19,7 +19,7 @@ from virtbus.schemas.image import ImageFormat
 
 MIB = 1024**2
 LIMIT = 2 * 1024**4
-needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="no qemu-img")
+needs_qemu_img = pytest.mark.integration
 
 
 def gate(data: bytes, size: int | None = None, limit: int = LIMIT) -> ImageHeader:

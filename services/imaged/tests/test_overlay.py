@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat
 
 MIB = 1024**2
-needs_qemu_img = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="no qemu-img")
+needs_qemu_img = pytest.mark.integration
 
 
 def write(path: Path, layout: Layout) -> Path:

@@ -3,8 +3,6 @@
 from virtbus.schemas.states import VmEvent, VmState, advance
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
 
-RESTART_REQUIRED = "RestartRequired"
-
 
 def visible_state(record: VmRecord, status: VmStatus | None, *, silent: bool) -> VmState:
     """The state to show. A delete wins; a silent node makes what it said unknown (I9)."""
