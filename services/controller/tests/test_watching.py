@@ -139,7 +139,7 @@ async def test_a_watch_ends_unless_it_is_renewed(made: World) -> None:
         assert len(made.controllers["c1"]._watches._watchers) == 1
         renewed_s = loop.time() - (RENEW_S - 1)
         await asyncio.sleep(2)
-        assert made.controllers["c1"]._watches._watchers == set()
+        assert made.controllers["c1"]._watches._watchers == {}
         assert loop.time() - renewed_s < RENEW_S + 2
 
 

@@ -1,18 +1,19 @@
 """Waiting longer after each failure, never in step with others (decorrelated by full jitter)."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Iterator
+
+from virtbus.bus.sources import REAL, Sources
 
 LEAST_S = 0.02
 """An attempt with less time than this could only end as *unknown*, so none is made."""
 
 
-def delays(first_s: float, most_s: float) -> Iterator[float]:
+def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:
     """Endless delays: uniform over [half, whole] of a bound that doubles from `first_s`."""
     bound_s = first_s
     while True:
-        yield random.uniform(bound_s / 2, bound_s)  # noqa: S311  jitter, no secret
+        yield sources.uniform(bound_s / 2, bound_s)
         bound_s = min(most_s, bound_s * 2)
 
 
@@ -22,10 +23,10 @@ class Attempts:
     The first is made at once, however short the time. It ends when there is no time for another.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, sources: Sources = REAL) -> None:
         self._loop = asyncio.get_running_loop()
         self._deadline_s = self._loop.time() + timeout_s
-        self._pauses = delays(0.02, 0.5)
+        self._pauses = delays(0.02, 0.5, sources)
         self._first = True
 
     @property

@@ -13,10 +13,10 @@ from virtbus.bus.codec import (
     envelope,
     unpack_answer,
 )
-from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.sources import REAL, Sources
 from virtbus.bus.tracing import current_traceparent
 
 STREAM_CAPACITY = 4096
@@ -51,17 +51,18 @@ def data_of(raw: Raw) -> Any:
 class Calls:
     """Requests of one connection; `source` names us in the envelope."""
 
-    def __init__(self, link: Link, source: str) -> None:
+    def __init__(self, link: Link, source: str, sources: Sources = REAL) -> None:
         self._link = link
         self._source = source
+        self._sources = sources
 
     async def request(
         self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
     ) -> Any:
-        identity = request_id or uuid7()
+        identity = request_id or self._sources.uuid7()
         headers = headers_out()
         sent, failure = False, ""
-        attempts = Attempts(timeout_s)
+        attempts = Attempts(timeout_s, self._sources)
         async for left_s in attempts:
             body = envelope(
                 subject,
@@ -103,7 +104,7 @@ class Calls:
             body = envelope(
                 subject,
                 value,
-                message_id=uuid7(),
+                message_id=self._sources.uuid7(),
                 source=self._source,
                 timeout_ms=int(idle_timeout_s * 1000),
             )

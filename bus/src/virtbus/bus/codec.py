@@ -80,8 +80,12 @@ def envelope(
     message_id: str,
     source: str,
     timeout_ms: int | None = None,
+    at_ns: int = 0,
 ) -> bytes:
-    """`value` in an envelope with CloudEvents names, as msgpack."""
+    """`value` in an envelope with CloudEvents names, as msgpack.
+
+    A request has `timeout_ms`, anything else the time `at_ns` (Unix) at which it was said.
+    """
     frame: dict[str, Any] = {
         "id": message_id,
         "source": source,
@@ -90,7 +94,7 @@ def envelope(
         "data": value,
     }
     if timeout_ms is None:
-        frame["time"] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        frame["time"] = datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds")
     else:
         frame["timeout_ms"] = max(1, timeout_ms)
     return pack(frame)

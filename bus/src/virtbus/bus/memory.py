@@ -15,7 +15,6 @@ from typing import Any
 from virtbus.bus.calls import Calls, headers_out
 from virtbus.bus.codec import envelope
 from virtbus.bus.filters import matches
-from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.memory_link import MemoryLink, MemoryServer
@@ -35,6 +34,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.records import stream_of
 from virtbus.bus.service import serving
 from virtbus.bus.shelf import Shelf
+from virtbus.bus.sources import REAL, Sources
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
 
@@ -96,12 +96,13 @@ class MemoryWatch:
 class MemoryBus:
     """One connection to a MemoryServer; the contract of each method is in `ports.Bus`."""
 
-    def __init__(self, server: MemoryServer, name: str = "memory") -> None:
+    def __init__(self, server: MemoryServer, name: str = "memory", sources: Sources = REAL) -> None:
         self.server = server
+        self.sources = sources
         self.faults: deque[Fault] = deque()
         self._name = name
         self._link = MemoryLink(server)
-        self._calls = Calls(self._link, name)
+        self._calls = Calls(self._link, name, sources)
         self.request = self._calls.request
         self.request_stream = self._calls.request_stream
 
@@ -118,8 +119,12 @@ class MemoryBus:
         self._link.join()
 
     # --- core -----------------------------------------------------------------------------
+    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
+        at_ns = self.sources.time_ns()
+        return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
+
     async def publish(self, subject: str, value: Any) -> None:
-        body = envelope(subject, value, message_id=uuid7(), source=self._name)
+        body = self._said(subject, value, self.sources.uuid7())
         if self._link.connected:
             await self._link.send(subject, body, headers=headers_out())
 
@@ -245,7 +250,7 @@ class MemoryBus:
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        body = envelope(subject, value, message_id=message_id, source=self._name)
+        body = self._said(subject, value, message_id)
         stream = stream_of(subject)
         shelf = self.server.shelf(subject)
         if message_id in shelf.message_ids:

@@ -11,7 +11,6 @@ from virtbus.bus.calls import Calls, headers_out
 from virtbus.bus.codec import envelope
 from virtbus.bus.consumers import NodeConsumer, OwnConsumer
 from virtbus.bus.facts import Fact, Facts
-from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.ports import (
@@ -23,6 +22,7 @@ from virtbus.bus.ports import (
     Watch,
 )
 from virtbus.bus.records import Records
+from virtbus.bus.sources import REAL
 from virtbus.bus.tasks import Background
 from virtbus.bus.watch import watching
 
@@ -43,6 +43,7 @@ class NatsBus:
         tasks: Background,
         supervisor: asyncio.Task[None],
     ) -> None:
+        self.sources = REAL
         self._link = link
         self._name = name
         self._records = Records(link, settings)
@@ -87,8 +88,12 @@ class NatsBus:
         """Facts lost to overflow or refusal since the start."""
         return self._facts.dropped
 
+    def _said(self, subject: str, value: Any, message_id: str) -> bytes:
+        at_ns = self.sources.time_ns()
+        return envelope(subject, value, message_id=message_id, source=self._name, at_ns=at_ns)
+
     async def publish(self, subject: str, value: Any) -> None:
-        body = envelope(subject, value, message_id=uuid7(), source=self._name)
+        body = self._said(subject, value, self.sources.uuid7())
         try:
             await self._link.send(subject, body, headers=headers_out())
         except BusError as error:
@@ -123,7 +128,7 @@ class NatsBus:
         return watching(self._link, source, f"{node}/{service}")
 
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        body = envelope(subject, value, message_id=message_id, source=self._name)
+        body = self._said(subject, value, message_id)
         self._facts.add(Fact(subject, body, message_id, headers_out()))
 
     def history(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from virtbus.bus.sources import Sources
+
 
 class BusError(Exception):
     """The bus did not do what was asked."""
@@ -173,6 +175,10 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def sources(self) -> Sources:
+        """Wall clock, randomness and ids, for all that has this bus."""
 
     # --- core -----------------------------------------------------------------------------
     async def publish(self, subject: str, value: Any) -> None:

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from virtbus.bus.ids import uuid7
 from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
@@ -36,7 +35,7 @@ class Controller:
         self._bus = bus
         self._declared = declared
         self._settings = settings
-        self._instance = uuid7()
+        self._instance = bus.sources.uuid7()
         self._fleet = Fleet()
         facts = Facts(bus)
         self._watches = Watches(self._fleet, bus, self._instance)

@@ -1,6 +1,5 @@
 """What imaged says of its work: ready events, facts, progress."""
 
-import time
 from typing import Any
 
 from virtbus.bus.ports import Bus
@@ -48,7 +47,7 @@ class Facts:
             node=self._node,
             epoch=epoch,
             service="imaged",
-            at_ns=time.time_ns(),
+            at_ns=self._bus.sources.time_ns(),
         )
         self._send(event)
 
@@ -86,7 +85,7 @@ class Facts:
             namespace=record.namespace,
             name=record.name,
             service="imaged",
-            at_ns=time.time_ns(),
+            at_ns=self._bus.sources.time_ns(),
             **more,
         )
         self._send(event)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,7 +192,9 @@ class Imaged:
         state = NodeState.RECOVERING if self._store is None else NodeState.READY
         return Tele(
             service="imaged",
-            state=ServiceState(state=state, version=self._version, seen_ns=time.time_ns()),
+            state=ServiceState(
+                state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
+            ),
             images=self._store.images() if self._store is not None else (),
         )
 

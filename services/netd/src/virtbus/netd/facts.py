@@ -1,6 +1,5 @@
 """What netd says of its work: ready events and facts."""
 
-import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -60,7 +59,7 @@ class Facts:
                 node=self._node,
                 epoch=epoch,
                 service="netd",
-                at_ns=time.time_ns(),
+                at_ns=self._bus.sources.time_ns(),
             )
         )
 
@@ -69,10 +68,10 @@ class Facts:
         parts = (done.traceparent or "").split("-")
         if len(parts) != 4 or not done.entered_ns:
             return
-        offset_ns = time.time_ns() - time.monotonic_ns()
+        offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()
         span = Span(
             trace_id=parts[1],
-            span_id=os.urandom(8).hex(),
+            span_id=self._bus.sources.uuid7().replace("-", "")[16:],
             parent_id=parts[2],
             name="virtbus fetch descriptors",
             service="vmwrapper",
@@ -100,7 +99,7 @@ class Facts:
             namespace=record.namespace,
             name=record.name,
             service="netd",
-            at_ns=time.time_ns(),
+            at_ns=self._bus.sources.time_ns(),
             took_ms=took_ms,
             detail=detail,
         )

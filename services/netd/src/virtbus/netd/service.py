@@ -5,7 +5,6 @@ import contextlib
 import importlib.metadata
 import logging
 import sys
-import time
 
 from virtbus.bus import process
 from virtbus.bus.ports import (
@@ -198,7 +197,9 @@ class Netd:
         ]
         return Tele(
             service="netd",
-            state=ServiceState(state=state, version=self._version, seen_ns=time.time_ns()),
+            state=ServiceState(
+                state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
+            ),
             networks=(default, *others),
         )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -115,7 +114,8 @@ class Doing:
     async def _start(self) -> None:
         """Define, arm, create; then STARTED or START_*."""
         guest, record, tools = self._guest, self._record, self._tools
-        begun_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
             try:
                 await self._define(record)
@@ -131,7 +131,7 @@ class Doing:
                 return
         guest.seen.domain_hash = guest.wanted_hash
         guest.post(Event.STARTED)
-        took_ms = round((time.monotonic() - begun_s) * 1000, 1)
+        took_ms = round((loop.time() - begun_s) * 1000, 1)
         tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)
 
     async def _define(self, record: VmRecord) -> None:
@@ -180,8 +180,9 @@ class Doing:
 
     async def _await_start(self) -> None:
         """Libvirt is starting it for an agent that died: wait for what becomes of it."""
-        limit_s = time.monotonic() + ADOPT_LIMIT_S
-        while time.monotonic() < limit_s:
+        loop = asyncio.get_running_loop()
+        limit_s = loop.time() + ADOPT_LIMIT_S
+        while loop.time() < limit_s:
             facts = await self._tools.hypervisor.facts(self._record.uid)
             if facts is None or not facts.starting:
                 running = facts is not None and facts.active
@@ -210,7 +211,7 @@ class Doing:
             guest.seen.ready = await self._tools.reach.answers(
                 record.uid, lambda: guest.net.latest.interfaces if guest.net.latest else ()
             )
-        guest.seen.ready_ns = time.time_ns()
+        guest.seen.ready_ns = self._tools.bus.sources.time_ns()
         self._tools.facts.emit(Kind.GUEST_READY, record, reason=guest.seen.ready)
         guest.report()
 

@@ -6,7 +6,6 @@ reaches a VM whatever it is waiting for.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,6 +70,7 @@ class Guest:
         self._tools = tools
         self._taken = Taken()
         self._purged = False
+        self._now_ns = tools.bus.sources.time_ns
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._status = StatusWriter(tools.bus)
         self._doing = Doing(self, tools)
@@ -209,7 +209,7 @@ class Guest:
         elif self.phase is Phase.RUNNING and before is not Phase.RUNNING:
             self._doing.running()
             if event is Event.STARTED and before is not Phase.NEW:
-                seen.started_ns, seen.reason, seen.message = time.time_ns(), "", ""
+                seen.started_ns, seen.reason, seen.message = self._now_ns(), "", ""
         if before in up and self.phase not in up:
             self._doing.not_running()
         if event in ENDINGS:
@@ -285,7 +285,7 @@ class Guest:
             accelerator=seen.accelerator,
             image_digest=image.digest if image else "",
             started_ns=seen.started_ns,
-            updated_ns=time.time_ns(),
+            updated_ns=self._now_ns(),
             restarts=seen.restarts,
             released=self.phase in {Phase.RELEASED, Phase.GONE},
         )

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import secrets
-import time
 from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, BusError
@@ -32,8 +30,8 @@ class Liveness:
         self._bus = bus
         self._settings = settings
         self._host = host
-        self._instance = secrets.token_hex(8)
-        self._started_ns = time.time_ns()
+        self._instance = bus.sources.uuid7()
+        self._started_ns = bus.sources.time_ns()
         self._message = ""
         self._tele: dict[str, Tele] = {}
         self._heard_s: dict[str, float] = {}
@@ -124,5 +122,5 @@ class Liveness:
             services=self._services(),
             versions=dict(host.versions),
             started_ns=self._started_ns,
-            time_ns=time.time_ns(),
+            time_ns=self._bus.sources.time_ns(),
         )

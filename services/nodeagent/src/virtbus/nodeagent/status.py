@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.schemas import subjects
@@ -56,7 +55,7 @@ class StatusWriter:
                     error,
                     extra={"code": "status_retry", "uid": status.uid},
                 )
-                await asyncio.sleep(delay_s * random.uniform(0.8, 1.2))  # noqa: S311  jitter
+                await asyncio.sleep(delay_s * self._bus.sources.uniform(0.8, 1.2))
                 delay_s = min(delay_s * 2, RETRY_S[1])
                 self._dirty.set()
                 continue

@@ -1,6 +1,5 @@
 """What a VM's actor works with: the ports, wired once by the service."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ class Facts:
         self._bus = bus
         self._node = node
         self._count = 0
-        self._run = time.time_ns()
+        self._run = bus.sources.time_ns()
 
     def emit(
         self,
@@ -43,7 +42,7 @@ class Facts:
             reason=reason,
             message=message,
             service="nodeagent",
-            at_ns=time.time_ns(),
+            at_ns=self._bus.sources.time_ns(),
             took_ms=took_ms,
         )
         self._bus.emit(

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
 from virtbus.controller.core.fleet import Fleet, Held
@@ -57,7 +56,7 @@ class Endings:
     async def sweep(self, grace_s: float) -> int:
         """One sweep; how many orphans it removed. Only what is older than `grace_s` counts."""
         removed = 0
-        before_ns = time.time_ns() - int(grace_s * 1e9)
+        before_ns = self._bus.sources.time_ns() - int(grace_s * 1e9)
         for key, claim in list(self._fleet.claims.items()):
             held = self._fleet.vms.get(claim.uid)
             if claim.time_ns > before_ns or (held is not None and _named(held.record) == key):

@@ -1,7 +1,5 @@
 """Facts about VMs on `virtbus.evt`: told after the deed, never awaited."""
 
-import time
-
 from virtbus.bus.ports import Bus
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Event, Kind
@@ -29,7 +27,7 @@ class Facts:
             name=record.name,
             message=message,
             service="controller",
-            at_ns=record.created_ns if kind in _AT_BIRTH else time.time_ns(),
+            at_ns=record.created_ns if kind in _AT_BIRTH else self._bus.sources.time_ns(),
         )
         self._bus.emit(
             subjects.event(record.node, record.uid, kind),

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, Entry, EntryKind, WatchMark
@@ -92,4 +91,4 @@ class Feeds:
     def _node(self, entry: Entry) -> None:
         if entry.kind is EntryKind.PUT:
             now_s = asyncio.get_running_loop().time()
-            self._fleet.put_node(entry.key, entry.value, now_s, time.time_ns())
+            self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from virtbus.bus.ids import uuid7
 from virtbus.bus.ports import Bus, BusError, Request
 from virtbus.controller.core.fleet import Fleet
 from virtbus.schemas import subjects
@@ -87,7 +86,7 @@ class FleetApi:
             message = f"there is no node {want.node}; `virtbus node list` shows what there is"
             raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
         left_s = max(request.deadline_s - asyncio.get_running_loop().time(), 0.1)
-        ask = PullImage(ref=want.ref, job=want.job or uuid7())
+        ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
         answers, errors = await self._ask(nodes, "pull", ask, left_s)
         if errors and not answers:
             raise next(iter(errors.values()))

@@ -3,11 +3,9 @@
 import asyncio
 import base64
 import logging
-import time
 from collections.abc import Callable
 
 from virtbus.bus import tracing
-from virtbus.bus.ids import uuid7
 from virtbus.bus.ports import Bus, ConflictError, Request
 from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
@@ -46,11 +44,12 @@ class VmApi:
         self._watches = watches
         self._facts = facts
         self._commits = Commits(bus)
+        self._sources = bus.sources
         self.fill = 0.0
 
     # --- create ---------------------------------------------------------------------------
     async def create(self, request: Request) -> VmCreated:
-        admitted = admit(request.data, uuid7())
+        admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             known = self._fleet.vms.get(admitted.uid)
             if known is None and self.fill >= CREATES_UNTIL_FULL:
@@ -83,7 +82,7 @@ class VmApi:
             spec=admitted.spec,
             spec_hash=admitted.spec_hash,
             node=nodes[0],
-            created_ns=time.time_ns(),
+            created_ns=self._sources.time_ns(),
             powered=admitted.powered,
             traceparent=tracing.current_traceparent(),
         )

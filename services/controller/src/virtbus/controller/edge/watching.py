@@ -5,7 +5,6 @@ it reads, and memory is bounded by the number of VMs.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,8 +64,8 @@ class Watches:
         self._fleet = fleet
         self._bus = bus
         self._instance = instance
-        self._watchers: set[Watcher] = set()
-        self._catching_up: set[Watcher] = set()
+        self._watchers: dict[Watcher, None] = {}
+        self._catching_up: dict[Watcher, None] = {}
         self._count = 0
 
     def changed(self, uid: str | None) -> None:
@@ -80,11 +79,11 @@ class Watches:
     @contextmanager
     def _watcher(self) -> Iterator[Watcher]:
         watcher = Watcher()
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         try:
             yield watcher
         finally:
-            self._watchers.discard(watcher)
+            del self._watchers[watcher]
 
     async def serve(self, want: VmWatch, request: Request) -> None:
         """Answer one watch until it is no longer renewed."""
@@ -121,7 +120,7 @@ class Watches:
                 if self._wanted(want, uid)
             ]
         position = Position.parse(want.after)
-        expired = time.time() - position.at_s > RESUME_WITHIN_S
+        expired = self._now_s() - position.at_s > RESUME_WITHIN_S
         if expired or position.revision < self._fleet.forgotten_revision:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
@@ -141,7 +140,7 @@ class Watches:
 
     async def _catch_up(self, position: Position, watcher: Watcher) -> None:
         """Wait until this controller has seen what the client saw through another one."""
-        self._catching_up.add(watcher)
+        self._catching_up[watcher] = None
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while self._fleet.revision < position.revision:
@@ -151,7 +150,7 @@ class Watches:
             message = "this controller has not seen that position; watch again without after"
             raise VirtbusError(Code.GONE, "position_unknown", message) from None
         finally:
-            self._catching_up.discard(watcher)
+            del self._catching_up[watcher]
 
     async def _list(self, uids: list[str], request: Request, renew: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -201,6 +200,9 @@ class Watches:
             and matches(record, want.namespace, dict(want.labels))
         )
 
+    def _now_s(self) -> float:
+        return self._bus.sources.time_ns() / 1e9
+
     def _position(self) -> str:
         fleet = self._fleet
-        return str(Position(fleet.revision, fleet.status_revision, int(time.time())))
+        return str(Position(fleet.revision, fleet.status_revision, int(self._now_s())))
