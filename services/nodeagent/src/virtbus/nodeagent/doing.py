@@ -101,11 +101,22 @@ class Doing:
             guest.post(Event.PARTS_READY)
 
     async def _seed(self, record: VmRecord, net: NetReady | None) -> None:
+        """Write the seeds; where the bus lost the secrets, those that stand hold them still."""
         secrets: VmSecrets | None = None
         if record.sec_digest is not None:
             entry = await self._tools.bus.get(subjects.vm_secret(record.node, record.uid))
             if entry is not None and entry.value:
                 secrets = read(VmSecrets, entry.value)
+            elif all(path.exists() for path in self._tools.seeds.paths(record).values()):
+                extra = {"code": "secrets_lost", "uid": record.uid}
+                log.warning("the bus has lost the secrets; the seed stays as it is", extra=extra)
+                return
+            else:
+                message = (
+                    "the bus has lost the VM's secrets, and this host has no seed of it; give its "
+                    "cloud-init anew by `virtbus vm create` under another name"
+                )
+                raise VirtbusError(Code.CONFLICT, "secrets_lost", message)
         await self._tools.seeds.write(record, secrets, net.interfaces if net else ())
 
     def start(self) -> None:

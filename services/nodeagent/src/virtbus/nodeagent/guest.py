@@ -37,8 +37,21 @@ from virtbus.schemas.wire import read
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
-READY, RESTART_REQUIRED = "Ready", "RestartRequired"
+READY, RESTART_REQUIRED, HELD = "Ready", "RestartRequired", "Held"
 ENDINGS = frozenset({Event.SHUT_DOWN, Event.ENDED, Event.CRASHED})
+HELD_BACK = frozenset(
+    {
+        Event.RUN,
+        Event.HALT,
+        Event.DELETE,
+        Event.PURGED,
+        Event.RETRY,
+        Event.PARTS_READY,
+    }
+)
+"""What would start or end a guest: it waits for as long as the VM is held."""
+GOING = frozenset({Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE})
+"""A delete that was accepted goes on, whatever the bus is now."""
 
 
 @dataclass
@@ -67,7 +80,11 @@ class Guest:
         self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self.report)
         self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self.report)
         self.resumed = resumed
+        self.held = ""
+        """Why nothing may be started or ended now (design §4); empty: nothing is held."""
         self._tools = tools
+        self._held_back: list[Event] = []
+        self._orphan = False
         self._taken = Taken()
         self._purged = False
         self._now_ns = tools.bus.sources.time_ns
@@ -95,10 +112,41 @@ class Guest:
             if facts is not None and facts.metadata is not None:
                 self.seen.domain_hash = facts.metadata.domain_hash
             self.post(first)
-        event = wish(record, self._taken, self.phase)
+        self._wish()
+
+    def _wish(self) -> None:
+        """Post what the record asks for and was not acted on; nothing while held."""
+        event = None if self.held else wish(self.record, self._taken, self.phase)
         if event is not None:
-            self._taken = taken(record)
+            self._taken = taken(self.record)
             self.post(event)
+
+    # --- held ---------------------------------------------------------------------------------
+    def hold(self, why: str) -> None:
+        """Start and end nothing from now on; what the host does is still seen and told."""
+        if self.held != why and self.phase not in GOING and not self._orphan:
+            self.held = why
+            self.report()
+
+    def let_go(self) -> None:
+        """Go on: first with what was held back, then with what the record asks now."""
+        if not self.held:
+            return
+        self.held = ""
+        for event in self._held_back:
+            self.post(event)
+        self._held_back.clear()
+        self._wish()
+        self.report()
+
+    def end_orphan(self) -> None:
+        """Nobody wants this VM any more: end it and forget it, held or not."""
+        if self._orphan:
+            return
+        self.held, self._orphan = "", True
+        self._held_back.clear()
+        self.post(Event.DELETE)
+        self.post(Event.PURGED)  # remembered until it is released
 
     def compare(self, facts: DomainFacts | None) -> None:
         """The domain is this now: post what was missed (events are hints)."""
@@ -114,6 +162,9 @@ class Guest:
         if record.generation != self.record.generation:
             self.wanted_hash = domain_hash(record)
         self.record = record
+        if self.held:
+            self.report()
+            return
         event = wish(record, self._taken, self.phase)
         if event is not Event.RUN or self.phase is not Phase.STOPPING:
             self._taken = taken(record)  # a start while it stops is taken up once it rests
@@ -168,6 +219,9 @@ class Guest:
                 self.seen.ready, self.seen.ready_ns = condition.reason, condition.since_ns
 
     async def _take(self, event: Event) -> None:
+        if self.held and event in HELD_BACK:
+            self._held_back.append(event)
+            return
         before = self.phase
         self.phase, actions = step(before, event, self.record.spec.run_strategy)
         log.debug(
@@ -194,10 +248,7 @@ class Guest:
 
     def _taken_again(self) -> None:
         """A wish that came while the VM was on its way down counts once it rests."""
-        event = wish(self.record, self._taken, self.phase)
-        if event is not None:
-            self._taken = taken(self.record)
-            self.post(event)
+        self._wish()
 
     def _note(self, event: Event, before: Phase) -> None:
         """Times and facts of what happened."""
@@ -279,7 +330,7 @@ class Guest:
             power_epoch=self.record.power_epoch,
             state=VISIBLE[self.phase],
             reason=seen.reason,
-            message=seen.message or self._silence(),
+            message=self.held or seen.message or self._silence(),
             conditions=self._conditions(),
             interfaces=net.interfaces if net else (),
             accelerator=seen.accelerator,
@@ -308,6 +359,8 @@ class Guest:
         if self.seen.domain_hash not in {"", self.wanted_hash} and self.phase is Phase.RUNNING:
             message = "stop and start the VM to take over its new spec"
             conditions.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
+        if self.held:
+            conditions.append(Condition(type=HELD, status=True, message=self.held))
         if self.seen.attempt:
             conditions.append(
                 Condition(

@@ -42,10 +42,18 @@ class Liveness:
         self._message = message
         self._wake.set()
 
-    def ready(self) -> None:
-        """Host and records have been compared."""
-        self.state, self._message = NodeState.READY, ""
-        self._wake.set()
+    def ready(self, message: str = "") -> None:
+        """Host and records have been compared; `message` is what is odd all the same."""
+        self._be(NodeState.READY, message)
+
+    def recovering(self, message: str) -> None:
+        """The node takes no work, and why."""
+        self._be(NodeState.RECOVERING, message)
+
+    def _be(self, state: NodeState, message: str) -> None:
+        if (self.state, self._message) != (state, message):
+            self.state, self._message = state, message
+            self._wake.set()
 
     async def run(self) -> None:
         """Beat; never returns by itself."""

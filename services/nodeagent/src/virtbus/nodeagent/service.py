@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 
 STASH_LIMIT = 1000
 HEALTH_INTERVAL_S = 5.0
+COMPARING = "the agent compares host and records; nothing is started or ended yet"
+NO_RECORD = (
+    "the bus has no record of this VM: nothing is started, and it is ended {grace_s:.0f} s after "
+    "that was seen; `virtbus bus rebuild` writes the record back from this host"
+)
+OTHER_BUS = (
+    "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
+    "`virtbus bus rebuild` gives the bus what the hosts know"
+)
 CHANGES: dict[DomainChange, Event] = {
     DomainChange.STARTED: Event.STARTED,
     DomainChange.PAUSED: Event.PAUSED,
@@ -60,6 +69,9 @@ class NodeAgent:
         self._absent: dict[str, float] = {}
         self._listed: set[str] = set()
         self._nonce = ""
+        self._trusted = False
+        """The bus is the one that was joined, and was listed whole: only then do VMs go on."""
+        self._told_ready = False
         self._left = LeftStatuses(self._bus, self._node)
 
     async def run(self) -> None:
@@ -96,7 +108,7 @@ class NodeAgent:
     # --- records --------------------------------------------------------------------------
     def _take(self, item: Entry | WatchMark) -> None:
         if item is WatchMark.RESET:
-            self._listed = set()
+            self._listed, self._nonce = set(), ""
         elif item is WatchMark.SYNCED:
             self._synced()
         elif isinstance(item, Entry):
@@ -111,6 +123,7 @@ class NodeAgent:
         if uid == subjects.JOIN_KEY:
             if entry.kind is EntryKind.PUT:
                 self._nonce = read(JoinNonce, entry.value).nonce
+                self._trusted = self._trusted and self._nonce == self._tools.files.nonce()
             return
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
@@ -131,6 +144,8 @@ class NodeAgent:
             self._adopt(record)
         else:
             guest.wanted(record)
+            if self._trusted:
+                guest.let_go()
 
     def _purged(self, uid: str) -> None:
         guest = self._guests.get(uid)
@@ -147,6 +162,7 @@ class NodeAgent:
         known = record.uid in self._on_disk
         self._on_disk.pop(record.uid, None)
         guest = Guest(record, self._tools, resumed=known or facts is not None)
+        guest.held = "" if self._trusted else COMPARING
         self._guests[record.uid] = guest
         for part in self._stash.pop(record.uid, ()):
             guest.part(part)
@@ -164,34 +180,46 @@ class NodeAgent:
 
     # --- what a complete list leaves out ----------------------------------------------------
     def _synced(self) -> None:
-        """The list is complete: adopt what only the host knows, note what the bus no longer has."""
+        """The list is complete: adopt what only the host knows, hold what the bus no longer has."""
         now_s = asyncio.get_running_loop().time()
-        if not self._same_bus():
-            return
+        self._trusted = self._same_bus()
         for uid, record in list(self._on_disk.items()):
             if uid not in self._listed:
                 self._adopt(record)
-        for uid in self._guests:
-            if uid not in self._listed:
+        for uid, guest in self._guests.items():
+            if not self._trusted:
+                self._absent.pop(uid, None)
+                guest.hold(OTHER_BUS)
+            elif uid in self._listed:
+                guest.let_go()
+            else:
                 self._absent.setdefault(uid, now_s)
-        if self._liveness.state is NodeState.RECOVERING:
-            log.info("ready: %d VM(s)", len(self._guests), extra={"code": "ready"})
-            self._liveness.ready()
+                guest.hold(NO_RECORD.format(grace_s=self._tools.settings.orphan_grace_s))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say what the comparison found; the supervisor is told that we serve either way."""
+        count = len(self._guests)
+        if self._trusted:
+            absent = sum(bool(guest.held) for guest in self._guests.values())
+            if self._liveness.state is NodeState.RECOVERING:
+                log.info("ready: %d VM(s)", count, extra={"code": "ready"})
+            self._liveness.ready(f"{absent} VM(s) here have no record on the bus" if absent else "")
+        else:
+            self._liveness.recovering(f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS)
+        if not self._told_ready:
+            self._told_ready = True
             notify("READY=1")
 
     def _same_bus(self) -> bool:
-        """True when this bus is the one that the node joined; else hold all and say so."""
+        """True when this bus is the one that the node joined; else say so."""
         known = self._tools.files.nonce()
         if known == "" and self._nonce:
             self._tools.files.set_nonce(self._nonce)
             return True
         if known == self._nonce:
             return True
-        log.error(
-            "this bus is not the one that the node joined: guests are held, nothing is removed",
-            extra={"code": "other_bus"},
-        )
-        self._liveness.say("the bus was made anew; run `virtbus node join` once it is restored")
+        log.error("%s", OTHER_BUS, extra={"code": "other_bus"})
         return False
 
     async def _resync(self, relist: Callable[[], None]) -> None:
@@ -204,13 +232,14 @@ class NodeAgent:
             limit_s = asyncio.get_running_loop().time() - settings.orphan_grace_s
             for uid, since_s in list(self._absent.items()):
                 guest = self._guests.get(uid)
-                if guest is not None and since_s < limit_s:
+                if guest is not None and since_s < limit_s and self._trusted:
+                    del self._absent[uid]
                     log.warning(
                         "no record for %.0f s: ended",
                         settings.orphan_grace_s,
                         extra={"code": "orphan", "uid": uid},
                     )
-                    guest.post(Event.DELETE)
+                    guest.end_orphan()
 
     async def _stay_healthy(self) -> None:
         """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""

@@ -1,0 +1,209 @@
+"""A node without a host: the real agent on the memory bus, a hypervisor made of a dict."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import EntryKind
+from virtbus.nodeagent.core.ports import (
+    DomainChange,
+    DomainEvent,
+    DomainFacts,
+    DomainState,
+    Ending,
+    HostFacts,
+)
+from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.record_files import StateFiles
+from virtbus.nodeagent.edge.seed_iso import SeedIsos
+from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.service import NodeAgent
+from virtbus.nodeagent.settings import Settings
+from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.tools import Facts, Tools
+from virtbus.schemas import subjects
+from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.vm import JoinNonce, VmRecord, VmStatus
+from virtbus.schemas.wire import encode, read
+
+NODE = "n1"
+HOST = HostFacts("n1", 4, 8 << 30, 100 << 30, 8, ("tcg",), {})
+
+
+def uid(number: int) -> str:
+    return f"0192f0c1-2d3e-7abc-8def-{number:012x}"
+
+
+def record(number: int = 1, **more: Any) -> VmRecord:
+    """A VM with one interface and no disk."""
+    spec = {
+        "domain": {"devices": {"interfaces": [{"name": "net0"}]}},
+        "networks": [{"name": "net0"}],
+        "termination_grace_s": 0,
+        **more.pop("spec", {}),
+    }
+    values = {
+        "uid": uid(number),
+        "namespace": "default",
+        "name": f"vm-{number}",
+        "spec": spec,
+        "spec_hash": "",
+        "node": NODE,
+        "created_ns": 0,
+    }
+    return VmRecord.model_validate(values | more)
+
+
+class Domains:
+    """The `Hypervisor` port as a dict: uid to state, and what was done, in order."""
+
+    healthy = True
+
+    def __init__(self) -> None:
+        self.there: dict[str, DomainFacts] = {}
+        self.done: list[tuple[str, str]] = []
+        self._events: list[asyncio.Queue[DomainEvent]] = []
+
+    def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
+        self.there[of] = DomainFacts(of, state, ending)
+
+    def tell(self, event: DomainEvent) -> None:
+        for queue in self._events:
+            queue.put_nowait(event)
+
+    def end(self, of: str, ending: Ending, change: DomainChange) -> None:
+        """The guest ends by itself."""
+        self.set(of, DomainState.SHUT_OFF, ending)
+        self.tell(DomainEvent(of, change))
+
+    async def list_domains(self) -> list[DomainFacts]:
+        return list(self.there.values())
+
+    async def facts(self, of: str) -> DomainFacts | None:
+        return self.there.get(of)
+
+    async def define(self, xml: str) -> None:
+        of = str(ET.fromstring(xml).findtext("uuid"))
+        self.there.setdefault(of, DomainFacts(of, DomainState.SHUT_OFF))
+
+    async def start(self, of: str) -> None:
+        self.done.append(("start", of))
+        self.set(of, DomainState.RUNNING)
+
+    async def shutdown(self, of: str) -> bool:
+        self.done.append(("shutdown", of))
+        return self.there[of].active
+
+    async def destroy(self, of: str) -> None:
+        facts = self.there.get(of)
+        if facts is not None and facts.active:
+            self.done.append(("destroy", of))
+            self.set(of, DomainState.SHUT_OFF, Ending.ENDED)
+
+    async def undefine(self, of: str) -> None:
+        self.there.pop(of, None)
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
+        queue: asyncio.Queue[DomainEvent] = asyncio.Queue()
+        self._events.append(queue)
+
+        async def told() -> AsyncIterator[DomainEvent]:
+            while True:
+                yield await queue.get()
+
+        yield told()
+        self._events.remove(queue)
+
+
+class Node:
+    """One host whose agent comes and goes; bus, domains and disk stay."""
+
+    def __init__(self, tmp: Path, **settings: Any) -> None:
+        self.tmp = tmp
+        self.server = MemoryServer()
+        self.bus = MemoryBus(self.server, "test")
+        self.domains = Domains()
+        self.settings = Settings(
+            node=NODE,
+            state_dir=tmp / "state",
+            run_dir=tmp / "run",
+            ask_after_s=0.001,
+            heartbeat_s=0.05,
+            **settings,
+        )
+        self.files: StateFiles
+
+    async def join(self, nonce: str = "bus-1") -> None:
+        await self.bus.put(subjects.join_nonce(NODE), encode(JoinNonce(nonce=nonce)))
+
+    async def other_bus(self, nonce: str = "bus-2") -> None:
+        """The bus is lost, and another, empty one is in its place."""
+        self.server = MemoryServer()
+        self.bus = MemoryBus(self.server, "test")
+        await self.join(nonce)
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[NodeAgent]:
+        """The agent's process, for as long as the context is open."""
+        bus = MemoryBus(self.server, "agent")
+        self.files = StateFiles(self.settings.state_dir, self.settings.run_dir)
+        self.files.open(NODE)
+        simulated = SimulatedNode(bus, NODE)
+        tools = Tools(
+            bus=bus,
+            settings=self.settings,
+            hypervisor=self.domains,
+            files=self.files,
+            seeds=SeedIsos(self.files.vms),
+            netd=simulated,
+            reach=simulated,
+            facts=Facts(bus, NODE),
+            accelerator=lambda _record: "tcg",
+        )
+        consoles = Consoles(self.files.console_socket, self.files.console_log)
+        agent = NodeAgent(
+            tools, Liveness(bus, self.settings, lambda: HOST), AgentRpc(bus, NODE, consoles)
+        )
+        try:
+            async with simulated.serve(), asyncio.TaskGroup() as group:
+                task = group.create_task(agent.run())
+                yield agent
+                task.cancel()
+        finally:
+            self.files.close()
+
+    # --- what the bus shows ---------------------------------------------------------------
+    async def put(self, wanted: VmRecord) -> None:
+        await self.bus.put(subjects.vm_record(wanted.node, wanted.uid), encode(wanted))
+
+    async def status(self, of: str) -> VmStatus | None:
+        entry = await self.bus.get(subjects.vm_status(NODE, of))
+        if entry is None or entry.kind is EntryKind.PURGE:
+            return None
+        return read(VmStatus, entry.value)
+
+    async def state(self, of: str) -> str:
+        found = await self.status(of)
+        return str(found.state) if found is not None else ""
+
+    async def liveness(self) -> NodeRecord | None:
+        entry = await self.bus.get(subjects.node_record(NODE))
+        return read(NodeRecord, entry.value) if entry is not None and entry.value else None
+
+
+async def eventually(check: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+    """The first true value of `check`, which may be a coroutine function."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            value = check()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.005)

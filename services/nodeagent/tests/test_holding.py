@@ -1,0 +1,161 @@
+"""VMs that the bus does not name, or that are of another bus: an agent holds them (design §4)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+from virtbus.schemas import subjects
+from virtbus.schemas.node import NodeState
+
+A = uid(1)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, resync_s=0.05, orphan_grace_s=600)
+
+
+def in_state(node: Node, state: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return await node.state(A) == state
+
+    return check
+
+
+def node_is(node: Node, state: NodeState, words: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        found = await node.liveness()
+        return (
+            found is not None and found.state is state and words in found.services["agent"].message
+        )
+
+    return check
+
+
+def held(node: Node) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        status = await node.status(A)
+        return status is not None and any(c.type == "Held" and c.status for c in status.conditions)
+
+    return check
+
+
+async def run_once(node: Node) -> None:
+    """One VM, started by an agent that is gone since."""
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    node.domains.done.clear()
+
+
+async def lose_record(node: Node) -> None:
+    """The record is gone without a marker, as after a loss of data."""
+    del node.server.shelf("$KV.vm.x").entries[subjects.vm_record(NODE, A)]
+
+
+async def test_a_vm_without_a_record_that_does_not_run_is_not_started_but_told(node: Node) -> None:
+    await run_once(node)
+    await lose_record(node)
+    node.domains.set(A, DomainState.SHUT_OFF)
+    async with node.agent():
+        await eventually(node_is(node, NodeState.READY, "1 VM(s) here have no record"))
+        await eventually(held(node))
+        await asyncio.sleep(0.2)  # several comparisons later it is still so
+    assert node.domains.done == []
+    assert A in await node.files.list()
+
+
+async def test_a_running_vm_without_a_record_runs_on_and_is_not_started_again_when_it_ends(
+    node: Node,
+) -> None:
+    await run_once(node)
+    await lose_record(node)
+    async with node.agent():
+        await eventually(held(node))
+        assert await node.state(A) == "Running"
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(in_state(node, "Preparing"))
+        await asyncio.sleep(1.2)  # the first restart would be after 1 s
+    assert node.domains.done == []
+
+
+async def test_a_record_that_comes_back_lets_the_vm_go_on(node: Node) -> None:
+    await run_once(node)
+    await lose_record(node)
+    node.domains.set(A, DomainState.SHUT_OFF)
+    async with node.agent():
+        await eventually(held(node))
+        await node.put(record())
+        await eventually(lambda: node.domains.done == [("start", A)])
+        await eventually(node_is(node, NodeState.READY, ""))
+        await eventually(in_state(node, "Running"))
+        status = await node.status(A)
+        assert status is not None
+        assert "Held" not in {condition.type for condition in status.conditions}
+
+
+async def test_after_the_grace_it_is_ended_and_nothing_stays(node: Node) -> None:
+    await run_once(node)
+    await lose_record(node)
+    node.settings = node.settings.model_copy(update={"orphan_grace_s": 0.2})
+    async with node.agent():
+        await eventually(held(node))
+        await eventually(lambda: A not in node.domains.there)
+        await eventually(lambda: node.files.epoch(A) and not list(node.files.vms.iterdir()))
+
+        async def forgotten() -> bool:
+            return await node.status(A) is None
+
+        await eventually(forgotten)
+    assert node.domains.done == [("destroy", A)]
+
+
+async def test_on_another_bus_all_is_held_and_the_supervisor_is_told_ready(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run_once(node)
+    told: list[str] = []
+    monkeypatch.setattr("virtbus.nodeagent.service.notify", told.append)
+    node.domains.set(A, DomainState.SHUT_OFF)
+    await node.other_bus()
+    node.settings = node.settings.model_copy(update={"orphan_grace_s": 0.1})
+    async with node.agent():
+        await eventually(node_is(node, NodeState.RECOVERING, "1 VM(s) held: this bus is not"))
+        await eventually(held(node))
+        await asyncio.sleep(0.3)
+    assert node.domains.done == []
+    assert told == ["READY=1"]
+    assert A in await node.files.list()
+
+
+async def test_records_of_another_bus_neither_start_nor_end_anything(node: Node) -> None:
+    await run_once(node)
+    await node.other_bus()
+    await node.put(record(deleting=True, epoch=2))
+    await node.put(record(2))
+    async with node.agent():
+        await eventually(node_is(node, NodeState.RECOVERING, "2 VM(s) held"))
+        await eventually(held(node))
+        await node.bus.purge(subjects.vm_record(NODE, A), marker_ttl_s=60)
+        await asyncio.sleep(0.2)
+        assert await node.state(A) == "Running"
+    assert node.domains.done == []
+
+
+async def test_a_bus_that_is_made_anew_under_a_running_agent_holds_all(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        await lose_record(node)
+        await node.join("bus-2")
+        await eventually(node_is(node, NodeState.RECOVERING, "1 VM(s) held"))
+        await node.join("bus-1")
+        await node.put(record())
+        await eventually(node_is(node, NodeState.READY, ""))
+    assert node.domains.done == [("start", A)]
