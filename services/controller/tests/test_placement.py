@@ -11,6 +11,7 @@ from virtbus.controller.core.placement import (
     MEMORY_RESERVE_BYTES,
     QEMU_OVERHEAD_BYTES,
     Candidate,
+    kind_of,
     no_node,
     place,
 )
@@ -151,3 +152,41 @@ def test_no_fitting_node_says_why_of_each_by_name() -> None:
         ("node/n1", "does not answer"),
         ("node/n2", "is draining"),
     ]
+
+
+def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
+    """The kind is a short cut only: whatever is told of a node, it changes nothing."""
+    rng = random.Random(3)
+    for _ in range(200):
+        nodes = [
+            candidate(
+                f"n{i}",
+                vms=rng.randrange(3),
+                promised=rng.randrange(18) * GIB,
+                silent=rng.random() < 0.1,
+                labels=rng.choice([{}, {"zone": "a"}]),
+                networks=rng.choice([("default",), ("blue", "default")]),
+                image_names=rng.choice([(), ("tiny",)]),
+                state=rng.choice([NodeState.READY, NodeState.READY, NodeState.RECOVERING]),
+                cpus=rng.choice([1, 8]),
+            )
+            for i in range(12)
+        ]
+        kinds = [n._replace(kind=kind_of(n.record.model_dump())) for n in nodes]
+        assert 1 < len({n.kind for n in kinds}) < 12
+        wanted = spec(
+            node_selector=rng.choice([{}, {"zone": "a"}]),
+            networks=[{"name": "x", "network": rng.choice(["default", "blue"])}],
+        )
+        assert place(wanted, kinds) == place(wanted, nodes)
+
+
+def test_what_differs_between_nodes_of_one_kind_makes_no_kind() -> None:
+    one, other = (
+        node(
+            name, cpus=cpus, services={"netd": ServiceState(state=NodeState.READY, seen_ns=seen_ns)}
+        )
+        for name, cpus, seen_ns in (("n1", 4, 1), ("n2", 8, 2))
+    )
+    assert kind_of(one.model_dump()) == kind_of(other.model_dump())
+    assert kind_of(one.model_dump()) != kind_of(node(labels={"a": "b"}).model_dump())

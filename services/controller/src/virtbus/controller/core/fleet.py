@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from virtbus.controller.core.placement import Candidate, memory_of
+from virtbus.controller.core.placement import Candidate, kind_of
+from virtbus.controller.core.promises import NOTHING, Promises
 from virtbus.controller.core.view import view
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -43,6 +44,7 @@ class NodeSeen:
     record: NodeRecord
     heard_s: float
     skew_s: float = 0.0
+    kind: bytes = b""
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | None:
@@ -70,6 +72,8 @@ class Fleet:
     """Deleted VMs that a resumed watch can still be told of."""
 
     vms: dict[str, Held] = field(default_factory=dict)
+    """Read it; write by `apply` and `drop_vm`, which keep `names` and `promises` in step."""
+    promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -86,19 +90,29 @@ class Fleet:
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
         """Take in one `$KV.vm` message; the uid whose view changed, if any."""
         self.revision = max(self.revision, revision)
+        held = self.vms.get(key.rpartition(".")[2])
+        if held is not None and held.revision >= revision:
+            return None  # our own write, already applied: not worth a decode
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim):
             self.claims[key] = Claimed(message.uid, revision, time_ns)
             return None
         if not isinstance(message, VmRecord):
             return None
-        held = self.vms.get(message.uid)
-        if held is not None and held.revision >= revision:
-            return None  # our own write, already applied
-        self.vms[message.uid] = Held(message, revision)
-        self.names[message.namespace, message.name] = message.uid
-        self.gone.pop(message.uid, None)
-        return message.uid
+        return message.uid if self.apply(Held(message, revision)) else None
+
+    def apply(self, held: Held) -> bool:
+        """Take in a record; False where as new a one is known (our own write's echo)."""
+        record, known = held.record, self.vms.get(held.record.uid)
+        if known is not None and known.revision >= held.revision:
+            return False
+        if known is not None:
+            self.promises.take_back(known.record)
+        self.promises.add(record)
+        self.vms[record.uid] = held
+        self.names[record.namespace, record.name] = record.uid
+        self.gone.pop(record.uid, None)
+        return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
         """Take in a purge marker."""
@@ -121,6 +135,7 @@ class Fleet:
         held = self.vms.pop(uid, None)
         if held is None:
             return None
+        self.promises.take_back(held.record)
         name = (held.record.namespace, held.record.name)
         if self.names.get(name) == uid:
             del self.names[name]
@@ -142,10 +157,11 @@ class Fleet:
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Take in a node's liveness record; VirtbusError where it is not of its key."""
-        record = validate(NodeRecord, decode(value))
+        told = decode(value)
+        record = validate(NodeRecord, told)
         _check_key(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
-        self.nodes[record.node] = NodeSeen(record, now_s, skew_s)
+        self.nodes[record.node] = NodeSeen(record, now_s, skew_s, kind_of(told))
         return record.node
 
     # --- answers --------------------------------------------------------------------------
@@ -180,19 +196,20 @@ class Fleet:
 
     def candidates(self, now_s: float) -> list[Candidate]:
         """The nodes with what is promised on them, for placement."""
-        promised: dict[str, list[VmRecord]] = {}
-        for held in self.vms.values():
-            promised.setdefault(held.record.node, []).append(held.record)
-        return [
-            Candidate(
-                record=seen.record,
-                vms=len(promised.get(node, ())),
-                vcpus=sum(r.spec.domain.cpu.vcpus for r in promised.get(node, ())),
-                memory_bytes=sum(memory_of(r.spec) for r in promised.get(node, ())),
-                silent=self.silent(node, now_s),
+        found = []
+        for node, seen in self.nodes.items():
+            load = self.promises.on.get(node, NOTHING)
+            found.append(
+                Candidate(
+                    seen.record,
+                    load.vms,
+                    load.vcpus,
+                    load.memory_bytes,
+                    self.silent(node, now_s),
+                    seen.kind,
+                )
             )
-            for node, seen in self.nodes.items()
-        ]
+        return found
 
     def node_views(self, now_s: float) -> Iterator[NodeView]:
         """The nodes as the API shows them."""

@@ -204,12 +204,8 @@ class VmApi:
 
     def _apply(self, held: Held) -> None:
         """Take in our own write before its echo: a burst must not be placed on a stale picture."""
-        known = self._fleet.vms.get(held.record.uid)
-        if known is None or known.revision < held.revision:
-            record = held.record
-            self._fleet.vms[record.uid] = held
-            self._fleet.names[record.namespace, record.name] = record.uid
-            self._watches.changed(record.uid)
+        if self._fleet.apply(held):
+            self._watches.changed(held.record.uid)
 
     def _show(self, held: Held) -> VmView:
         return self._fleet.show_held(held, asyncio.get_running_loop().time())
