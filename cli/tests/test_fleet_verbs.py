@@ -123,3 +123,24 @@ async def test_status_trusts_services_that_their_node_calls_ready(script: Script
     known = node(services=services).model_dump(mode="json")
     script.answer("bus", "status", status(nodes=[known]))
     assert (await cli("status")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("virtbus image pull t", ["plain,tiny"]),
+        ("virtbus vm create web --image t", ["plain,tiny"]),
+        ("virtbus image pull tiny --node n", ["plain,n1"]),
+        ("virtbus image pull tiny --node x", []),
+    ],
+)
+async def test_completion_offers_what_the_bus_knows(
+    script: Script, cli: Cli, words: str, offered: list[str]
+) -> None:
+    script.answer("node", "list", NodePage(items=(node(),)))
+    script.answer("image", "list", ImagePage(items=(NodeImage(**IMAGE, nodes=("n1",)),)))
+    ended = await cli(
+        _VIRTBUS_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(words.count(" "))
+    )
+    assert ended.out.split() == offered
+    assert ended.err == ""

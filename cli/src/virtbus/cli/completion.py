@@ -21,7 +21,10 @@ from virtbus.cli.lazy import examples
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def command(shell: str) -> None:
-    """Print the completion script for SHELL; it also completes the names of VMs."""
+    """Print the completion script for SHELL.
+
+    It also completes the names of VMs, images, networks and nodes.
+    """
     completer = get_completion_class(shell)
     if completer is None:
         raise usage(f"there is no completion for {shell}")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from virtbus.bus.ids import uuid7
-from virtbus.cli import output, units
+from virtbus.cli import known, output, units
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import LazyGroup, examples
@@ -49,8 +49,13 @@ def listing(invocation: Invocation) -> None:
         """
     ),
 )
-@click.argument("ref")
-@click.option("--node", metavar="NODE", help="Only onto this node.  [default: every ready one]")
+@click.argument("ref", shell_complete=known.images)
+@click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=known.nodes,
+    help="Only onto this node.  [default: every ready one]",
+)
 @click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="How long to wait.")
 @verb
 def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from virtbus.bus.ids import uuid7
-from virtbus.cli import units
+from virtbus.cli import known, units
 from virtbus.cli.failures import CliError, Exit, unknown, usage
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
@@ -40,7 +40,12 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     )
 )
 @click.argument("name", required=False)
-@click.option("--image", metavar="REF", help="Image name or URL, may end in @sha256:<digest>.")
+@click.option(
+    "--image",
+    metavar="REF",
+    shell_complete=known.images,
+    help="Image name or URL, may end in @sha256:<digest>.",
+)
 @click.option("--cpus", type=int, metavar="N", help="Virtual CPUs.  [default: 1]")
 @click.option("--memory", metavar="SIZE", help="Such as 256MiB or 2GiB.  [default: 256MiB]")
 @click.option("--disk", metavar="SIZE", help="Size of the root disk, if larger than the image.")
@@ -52,7 +57,12 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     help="Public key; repeatable. In the guest tiny it lets root in: ssh root@ADDRESS.",
 )
 @click.option("--user-data", metavar="FILE", help="cloud-init user data; - is standard input.")
-@click.option("--network", metavar="NAME", help="Network to join.  [default: default]")
+@click.option(
+    "--network",
+    metavar="NAME",
+    shell_complete=known.networks,
+    help="Network to join.  [default: default]",
+)
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option("--uid", metavar="UUID", help="Your own id: the same command may then be repeated.")
 @click.option("-f", "--file", "file", metavar="FILE", help="YAML or JSON with the VM; - is stdin.")

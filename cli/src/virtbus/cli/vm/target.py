@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from virtbus.cli import known
+
 _UID_SHAPE = (8, 4, 4, 4, 12)
 _HEX = frozenset("0123456789abcdef")
 
@@ -35,16 +37,9 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def name_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """NAME or uid, completed from the bus."""
-    return click.argument("name", shell_complete=_complete)(function)
+    return click.argument("name", shell_complete=known.vms)(function)
 
 
 def names_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """One or more NAMEs or uids."""
-    return click.argument("names", nargs=-1, required=True, shell_complete=_complete)(function)
-
-
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-    from virtbus.cli.vm.known import complete_names  # only when completing
-
-    del param
-    return complete_names(ctx, incomplete)
+    return click.argument("names", nargs=-1, required=True, shell_complete=known.vms)(function)
