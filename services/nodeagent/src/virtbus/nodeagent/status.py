@@ -32,7 +32,7 @@ class StatusWriter:
         A state on the way is told after PASSING_S, if it is still so then; others at once.
         """
         self._latest = status
-        if status.state in PASSING and self._told is not None:
+        if status.state in PASSING:
             asyncio.get_running_loop().call_later(PASSING_S, self._dirty.set)
         else:
             self._dirty.set()
