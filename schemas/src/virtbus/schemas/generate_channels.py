@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from virtbus.schemas import api, events, image, node, nodework, subjects, vm
+from virtbus.schemas import api, events, image, lease, node, nodework, subjects, vm
 from virtbus.schemas.ids import name_token
 
 _SAMPLES = {
@@ -224,7 +224,7 @@ CHANNELS: tuple[Channel, ...] = (
     _said(
         subjects.lease,
         Plane.RECORD,
-        None,
+        lease.Lease,
         "its holder → its rivals",
         "A singleton's lease; its revision is the fencing token.",
     ),

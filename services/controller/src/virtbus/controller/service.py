@@ -8,10 +8,12 @@ from typing import Any
 from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.duties import Duties
 from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
+from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.watching import Watches
@@ -44,18 +46,17 @@ class Controller:
         self._nodes = FleetApi(bus, self._fleet)
         self._endings = Endings(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
+        self._leases = Leases(bus, self._instance)
+        self._duties = Duties(self._leases, [self._sweep])
 
     async def run(self) -> None:
         """Serve until cancelled; `declared` keeps the bus's streams as they are declared."""
-        settings = self._settings
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._declared())
             group.create_task(self._feeds.run())
             group.create_task(self._endings.finish_released(self._feeds.released))
-            group.create_task(
-                self._endings.sweep_forever(settings.sweep_interval_s, settings.orphan_grace_s)
-            )
+            group.create_task(self._duties.run())
             group.create_task(self._watch_fill())
             group.create_task(self._spans.run())
             async with self._bus.serve(info, self._endpoints()):
@@ -112,6 +113,13 @@ class Controller:
             return await handler(request)
 
         return handle
+
+    async def _sweep(self, tenure: Tenure) -> None:
+        settings = self._settings
+        await self._feeds.synced()
+        await self._endings.sweep_forever(
+            tenure, settings.sweep_interval_s, settings.orphan_grace_s
+        )
 
     async def _watch_fill(self) -> None:
         while True:

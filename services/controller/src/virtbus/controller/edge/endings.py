@@ -7,6 +7,7 @@ from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Wa
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Tenure
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
 from virtbus.schemas.vm import VmRecord
@@ -88,10 +89,11 @@ class Endings:
             removed += 1
         return removed
 
-    async def sweep_forever(self, interval_s: float, grace_s: float) -> None:
-        """Sweep each `interval_s`."""
+    async def sweep_forever(self, tenure: Tenure, interval_s: float, grace_s: float) -> None:
+        """Sweep each `interval_s`, while the lease is held."""
         while True:
             await asyncio.sleep(interval_s)
+            tenure.check()
             try:
                 removed = await self.sweep(grace_s)
             except BusError as error:
