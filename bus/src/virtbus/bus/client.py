@@ -32,6 +32,8 @@ PING_INTERVAL_S = 10
 MAX_OUTSTANDING_PINGS = 2
 ATTEMPT_S = 2.0
 """One client's patience while connecting; it knocks several times in that."""
+ONE_OF_MANY_S = 0.8
+"""Patience with one of several servers, so that a silent one leaves time for the others."""
 FLUSH_S = 5
 LOOK_S = 1.0
 """How often a client is asked whether it is closed: its closed_cb is not always called."""
@@ -67,6 +69,7 @@ class NatsLink:
         self._name = name
         self._client: Client | None = None
         self._generation = 0
+        self._clustered = False
         self._subscribed: set[_Subscribed] = set()
         self._waiting: dict[str, tuple[asyncio.Future[Raw], str]] = {}
         self._changed: set[Callable[[], None]] = set()
@@ -85,6 +88,10 @@ class NatsLink:
     @property
     def generation(self) -> int:
         return self._generation
+
+    @property
+    def clustered(self) -> bool:
+        return self._clustered
 
     @property
     def fault(self) -> str:
@@ -281,7 +288,7 @@ class NatsLink:
                     allow_reconnect=False,
                     reconnect_time_wait=0.1 + secrets.randbelow(100) / 1000,  # type: ignore[arg-type]  # a float works
                     max_reconnect_attempts=-1,
-                    connect_timeout=2,
+                    connect_timeout=2 if len(settings.servers) == 1 else ONE_OF_MANY_S,  # type: ignore[arg-type]  # a float works
                     ping_interval=PING_INTERVAL_S,
                     max_outstanding_pings=MAX_OUTSTANDING_PINGS,
                     pending_size=0,
@@ -301,6 +308,7 @@ class NatsLink:
         if lost.is_set():
             return False
         self._client, self._lost = client, lost
+        self._clustered = bool(client._server_info.get("cluster"))
         self._generation += 1
         self._up.set()
         self._notify()

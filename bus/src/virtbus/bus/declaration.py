@@ -13,10 +13,11 @@ from virtbus.bus.ports import (
     BusError,
     ConflictError,
     Entry,
+    FullError,
     OutcomeUnknownError,
     UnavailableError,
 )
-from virtbus.bus.refusals import STREAM_NOT_FOUND, ApiError
+from virtbus.bus.refusals import NO_PEERS, STREAM_NOT_FOUND, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,16 @@ _SECOND = 1_000_000_000
 _MIB = 1024 * 1024
 
 
+HA_REPLICAS = 3
+AUTO = 0
+"""Replicas: as many as the bus can keep: three in a cluster, one on a server of its own."""
+
+
 class Admin(Protocol):
     """What the declaration needs of a bus; `NatsBus` with admin credentials has it."""
+
+    @property
+    def clustered(self) -> bool: ...
 
     async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]: ...
 
@@ -122,17 +131,19 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     return declared
 
 
-async def ensure(admin: Admin, *, replicas: int = 1, sizes: Sizes | None = None) -> None:
+async def ensure(admin: Admin, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
     """Create or update every stream.
 
     Raises:
+        UnavailableError: fewer than three servers of the cluster are there yet.
         BusError: a stream cannot become what is declared; the message names it.
     """
-    for config in streams(sizes or Sizes(), replicas):
+    copies = replicas or (HA_REPLICAS if admin.clustered else 1)
+    for config in streams(sizes or Sizes(), copies):
         await _ensure_stream(admin, config)
 
 
-async def keep(bus: Renewed, *, replicas: int = 1, sizes: Sizes | None = None) -> None:
+async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
     """Ensure now and after every new connection, until cancelled.
 
     A bus of one server that restarts has lost its memory stream (KV_node), which by itself makes
@@ -156,7 +167,7 @@ async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
     except ApiError as error:
         if error.code != STREAM_NOT_FOUND:
             raise
-        await admin.js_api(f"STREAM.CREATE.{name}", config)
+        await _create(admin, name, config)
         return
     present = info["config"]
     if all(present.get(field) == value for field, value in config.items()):
@@ -166,6 +177,16 @@ async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
     except ApiError as error:
         msg = f"stream {name} cannot become what this version declares: {error.text}"
         raise BusError(msg) from error
+
+
+async def _create(admin: Admin, name: str, config: dict[str, Any]) -> None:
+    try:
+        await admin.js_api(f"STREAM.CREATE.{name}", config)
+    except (ApiError, FullError) as error:
+        if config["num_replicas"] == 1 or getattr(error, "code", NO_PEERS) != NO_PEERS:
+            raise
+        msg = f"stream {name} waits for three servers of the cluster: {error}"
+        raise UnavailableError(msg) from error
 
 
 def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
@@ -200,18 +221,19 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
     """Create a node's consumers and its join record; return the record that is in force.
 
     `nonce` is the encoded `JoinNonce`; one that is there already is kept, so that joining twice
-    does not make the node think it is on another bus (design §4 "Delete").
+    does not make the node think it is on another bus (design §4 "Delete"). It comes first: a node
+    that has its consumers has joined.
     """
+    key = f"$KV.vm.{node}._join"
+    try:
+        await admin.put(key, nonce, expect=0)
+    except ConflictError:
+        entry = await admin.get(key)
+        nonce = entry.value if entry is not None else nonce
     for stream, config in node_consumers(node):
         name = config["durable_name"]
         await admin.js_api(
             f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
             {"stream_name": stream, "config": config, "action": ""},
         )
-    key = f"$KV.vm.{node}._join"
-    try:
-        await admin.put(key, nonce, expect=0)
-    except ConflictError:
-        entry = await admin.get(key)
-        return entry.value if entry is not None else nonce
     return nonce

@@ -1,7 +1,8 @@
-"""The first lines of NATS's protocol: is a server there, and does it know these credentials?"""
+"""A server's place: is its port free, does one answer there, and does it know these credentials?"""
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -37,3 +38,22 @@ async def logs_in(host: str, port: int, user: str, password: str) -> bool:
             return (await reader.readline()).startswith(b"PONG")
     except OSError:
         return False
+
+
+def is_free(host: str, port: int) -> bool:
+    """True when a server could listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def any_port(host: str) -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -48,6 +48,10 @@ class Link(Protocol):
     @property
     def generation(self) -> int: ...
 
+    @property
+    def clustered(self) -> bool:
+        """True when the server is a member of a cluster."""
+
     async def up(self, timeout_s: float) -> None:
         """Wait for a connection; UnavailableError when there is none in time."""
 

@@ -88,6 +88,10 @@ class MemoryLink:
     def generation(self) -> int:
         return self._generation
 
+    @property
+    def clustered(self) -> bool:
+        return False
+
     def inbox(self) -> str:
         self._inboxes += 1
         return f"_INBOX.{id(self):x}.{self._inboxes}"

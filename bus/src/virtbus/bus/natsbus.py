@@ -67,6 +67,11 @@ class NatsBus:
         return self._link.connected
 
     @property
+    def clustered(self) -> bool:
+        """True when the server is a member of a cluster: streams then have three copies."""
+        return self._link.clustered
+
+    @property
     def generation(self) -> int:
         """How many connections were made: a change means that the server may have restarted."""
         return self._link.generation

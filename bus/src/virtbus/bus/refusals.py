@@ -11,6 +11,8 @@ STORE_FAILED = 10077
 STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
+NO_PEERS = 10005
+"""Fewer servers in the cluster than a stream wants copies."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
 """Insufficient resources, no space left, message over max_msg_size, bucket limits."""
 

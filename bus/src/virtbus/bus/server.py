@@ -19,6 +19,7 @@ from typing import Any
 
 from virtbus.bus import handshake, permissions
 from virtbus.bus.access import BusSettings, creds_file
+from virtbus.bus.cluster import ROUTE_USER, Cluster, keep_kind
 from virtbus.bus.permissions import Role
 from virtbus.bus.ports import BusError
 
@@ -46,6 +47,7 @@ log_file: "{log_file}"
 logfile_size_limit: 10MB
 logfile_max_num: 3
 feature_flags {{ js_ack_fc_v2: false }}
+{cluster}
 jetstream {{
   store_dir: "{store}"
   sync_interval: always
@@ -130,17 +132,38 @@ def write_secret(path: Path, text: str, *, group: str = "") -> None:
 class Server:
     """A running nats-server. It is never started again by itself: its owner decides."""
 
-    def __init__(self, files: ServerFiles, roles: dict[str, Role], host: str, monitor: int) -> None:
+    def __init__(
+        self,
+        files: ServerFiles,
+        roles: dict[str, Role],
+        host: str,
+        monitor: int,
+        cluster: Cluster | None = None,
+    ) -> None:
         self._files = files
         self._roles = roles
         self._host = host
         self._monitor = monitor
+        self._cluster = cluster
         self._process: Process | None = None
         self._port = -1
 
     @property
     def url(self) -> str:
-        return f"nats://{self._host}:{self._port}"
+        """Where clients find the bus: this server first, then the others of its cluster."""
+        own = f"nats://{self._near}:{self._port}"
+        peers = self._cluster.peers(self._port) if self._cluster is not None else []
+        return ",".join([own, *peers])
+
+    @property
+    def clustered(self) -> bool:
+        """Whether this server is a member of a cluster."""
+        return self._cluster is not None
+
+    @property
+    def _near(self) -> str:
+        """The address at which this host reaches the server."""
+        return "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  compared, not bound
 
     @property
     def port(self) -> int:
@@ -190,7 +213,7 @@ class Server:
 
     async def _until_known(self, user: str, password: str) -> None:
         """Until the server takes these credentials: only then was the file read."""
-        while not await handshake.logs_in(self._host, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
+        while not await handshake.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
             await asyncio.sleep(_POLL_S)
 
     # --- files ----------------------------------------------------------------------------
@@ -198,7 +221,8 @@ class Server:
         known: dict[str, str] = {}
         with suppress(FileNotFoundError):
             known = json.loads(self._files.passwords.read_text(encoding="utf-8"))
-        missing = {user: secrets.token_urlsafe(24) for user in self._roles if user not in known}
+        wanted = [*self._roles, *([ROUTE_USER] if self._cluster is not None else [])]
+        missing = {user: secrets.token_urlsafe(24) for user in wanted if user not in known}
         if missing:
             known |= missing
             write_secret(self._files.passwords, json.dumps(known, indent=1))
@@ -211,7 +235,8 @@ class Server:
         )
         monitor = f'http: "127.0.0.1:{self._monitor}"' if self._monitor else ""
         text = _CONFIG.format(
-            name=f"virtbus-{socket.gethostname()}",
+            name=self._name(),
+            cluster=self._cluster.block(passwords[ROUTE_USER]) if self._cluster else "",
             host=self._host,
             port=self._port,
             monitor=monitor,
@@ -221,6 +246,11 @@ class Server:
             users=users,
         )
         write_secret(self._files.config, text)
+
+    def _name(self) -> str:
+        """Unique in a cluster, and the same after each start: its stores are known by it."""
+        name = f"virtbus-{socket.gethostname()}"
+        return f"{name}-{self._cluster.label}" if self._cluster is not None else name
 
     def _write_creds(self, role: Role) -> None:
         content = {
@@ -237,11 +267,11 @@ class Server:
     # --- life -----------------------------------------------------------------------------
     async def start(self, program: Path, port: int) -> None:
         """Start and wait until it takes connections; a port that is taken gives another."""
-        self._port = port if port > 0 else _any_port(self._host)
+        self._port = port if port > 0 else handshake.any_port(self._host)
         if not await self._started(program):
-            if port != DEFAULT_PORT:
+            if port != DEFAULT_PORT or self._cluster is not None:
                 raise BusError(self._why(f"nats-server did not start on port {self._port}"))
-            self._port = _any_port(self._host)
+            self._port = handshake.any_port(self._host)
             log.warning(
                 "port %d is taken, %d is used", port, self._port, extra={"code": "bus_port"}
             )
@@ -252,7 +282,7 @@ class Server:
         log.info("nats-server at %s", self.url, extra={"code": "bus_started"})
 
     async def _started(self, program: Path) -> bool:
-        if not _free(self._host, self._port):
+        if not handshake.is_free(self._host, self._port):
             return False
         self._write_config()
         self._process = process = await create_subprocess_exec(
@@ -268,7 +298,7 @@ class Server:
         try:
             async with asyncio.timeout(READY_S):
                 while process.returncode is None:
-                    if await handshake.greets(self._host, self._port):
+                    if await handshake.greets(self._near, self._port):
                         return True
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
@@ -310,23 +340,6 @@ def _dies_with_us() -> list[str]:
     return [setpriv, "--pdeathsig", "TERM"] if setpriv is not None else []
 
 
-def _free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def _any_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _orphan(files: ServerFiles) -> int:
     """The pid of a living server that runs from our configuration, or 0."""
     try:
@@ -362,10 +375,12 @@ async def running(
     host: str = "127.0.0.1",
     port: int = DEFAULT_PORT,
     monitor_port: int = 0,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Server]:
     """A nats-server for as long as the context is open; its store and passwords stay.
 
-    `port` -1 takes any free one; DEFAULT_PORT falls back to that where it is taken.
+    `port` -1 takes any free one; DEFAULT_PORT falls back to that where it is taken. With `cluster`
+    it is one of three servers; the port is then the same on all, and the store a cluster's.
 
     Raises:
         BusError: it did not start; the message ends with what its log says.
@@ -374,9 +389,10 @@ async def running(
         directory.mkdir(parents=True, exist_ok=True)
     files.store.chmod(0o700)
     await end_orphan(files)
+    keep_kind(files.store, cluster)
     listed = [permissions.admin(), permissions.controller(), permissions.client()]
     listed += [permissions.node(name) for name in nodes]
-    server = Server(files, {role.user: role for role in listed}, host, monitor_port)
+    server = Server(files, {role.user: role for role in listed}, host, monitor_port, cluster)
     try:
         await server.start(binary(), port)
         yield server

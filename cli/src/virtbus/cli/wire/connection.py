@@ -11,6 +11,8 @@ from virtbus.cli.wire.access import Access, Address
 from virtbus.cli.wire.protocol import Info, Message, Ping, Pong, Reader, Refusal
 
 CONNECT_TIMEOUT_S = 3.0
+ONE_OF_MANY_S = 0.7
+"""Patience with one of several servers before the next is tried; a second round has more."""
 SEND_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 256 * 1024
 
@@ -40,13 +42,15 @@ class Connection:
             LinkError: none does; the message names each with its cause.
             DeniedError: the server refuses the credentials.
         """
-        causes: list[str] = []
-        for address in access.servers:
-            try:
-                return _open_one(address, access)
-            except (OSError, LinkError, protocol.ProtocolError) as error:
-                causes.append(f"{address.host}:{address.port}: {_cause(error)}")
-        raise LinkError("; ".join(causes))
+        causes: dict[str, str] = {}
+        rounds = (ONE_OF_MANY_S, CONNECT_TIMEOUT_S)
+        for patience_s in rounds if len(access.servers) > 1 else rounds[1:]:
+            for address in access.servers:
+                try:
+                    return _open_one(address, access, patience_s)
+                except (OSError, LinkError, protocol.ProtocolError) as error:
+                    causes[f"{address.host}:{address.port}"] = _cause(error)
+        raise LinkError("; ".join(f"{place}: {cause}" for place, cause in causes.items()))
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -149,8 +153,8 @@ class Connection:
         self._reader.feed(data)
 
 
-def _open_one(address: Address, access: Access) -> Connection:
-    sock = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+def _open_one(address: Address, access: Access, patience_s: float) -> Connection:
+    sock = socket.create_connection((address.host, address.port), patience_s)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = Reader()
@@ -159,7 +163,7 @@ def _open_one(address: Address, access: Access) -> Connection:
             sock = _encrypted(sock, address.host)
         connection = Connection(sock, reader, server)
         connection.send(protocol.connect_line(_options(address, access)))
-        connection.flush(CONNECT_TIMEOUT_S)
+        connection.flush(patience_s)
     except BaseException:
         sock.close()
         raise

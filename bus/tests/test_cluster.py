@@ -1,0 +1,103 @@
+"""Three servers: three copies of each stream, clients that fail over, stores of one kind."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from bus.tests.three_servers import NODES, ThreeServers, three_servers
+
+from virtbus.bus import declaration, server
+from virtbus.bus.client import connect
+from virtbus.bus.cluster import Cluster
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import BusError, OutcomeUnknownError, UnavailableError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
+
+
+@pytest.fixture
+async def three(tmp_path: Path) -> AsyncIterator[ThreeServers]:
+    async with three_servers(tmp_path) as found:
+        await declare(found)
+        yield found
+
+
+async def declare(three: ThreeServers) -> None:
+    async with connect(three.settings("admin"), name="admin") as admin, asyncio.timeout(60):
+        while True:
+            try:
+                await declaration.ensure(admin)
+                for node in NODES:
+                    await declaration.ensure_node(admin, node, b"nonce")
+            except (UnavailableError, OutcomeUnknownError):  # servers still find each other
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def test_streams_have_three_copies_and_writes_outlive_each_server(
+    three: ThreeServers,
+) -> None:
+    async with connect(three.settings("controller"), name="c") as bus:
+        assert {stream.replicas for stream in await bus.report()} == {3}
+        revision = 0
+        for number in range(3):
+            await three.servers[number].kill()
+            revision = await written(bus, b"%d" % number)
+            await three.restart(number)
+        entry = await bus.get(KEY)
+        assert entry is not None
+        assert (entry.value, entry.revision) == (b"2", revision)
+
+
+async def written(bus: NatsBus, value: bytes) -> int:
+    """Put until it is there: repeated while unavailable or unknown."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await bus.put(KEY, value)
+            except BusError:
+                await asyncio.sleep(0.1)
+
+
+async def test_the_third_server_is_waited_for(tmp_path: Path) -> None:
+    async with three_servers(tmp_path, at_first=2) as three:
+        async with connect(three.settings("admin"), name="admin") as admin:
+            with pytest.raises(UnavailableError, match="three servers"):
+                await once_led(admin)
+        await three.add()
+        await declare(three)
+
+
+async def once_led(admin: NatsBus) -> None:
+    """Declare once the two servers have a leader."""
+    while True:
+        with suppress(OutcomeUnknownError):
+            await declaration.ensure(admin)
+
+
+async def test_a_single_servers_store_is_no_clusters(tmp_path: Path) -> None:
+    files = server.ServerFiles(tmp_path / "state", tmp_path / "run")
+    async with (
+        server.running(files, port=-1) as running,
+        connect(running.settings("admin"), name="admin") as admin,
+    ):
+        await declaration.ensure(admin)
+    cluster = Cluster("127.0.0.1:16222", ("127.0.0.1:16222",))
+    with pytest.raises(BusError, match="restore it there"):
+        async with server.running(files, port=-1, cluster=cluster):
+            pass
+
+
+async def test_a_silent_server_is_passed_over(nats: server.Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mute = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        settings = nats.settings("controller", url=f"{mute},{nats.url}")
+        for _ in range(4):  # the order is drawn anew each time
+            async with connect(settings, name="c") as bus:
+                await bus.put(KEY, b"x")
