@@ -23,7 +23,7 @@ UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 VERBS = [
     *(("vm", verb) for verb in ("create", "get", "list", "delete", "start", "stop", "events")),
     ("vm", "watch"),
-    ("node", "list"),
+    *(("node", verb) for verb in ("list", "get", "cordon", "uncordon")),
     ("image", "list"),
     ("image", "pull"),
     ("network", "list"),

@@ -7,13 +7,22 @@ import pytest
 from cli.tests.fakes import Cli, Script
 
 from virtbus.bus.ports import Request
-from virtbus.schemas.api import ImagePage, NodeImage, NodePage, PulledImages
+from virtbus.schemas.api import (
+    ImagePage,
+    NodeDetail,
+    NodeImage,
+    NodePage,
+    NodeVm,
+    PulledImages,
+)
 from virtbus.schemas.image import ImageFormat, ImageInfo, Progress
-from virtbus.schemas.node import NodeState, NodeView, ServiceState
+from virtbus.schemas.node import NodeState, NodeView, NodeWish, ServiceState
+from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import progress
 
 pytestmark = pytest.mark.integration
 
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 IMAGE: dict[str, Any] = {
     "digest": "sha256:" + "ab" * 32,
     "names": ("tiny",),
@@ -56,6 +65,18 @@ async def test_node_list_shows_what_is_given_away(script: Script, cli: Cli) -> N
     ended = await cli("node", "list")
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[1].split()[:4] == ["n1", "ready", "2", "0/4"]
+
+
+async def test_node_cordon_shows_the_node_and_its_vms(script: Script, cli: Cli) -> None:
+    cordoned = node(wish=NodeWish(node="n1", cordoned=True))
+    vm = NodeVm(uid=UID, namespace="default", name="web", state=VmState.RUNNING)
+    for verb in ("get", "cordon", "uncordon"):
+        script.answer("node", verb, NodeDetail(node=cordoned, vms=(vm,)))
+        ended = await cli("node", verb, "n1")
+        assert ended.code == 0, ended.err
+        assert ended.out.splitlines()[1].split()[:2] == ["n1", "ready,cordoned"]
+        assert ended.out.splitlines()[-1].split() == ["default", "web", "Running", "-"]
+        assert (await cli("node", verb, "n1", "-o", "json")).json["vms"][0]["name"] == "web"
 
 
 async def test_image_list_shows_names_and_nodes(script: Script, cli: Cli) -> None:

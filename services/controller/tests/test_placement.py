@@ -27,12 +27,15 @@ def candidate(
     vcpus: int = 0,
     promised: int = 0,
     silent: bool = False,
+    cordoned: str = "",
     **more: Any,
 ) -> Candidate:
-    return Candidate(node(name, **more), vms, vcpus, promised, silent=silent)
+    known = node(name, **more)
+    return Candidate(known, vms, vcpus, promised, silent=silent, cordoned=cordoned)
 
 
 REFUSALS: list[tuple[Candidate, VmSpec, str]] = [
+    (candidate(cordoned="is cordoned"), spec(), "is cordoned"),
     (candidate(silent=True), spec(), "does not answer"),
     (candidate(state=NodeState.RECOVERING), spec(), "is recovering"),
     (candidate(state=NodeState.DRAINING), spec(), "is draining"),

@@ -15,7 +15,10 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
 @click.group(
     cls=LazyGroup,
     verbs={
-        "list": ("virtbus.cli.node:listing", "The hosts, what they have and what is given away.")
+        "list": ("virtbus.cli.node:listing", "The hosts, what they have and what is given away."),
+        "get": ("virtbus.cli.nodes.wishes:get", "One host, what is wanted of it, and its VMs."),
+        "cordon": ("virtbus.cli.nodes.wishes:cordon", "Let a host take no new VM."),
+        "uncordon": ("virtbus.cli.nodes.wishes:uncordon", "Let it take VMs again."),
     },
 )
 def command() -> None:
@@ -46,13 +49,26 @@ def table(items: list[Mapping[str, Any]]) -> str:
     return output.table(HEADER, [_row(item) for item in items])
 
 
+def state(item: Mapping[str, Any]) -> str:
+    """The node's state and what is wanted of it, as kubectl shows `Ready,SchedulingDisabled`."""
+    wish = item.get("wish") or {}
+    words = [str(item.get("state", ""))]
+    if wish.get("fenced"):
+        words.append("fenced")
+    if wish.get("draining"):
+        words.append("draining")
+    elif wish.get("cordoned"):
+        words.append("cordoned")
+    return ",".join(words)
+
+
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
     memory = (
         f"{units.size(item.get('committed_memory_bytes'))}/{units.size(item.get('memory_bytes'))}"
     )
     return (
         str(item.get("node", "")),
-        str(item.get("state", "")),
+        state(item),
         str(item.get("vms", 0)),
         f"{item.get('committed_vcpus', 0)}/{item.get('max_vcpus') or item.get('cpus', 0)}",
         memory,

@@ -8,6 +8,7 @@ from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
 from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import (
     CORES_MAX,
     DISK_MAX,
@@ -110,6 +111,12 @@ class EventList(Command):
     spans: bool = False
 
 
+class NodeRef(Command):
+    """Which node."""
+
+    node: Id
+
+
 class ImagePull(Command):
     """`image.pull`: fetch `ref` onto `node` (default: every ready node)."""
 
@@ -159,6 +166,24 @@ class NodePage(Fact):
     """The answer of `node.list`."""
 
     items: tuple[NodeView, ...] = ()
+
+
+class NodeVm(Fact):
+    """A VM of a node. `leaving`: on its way to another; `stays`: why a drain leaves it there."""
+
+    uid: Uid
+    namespace: str
+    name: str
+    state: VmState
+    leaving: bool = False
+    stays: str = ""
+
+
+class NodeDetail(Fact):
+    """The answer of `node.get` and of every verb that changes what is wanted of a node."""
+
+    node: NodeView
+    vms: tuple[NodeVm, ...] = ()
 
 
 class NodeImage(ImageInfo):

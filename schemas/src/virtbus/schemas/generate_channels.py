@@ -161,6 +161,9 @@ CHANNELS: tuple[Channel, ...] = (
     _api("vm", "stop", api.VmStop, vm.VmView, "Let the guest halt."),
     _api("vm", "events", api.EventList, api.EventPage, "Stored facts of a VM, or of all."),
     _api("node", "list", api.Empty, api.NodePage, "The nodes, with what is promised on them."),
+    _api("node", "get", api.NodeRef, api.NodeDetail, "One node, what is wanted of it, its VMs."),
+    _api("node", "cordon", api.NodeRef, api.NodeDetail, "Let a node take no new VM."),
+    _api("node", "uncordon", api.NodeRef, api.NodeDetail, "Let it take VMs; ends a drain."),
     _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
     _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
@@ -199,6 +202,13 @@ CHANNELS: tuple[Channel, ...] = (
         vm.JoinNonce,
         "admin → nodeagent",
         "The bus incarnation that the node joined.",
+    ),
+    _said(
+        subjects.node_wish,
+        Plane.RECORD,
+        node.NodeWish,
+        "controller → controller, nodeagent",
+        "Cordon, drain and fence of a node.",
     ),
     _said(
         subjects.vm_secret,

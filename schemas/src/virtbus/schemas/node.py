@@ -47,9 +47,56 @@ class NodeRecord(Fact):
     time_ns: int = 0
 
 
+class Fence(Fact):
+    """Proof that a node is off, and which of its lives that ended.
+
+    `instance` is the agent's as last heard, empty where no controller that was there heard it.
+    """
+
+    instance: str = ""
+    started_ns: int = 0
+    by: str
+    """`operator`, or `agent` for the configured fence command."""
+    why: str
+    time_ns: int
+
+
+class Drain(Fact):
+    """The wish that a node's VMs leave; `discard_local_disks` is the user's word for them all."""
+
+    discard_local_disks: bool = False
+    since_ns: int
+
+
+class NodeWish(Fact):
+    """`$KV.vm.<node>._wish`: what is wanted of a node. Written by controllers, by CAS.
+
+    It lies in the node's own subtree, so that a node reads in one list what it shall run and
+    whether it is fenced: a fenced node starts nothing (F25). No key: the node takes VMs.
+    """
+
+    schema_version: int = 1
+    node: str
+    cordoned: bool = False
+    draining: Drain | None = None
+    fenced: Fence | None = None
+    lease_revision: int = 0
+    """The revision of the lease under which a singleton wrote it; 0 for a person's word."""
+
+    @property
+    def closed(self) -> str:
+        """Why the node takes no VM, as in "n1 is cordoned"; empty where it does."""
+        if self.fenced is not None:
+            return f"is fenced ({self.fenced.why})"
+        if self.draining is not None:
+            return "is being drained"
+        return "is cordoned" if self.cordoned else ""
+
+
 class NodeView(NodeRecord):
     """A node as the API shows it."""
 
+    wish: NodeWish | None = None
     vms: int = 0
     committed_vcpus: int = 0
     committed_memory_bytes: int = 0

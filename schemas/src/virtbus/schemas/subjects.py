@@ -5,6 +5,7 @@ from virtbus.schemas.ids import UNPLACED, check_id, check_uid, name_token
 PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
+WISH_KEY = "_wish"
 
 
 def _node(node: str) -> str:
@@ -39,6 +40,11 @@ def name_claim(namespace: str, name: str) -> str:
 def join_nonce(node: str) -> str:
     """`$KV.vm.<node>._join`: which bus incarnation the node joined."""
     return f"$KV.vm.{check_id(node)}.{JOIN_KEY}"
+
+
+def node_wish(node: str) -> str:
+    """`$KV.vm.<node>._wish`: what controllers want of a node; absent: that it takes VMs."""
+    return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
 
 
 def vm_secret(node: str, uid: str) -> str:

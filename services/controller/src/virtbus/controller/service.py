@@ -14,6 +14,7 @@ from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.lease import Leases, Tenure
+from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.watching import Watches
@@ -43,7 +44,8 @@ class Controller:
         self._watches = Watches(self._fleet, bus, self._instance)
         self._feeds = Feeds(bus, self._fleet, self._watches)
         self._vms = VmApi(bus, self._fleet, self._watches, facts)
-        self._nodes = FleetApi(bus, self._fleet)
+        self._about = FleetApi(bus, self._fleet)
+        self._nodes = NodeApi(bus, self._fleet)
         self._endings = Endings(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
@@ -66,7 +68,8 @@ class Controller:
                 await asyncio.get_running_loop().create_future()
 
     def _endpoints(self) -> list[Endpoint]:
-        vms, nodes, limit = self._vms, self._nodes, self._settings.requests_at_once
+        vms, nodes, about = self._vms, self._nodes, self._about
+        limit = self._settings.requests_at_once
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
             ("vm", "get"): vms.get,
@@ -75,12 +78,15 @@ class Controller:
             ("vm", "delete"): vms.delete,
             ("vm", "start"): vms.start,
             ("vm", "stop"): vms.stop,
-            ("vm", "events"): nodes.events,
-            ("node", "list"): nodes.nodes,
-            ("image", "list"): nodes.images,
-            ("image", "pull"): nodes.pull,
-            ("network", "list"): nodes.networks,
-            ("bus", "status"): nodes.status,
+            ("vm", "events"): about.events,
+            ("node", "list"): nodes.list,
+            ("node", "get"): nodes.get,
+            ("node", "cordon"): nodes.cordon,
+            ("node", "uncordon"): nodes.uncordon,
+            ("image", "list"): about.images,
+            ("image", "pull"): about.pull,
+            ("network", "list"): about.networks,
+            ("bus", "status"): about.status,
         }
         endpoints = [
             Endpoint(

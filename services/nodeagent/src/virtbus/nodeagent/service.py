@@ -125,6 +125,8 @@ class NodeAgent:
                 self._nonce = read(JoinNonce, entry.value).nonce
                 self._trusted = self._trusted and self._nonce == self._tools.files.nonce()
             return
+        if uid == subjects.WISH_KEY:
+            return
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
             return

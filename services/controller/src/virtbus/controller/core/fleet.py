@@ -13,8 +13,8 @@ from virtbus.controller.core.view import view
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import is_id
-from virtbus.schemas.node import NodeRecord, NodeView
-from virtbus.schemas.subjects import JOIN_KEY
+from virtbus.schemas.node import NodeRecord, NodeView, NodeWish
+from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
 
@@ -47,12 +47,14 @@ class NodeSeen:
     kind: bytes = b""
 
 
-def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | None:
+def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
     """The value of a `$KV.vm…` key by the shape of the key; None for a join nonce."""
     tokens = key.split(".")
     if tokens[-1] == JOIN_KEY:
         return None
     data: Any = decode(value)
+    if tokens[-1] == WISH_KEY:
+        return validate(NodeWish, data)
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return validate(NameClaim, data)
     if isinstance(data, dict) and data.get("tombstone"):
@@ -76,6 +78,8 @@ class Fleet:
     promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
+    """What is wanted of a node, and at which revision."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, Claimed] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
@@ -96,6 +100,10 @@ class Fleet:
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim):
             self.claims[key] = Claimed(message.uid, revision, time_ns)
+            return None
+        if isinstance(message, NodeWish):
+            _check_key(key, is_id(message.node) and subjects.node_wish(message.node))
+            self.wish(message, revision)
             return None
         if not isinstance(message, VmRecord):
             return None
@@ -118,6 +126,9 @@ class Fleet:
         """Take in a purge marker."""
         self.revision = max(self.revision, revision)
         tokens = key.split(".")
+        if tokens[-1] == WISH_KEY:
+            self.wish(NodeWish(node=tokens[2]), revision)
+            return None
         if self.claims.pop(key, None) is not None or len(tokens) != 4 or tokens[3] == JOIN_KEY:
             return None
         uid = tokens[3]
@@ -141,6 +152,12 @@ class Fleet:
             del self.names[name]
         return uid
 
+    def wish(self, wish: NodeWish, revision: int) -> None:
+        """Take in what is wanted of a node, in any order of arrival."""
+        known = self.wishes.get(wish.node)
+        if known is None or known[1] < revision:
+            self.wishes[wish.node] = (wish, revision)
+
     def put_status(self, key: str, value: bytes, revision: int) -> str:
         """Take in one `$KV.st` message; VirtbusError where it is not of its key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
@@ -163,6 +180,11 @@ class Fleet:
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         self.nodes[record.node] = NodeSeen(record, now_s, skew_s, kind_of(told))
         return record.node
+
+    def wish_of(self, node: str) -> NodeWish:
+        """What is wanted of a node."""
+        known = self.wishes.get(node)
+        return known[0] if known is not None else NodeWish(node=node)
 
     # --- answers --------------------------------------------------------------------------
     def silent(self, node: str, now_s: float) -> bool:
@@ -207,6 +229,7 @@ class Fleet:
                     load.memory_bytes,
                     self.silent(node, now_s),
                     seen.kind,
+                    self.wish_of(node).closed if node in self.wishes else "",
                 )
             )
         return found
@@ -222,6 +245,7 @@ class Fleet:
                 committed_memory_bytes=candidate.memory_bytes,
                 age_s=round(now_s - seen.heard_s, 1),
                 skew_s=round(seen.skew_s, 3),
+                wish=self.wish_of(candidate.record.node),
             )
 
 

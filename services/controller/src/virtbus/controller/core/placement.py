@@ -34,6 +34,8 @@ class Candidate(NamedTuple):
     memory_bytes: int
     silent: bool = False
     kind: bytes = b""
+    cordoned: str = ""
+    """Why it takes no VM: cordoned, drained or fenced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class Placement:
 def memory_of(spec: VmSpec) -> int:
     """What a VM takes of a host's memory."""
     return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
+
+
+def _open(_spec: VmSpec, node: Candidate) -> str | None:
+    return node.cordoned or None
 
 
 def _alive(_spec: VmSpec, node: Candidate) -> str | None:
@@ -108,7 +114,7 @@ def free_memory(node: Candidate) -> int:
 Filter = Callable[[VmSpec, Candidate], str | None]
 OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
 """These read nothing of the record that ONE_OF_A_KIND leaves out, and nothing beside it."""
-FILTERS: tuple[Filter, ...] = (_alive, *OF_KIND, _vcpus, _memory)
+FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _vcpus, _memory)
 ONE_OF_A_KIND = frozenset(
     {
         *("node", "hostname", "instance", "started_ns", "time_ns"),
@@ -180,7 +186,8 @@ def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
         verdict = verdicts.get(node.kind or name)
         if verdict is None:
             verdict = verdicts[node.kind or name] = _judge(spec, node)
-        reason = _alive(spec, node) or verdict.refused or _vcpus(spec, node) or _memory(spec, node)
+        closed = _open(spec, node) or _alive(spec, node)
+        reason = closed or verdict.refused or _vcpus(spec, node) or _memory(spec, node)
         if reason is None:
             fit.append((-verdict.score - SPREAD * _spread(spec, node), node.vms, name))
         else:

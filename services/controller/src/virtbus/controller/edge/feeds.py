@@ -7,6 +7,7 @@ from collections.abc import Callable
 from virtbus.bus.ports import Bus, Entry, EntryKind, WatchMark
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.watching import Watches
+from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Feeds:
     async def run(self) -> None:
         """Follow all three buckets; never returns by itself."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow("vm", self._vm, lambda: set(self._fleet.vms)))
+            group.create_task(self._follow("vm", self._vm, self._known_in_vm))
             group.create_task(
                 self._follow("st", self._status, lambda: {uid for _, uid in self._fleet.statuses})
             )
@@ -52,7 +53,7 @@ class Feeds:
                 elif isinstance(item, Entry):
                     uid = self._take(take, item)
                     if item.kind is EntryKind.PUT:
-                        missing.discard(item.key.rsplit(".", maxsplit=1)[-1])
+                        missing.discard(_name(item.key))
                     self._changed(uid)
 
     def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
@@ -66,7 +67,9 @@ class Feeds:
     def _forget(self, bucket: str, missing: set[str]) -> None:
         """Drop what a complete list no longer names."""
         for uid in missing:
-            if bucket == "vm":
+            if uid.startswith("$KV."):
+                self._fleet.purge_vm(uid, self._fleet.revision)
+            elif bucket == "vm":
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
             else:
                 for key in [key for key in self._fleet.statuses if key[1] == uid]:
@@ -77,6 +80,9 @@ class Feeds:
         self._watches.changed(uid)
         if uid is not None:
             self.released.put_nowait(uid)
+
+    def _known_in_vm(self) -> set[str]:
+        return {*self._fleet.vms, *(subjects.node_wish(node) for node in self._fleet.wishes)}
 
     def _vm(self, entry: Entry) -> str | None:
         if entry.kind is EntryKind.PURGE:
@@ -92,3 +98,9 @@ class Feeds:
         if entry.kind is EntryKind.PUT:
             now_s = asyncio.get_running_loop().time()
             self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
+
+
+def _name(key: str) -> str:
+    """What a key is known by: the uid, or the whole key of a node's wish."""
+    last = key.rsplit(".", maxsplit=1)[-1]
+    return key if last == subjects.WISH_KEY else last

@@ -1,4 +1,4 @@
-"""`node.*`, `image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
+"""`image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,7 +16,6 @@ from virtbus.schemas.api import (
     ImagePull,
     NetworkPage,
     NodeImage,
-    NodePage,
     PulledImages,
 )
 from virtbus.schemas.errors import Code, VirtbusError
@@ -36,10 +35,6 @@ class FleetApi:
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
         self._fleet = fleet
-
-    async def nodes(self, request: Request) -> NodePage:
-        validate(Empty, request.data)
-        return NodePage(items=tuple(self._fleet.node_views(asyncio.get_running_loop().time())))
 
     async def networks(self, request: Request) -> NetworkPage:
         validate(Empty, request.data)

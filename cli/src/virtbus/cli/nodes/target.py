@@ -1,0 +1,13 @@
+"""Which node is meant: NAME, completed from the bus."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from virtbus.cli import known
+
+
+def node_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """NAME of a node."""
+    return click.argument("name", shell_complete=known.nodes)(function)
