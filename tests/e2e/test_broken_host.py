@@ -39,11 +39,13 @@ def test_full_disk_fails_the_vm_with_its_cause_and_room_mends_it(stage: Stage) -
         platform.nothing_left()
 
 
-def test_floor_of_free_room_is_kept(stage: Stage) -> None:
+def test_node_with_too_little_free_disk_is_given_no_vm(stage: Stage) -> None:
     with stage.apart({"VIRTBUS_MIN_FREE_RATIO": "0.99"}) as platform:
         with pytest.raises(Refused) as refused:
             platform.create("low", "--timeout", "60")
-        assert refused.value.error["reason"] == "disk_full", refused.value.text
+        assert refused.value.error["reason"] == "no_capacity", refused.value.text
+        assert "of disk free" in refused.value.text
+        assert platform.vms() == []
         platform.nothing_left()
 
 

@@ -9,8 +9,10 @@ from services.controller.tests.fleets import GIB, node, spec
 from virtbus.controller.core.placement import (
     FILTERS,
     MEMORY_RESERVE_BYTES,
+    OVERLAY_BYTES,
     QEMU_OVERHEAD_BYTES,
     Candidate,
+    disk_of,
     kind_of,
     no_node,
     place,
@@ -18,6 +20,8 @@ from virtbus.controller.core.placement import (
 from virtbus.schemas.errors import Code
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.vm import VmSpec
+
+MIB = 1024**2
 
 
 def candidate(
@@ -67,6 +71,11 @@ REFUSALS: list[tuple[Candidate, VmSpec, str]] = [
         "has 512MiB of memory left, 1.0GiB asked",
     ),
     (candidate(promised=99 * GIB), spec(), "has 0B of memory left, 304MiB asked"),
+    (
+        candidate(disk_free_bytes=2 * GIB + 2**20, disk_reserve_bytes=2 * GIB),
+        spec(volumes=[{"name": "root", "image": {"ref": "tiny"}}]),
+        "has 2.0GiB of disk free and keeps 2GiB (min_free_bytes, min_free_ratio); free some there",
+    ),
 ]
 
 
@@ -87,6 +96,18 @@ def test_memory_fits_to_the_last_byte() -> None:
     free = 16 * GIB - MEMORY_RESERVE_BYTES - QEMU_OVERHEAD_BYTES
     assert place(spec(domain={"memory": {"guest": free}}), [candidate()]).nodes == ("n1",)
     assert place(spec(domain={"memory": {"guest": free + 1}}), [candidate()]).nodes == ()
+
+
+def test_disks_count_what_a_first_boot_writes_and_what_was_promised_since() -> None:
+    small, large = (
+        spec(volumes=[{"name": "d", "empty_disk": {"capacity": size}}]) for size in (MIB, 64 * GIB)
+    )
+    assert (disk_of(small), disk_of(large)) == (MIB, OVERLAY_BYTES)
+    there = candidate(disk_free_bytes=GIB + MIB, disk_reserve_bytes=GIB)
+    assert place(small, [there]).nodes
+    assert not place(small, [there._replace(fresh_vms=1)]).nodes
+    simulated = candidate(disk_free_bytes=0, disk_reserve_bytes=0)
+    assert place(large, [simulated]).nodes
 
 
 def test_what_fits_fits() -> None:

@@ -35,6 +35,8 @@ class NodeRecord(Fact):
     cpus: int
     memory_bytes: int
     disk_free_bytes: int = 0
+    disk_reserve_bytes: int = 0
+    """What new VMs leave free of the disk; 0: the disk is not looked at (simulated nodes)."""
     max_vcpus: int = 0
     accelerators: tuple[str, ...] = ("tcg",)
     labels: dict[str, str] = Field(default_factory=dict)

@@ -34,7 +34,7 @@ class Settings(ServiceSettings):
         2 * GIB, ge=0, description="bytes of the store's disk that images never take"
     )
     min_free_ratio: float = Field(
-        0.05, ge=0, lt=1, description="share of the store's disk that images never take"
+        0.01, ge=0, lt=1, description="share of the store's disk that images never take"
     )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(

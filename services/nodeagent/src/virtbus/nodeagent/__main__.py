@@ -121,7 +121,7 @@ async def _host(
     except Exception as error:  # noqa: BLE001  libvirt may still come: the agent waits for it
         log.warning("versions unknown: %s", error, extra={"code": "libvirt_down"})
     return lambda: host_facts(
-        settings.state_dir, max_vcpus=max_vcpus, accelerators=accelerators, versions=versions
+        settings, max_vcpus=max_vcpus, accelerators=accelerators, versions=versions
     )
 
 

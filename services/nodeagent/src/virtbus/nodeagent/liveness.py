@@ -121,6 +121,7 @@ class Liveness:
             cpus=host.cpus,
             memory_bytes=host.memory_bytes,
             disk_free_bytes=host.disk_free_bytes,
+            disk_reserve_bytes=host.disk_reserve_bytes,
             max_vcpus=host.max_vcpus,
             accelerators=host.accelerators,
             labels=settings.labels,

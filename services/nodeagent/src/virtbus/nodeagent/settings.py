@@ -6,6 +6,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from virtbus.bus.settings import ServiceSettings
+from virtbus.schemas.quantity import Bytes
+
+GIB = 1024**3
 
 
 class Settings(ServiceSettings):
@@ -33,6 +36,15 @@ class Settings(ServiceSettings):
     )
     ask_after_s: float = Field(
         0.25, gt=0, description="silence in seconds after which imaged and netd are asked"
+    )
+    min_free_bytes: Bytes = Field(
+        2 * GIB,
+        ge=0,
+        description="bytes of state_dir's disk below which this node gets no VM; records, logs "
+        "and what guests write next need them",
+    )
+    min_free_ratio: float = Field(
+        0.01, ge=0, lt=1, description="the same as a share of the disk; the larger of both holds"
     )
     simulate: bool = Field(
         False, description="libvirt's test driver, recorded netd and imaged; needs no root"

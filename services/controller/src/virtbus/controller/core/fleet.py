@@ -45,6 +45,8 @@ class NodeSeen:
     heard_s: float
     skew_s: float = 0.0
     kind: bytes = b""
+    vms: int = 0
+    """How many were promised on it then."""
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
@@ -178,7 +180,13 @@ class Fleet:
         record = validate(NodeRecord, told)
         _check_key(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
-        self.nodes[record.node] = NodeSeen(record, now_s, skew_s, kind_of(told))
+        self.nodes[record.node] = NodeSeen(
+            record,
+            now_s,
+            skew_s,
+            kind_of(told),
+            self.promises.on.get(record.node, NOTHING).vms,
+        )
         return record.node
 
     def wish_of(self, node: str) -> NodeWish:
@@ -230,6 +238,7 @@ class Fleet:
                     self.silent(node, now_s),
                     seen.kind,
                     self.wish_of(node).closed if node in self.wishes else "",
+                    max(0, load.vms - seen.vms),
                 )
             )
         return found

@@ -20,6 +20,9 @@ MEMORY_RESERVE_BYTES = 512 * 1024**2
 """Kept for the host: libvirtd, the services and page tables of the guests."""
 QEMU_OVERHEAD_BYTES = 48 * 1024**2
 """Beside the guest's memory, per VM (perf-limits.md §2: PSS 31.5 MiB for a 32 MiB guest)."""
+OVERLAY_BYTES = 64 * 1024**2
+"""Of a disk's size this much counts: overlays are thin, and a small guest's first boot writes
+less. Disks are shared like CPUs; what older ones grew to shows in the node's free bytes."""
 
 
 class Candidate(NamedTuple):
@@ -36,6 +39,8 @@ class Candidate(NamedTuple):
     kind: bytes = b""
     cordoned: str = ""
     """Why it takes no VM: cordoned, drained or fenced."""
+    fresh_vms: int = 0
+    """Of `vms`, those promised after the record: its free disk does not show them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,12 @@ class Placement:
 def memory_of(spec: VmSpec) -> int:
     """What a VM takes of a host's memory."""
     return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
+
+
+def disk_of(spec: VmSpec) -> int:
+    """What a VM takes of a host's disk at first."""
+    sizes = [v.empty_disk.capacity if v.empty_disk else OVERLAY_BYTES for v in spec.volumes]
+    return sum(min(size, OVERLAY_BYTES) for size in sizes)
 
 
 def _open(_spec: VmSpec, node: Candidate) -> str | None:
@@ -111,14 +122,25 @@ def free_memory(node: Candidate) -> int:
     return node.record.memory_bytes - MEMORY_RESERVE_BYTES - node.memory_bytes
 
 
+def _disk(spec: VmSpec, node: Candidate) -> str | None:
+    reserve = node.record.disk_reserve_bytes
+    free = node.record.disk_free_bytes - node.fresh_vms * OVERLAY_BYTES
+    if not reserve or free - disk_of(spec) >= reserve:
+        return None
+    return (
+        f"has {format_bytes(max(free, 0))} of disk free and keeps {format_bytes(reserve)}"
+        " (min_free_bytes, min_free_ratio); free some there"
+    )
+
+
 Filter = Callable[[VmSpec, Candidate], str | None]
 OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
 """These read nothing of the record that ONE_OF_A_KIND leaves out, and nothing beside it."""
-FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _vcpus, _memory)
+FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _vcpus, _memory, _disk)
 ONE_OF_A_KIND = frozenset(
     {
         *("node", "hostname", "instance", "started_ns", "time_ns"),
-        *("cpus", "memory_bytes", "max_vcpus", "disk_free_bytes"),
+        *("cpus", "memory_bytes", "max_vcpus", "disk_free_bytes", "disk_reserve_bytes"),
     }
 )
 """Fields of NodeRecord that may differ between nodes of one kind."""
@@ -176,6 +198,10 @@ def _judge(spec: VmSpec, node: Candidate) -> _Verdict:
     return _Verdict(refused, score)
 
 
+def _full(spec: VmSpec, node: Candidate) -> str | None:
+    return _vcpus(spec, node) or _memory(spec, node) or _disk(spec, node)
+
+
 def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
     """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
     refused: dict[str, str] = {}
@@ -187,7 +213,7 @@ def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
         if verdict is None:
             verdict = verdicts[node.kind or name] = _judge(spec, node)
         closed = _open(spec, node) or _alive(spec, node)
-        reason = closed or verdict.refused or _vcpus(spec, node) or _memory(spec, node)
+        reason = closed or verdict.refused or _full(spec, node)
         if reason is None:
             fit.append((-verdict.score - SPREAD * _spread(spec, node), node.vms, name))
         else:

@@ -59,7 +59,7 @@ class Store:
         root: Path,
         *,
         min_free_bytes: int = 2 * 1024**3,
-        min_free_ratio: float = 0.05,
+        min_free_ratio: float = 0.01,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
         """Open the store at `root`, making what is missing, and read what it holds.

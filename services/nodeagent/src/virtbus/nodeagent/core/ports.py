@@ -197,6 +197,7 @@ class HostFacts:
     cpus: int
     memory_bytes: int
     disk_free_bytes: int
+    disk_reserve_bytes: int
     max_vcpus: int
     accelerators: tuple[str, ...]
     versions: Mapping[str, str]

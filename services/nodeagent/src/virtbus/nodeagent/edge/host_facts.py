@@ -3,9 +3,9 @@
 import os
 import platform
 import shutil
-from pathlib import Path
 
 from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.settings import Settings
 
 
 def memory_bytes() -> int:
@@ -14,14 +14,17 @@ def memory_bytes() -> int:
 
 
 def host_facts(
-    state_dir: Path, *, max_vcpus: int, accelerators: tuple[str, ...], versions: dict[str, str]
+    settings: Settings, *, max_vcpus: int, accelerators: tuple[str, ...], versions: dict[str, str]
 ) -> HostFacts:
-    """The facts as they are now; only the free disk changes."""
+    """The facts as they are now; only the disk changes."""
+    disk = shutil.disk_usage(settings.state_dir)
+    reserve = max(settings.min_free_bytes, int(disk.total * settings.min_free_ratio))
     return HostFacts(
         hostname=platform.node(),
         cpus=os.cpu_count() or 1,
         memory_bytes=memory_bytes(),
-        disk_free_bytes=shutil.disk_usage(state_dir).free,
+        disk_free_bytes=disk.free,
+        disk_reserve_bytes=0 if settings.simulate else reserve,
         max_vcpus=max_vcpus,
         accelerators=accelerators,
         versions={"kernel": platform.release(), **versions},
