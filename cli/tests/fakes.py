@@ -26,6 +26,7 @@ VERBS = [
     *(("node", verb) for verb in ("list", "get", "cordon", "uncordon")),
     ("image", "list"),
     ("image", "pull"),
+    ("image", "delete"),
     ("network", "list"),
     ("bus", "status"),
 ]

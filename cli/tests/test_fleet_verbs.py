@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from cli.tests.fakes import Cli, Script
+from cli.tests.fakes import UID, Cli, Script
 
 from virtbus.bus.ports import Request
 from virtbus.schemas.api import (
+    DeletedImages,
     ImagePage,
     NodeDetail,
     NodeImage,
@@ -17,12 +18,12 @@ from virtbus.schemas.api import (
 )
 from virtbus.schemas.image import ImageFormat, ImageInfo, Progress
 from virtbus.schemas.node import NodeState, NodeView, NodeWish, ServiceState
+from virtbus.schemas.nodework import ForgottenImage
 from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import progress
 
 pytestmark = pytest.mark.integration
 
-UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 IMAGE: dict[str, Any] = {
     "digest": "sha256:" + "ab" * 32,
     "names": ("tiny",),
@@ -144,6 +145,20 @@ async def test_status_trusts_services_that_their_node_calls_ready(script: Script
     known = node(services=services).model_dump(mode="json")
     script.answer("bus", "status", status(nodes=[known]))
     assert (await cli("status")).code == 0
+
+
+async def test_image_delete_says_what_went_and_who_still_uses_it(script: Script, cli: Cli) -> None:
+    gone = ForgottenImage(names=("tiny",), freed_bytes=17 * 1024**2)
+    kept = ForgottenImage(names=("tiny",), used_by=(UID,))
+    script.answer("image", "delete", DeletedImages(nodes={"n1": gone, "n2": kept}))
+    ended = await cli("image", "delete", "tiny")
+    assert ended.code == 0, ended.err
+    assert [line.split() for line in ended.out.splitlines()[1:]] == [
+        ["n1", "tiny", "17MiB", "0"],
+        ["n2", "tiny", "0B", "1"],
+    ]
+    script.answer("image", "delete", DeletedImages(nodes={"n1": gone}, errors={"n2": "silent"}))
+    assert (await cli("image", "delete", "tiny")).code == 1
 
 
 @pytest.mark.parametrize(

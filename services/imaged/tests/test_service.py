@@ -19,7 +19,15 @@ from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind
-from virtbus.schemas.nodework import Ensure, ImageReady, Inspect, PullImage, Release, Tele
+from virtbus.schemas.nodework import (
+    Ensure,
+    ForgetImage,
+    ImageReady,
+    Inspect,
+    PullImage,
+    Release,
+    Tele,
+)
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import encode
 
@@ -225,6 +233,26 @@ async def test_pull_and_list(desk: Desk, tmp_path: Path) -> None:
     assert list(listed["images"][0]["names"]) == ["tiny"]
     with pytest.raises(VirtbusError) as caught:
         await desk.ask("pull", PullImage(ref="nosuch", job=JOB))
+    assert caught.value.reason == "image_unknown"
+
+
+async def test_a_deleted_image_goes_when_the_last_disk_of_it_does(
+    desk: Desk, tmp_path: Path
+) -> None:
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    image = await desk.ask("pull", PullImage(ref="tiny", job=JOB))
+    await desk.ask("ensure", Ensure(record=record(volume("tiny"))))
+    first = await desk.ask("delete", ForgetImage(ref="tiny"))
+    assert (list(first["names"]), first.get("freed_bytes", 0)) == (["tiny"], 0)
+    assert list(first["used_by"]) == [UID]
+    assert not (await desk.ask("list", {}))["images"][0].get("names")
+    await desk.put(record(volume("tiny"), generation=2, deleting=True))
+    await desk.ask("release", Release(uid=UID, epoch=1))
+    second = await desk.ask("delete", ForgetImage(ref=image["digest"]))
+    assert second["freed_bytes"] == image["size_bytes"]
+    assert not (await desk.ask("list", {})).get("images")
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask("delete", ForgetImage(ref="tiny"))
     assert caught.value.reason == "image_unknown"
 
 

@@ -22,6 +22,7 @@ _SHORT = len("sha256:") + 12
     cls=LazyGroup,
     verbs={
         "list": ("virtbus.cli.image:listing", "The images in the nodes' stores."),
+        "delete": ("virtbus.cli.image:delete", "Remove an image from the nodes' stores."),
         "pull": ("virtbus.cli.image:pull", "Fetch an image before it is needed."),
     },
 )
@@ -70,17 +71,50 @@ def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) 
     finally:
         steps.close()
     images: Mapping[str, Mapping[str, Any]] = answer.get("images") or {}
-    errors: Mapping[str, str] = answer.get("errors") or {}
-    if images or not errors:
+    if images or not answer.get("errors"):
         by_digest = [_row({**image, "nodes": [name]}) for name, image in images.items()]
         invocation.show(answer, lambda: output.table(HEADER, by_digest))
-    if errors:
-        raise CliError(
-            Exit.REFUSED,
-            "pull_failed",
-            f"{ref} could not be fetched by {len(errors)} node(s)",
-            details=[{"path": name, "message": text} for name, text in errors.items()],
+    _raise_partial(answer, "pull_failed", f"{ref} could not be fetched by")
+
+
+@click.command(
+    name="delete",
+    epilog=examples(
+        """
+        virtbus image delete tiny
+        virtbus image delete https://images.example/debian-12.qcow2 --node n1
+        virtbus image delete sha256:<digest>         with all its names
+        """
+    ),
+)
+@click.argument("ref", shell_complete=known.images)
+@click.option(
+    "--node",
+    metavar="NODE",
+    shell_complete=known.nodes,
+    help="Only from this node.  [default: all]",
+)
+@verb
+def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
+    """Remove the image REF (a name, URL or digest) from the nodes' stores.
+
+    VMs made of it keep running: its bytes go when the last of their disks does.
+    """
+    query = {"ref": ref} | ({"node": node} if node else {})
+    answer = invocation.call("image", "delete", query)
+    nodes: Mapping[str, Mapping[str, Any]] = answer.get("nodes") or {}
+    rows = [
+        (
+            name,
+            ", ".join(gone.get("names") or ()) or "-",
+            units.size(gone.get("freed_bytes") or 0),
+            str(len(gone.get("used_by") or ())),
         )
+        for name, gone in sorted(nodes.items())
+    ]
+    header = ("NODE", "NAMES REMOVED", "FREED", "VMS THAT STILL USE IT")
+    invocation.show(answer, lambda: output.table(header, rows))
+    _raise_partial(answer, "delete_failed", f"{ref} could not be removed from")
 
 
 class _Reports:
@@ -103,6 +137,18 @@ class _Reports:
         totals = [total for _, total in self._by_node.values()]
         known = sum(total for total in totals if total) if all(totals) else None
         self._steps.transfer(f"pull to {', '.join(sorted(self._by_node))}", done, known)
+
+
+def _raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
+    """End with what each node that failed said."""
+    errors: Mapping[str, str] = answer.get("errors") or {}
+    if errors:
+        raise CliError(
+            Exit.REFUSED,
+            reason,
+            f"{what} {len(errors)} node(s)",
+            details=[{"path": name, "message": text} for name, text in errors.items()],
+        )
 
 
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:

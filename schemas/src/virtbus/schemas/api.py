@@ -3,10 +3,11 @@
 from pydantic import ConfigDict, Field
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageInfo, ImageRef
+from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
+from virtbus.schemas.nodework import ForgottenImage
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import (
@@ -125,6 +126,16 @@ class ImagePull(Command):
     job: Uid | None = None
 
 
+class ImageDelete(Command):
+    """`image.delete`: remove an image by name, URL or digest from `node` (default: every one).
+
+    Its names go at once, its bytes once no VM's disk is made of it.
+    """
+
+    ref: StoredRef
+    node: Id | None = None
+
+
 class Empty(Command):
     """A request with nothing to say."""
 
@@ -202,6 +213,13 @@ class PulledImages(Fact):
     """The answer of `image.pull`: the image by node, and the nodes that failed with why."""
 
     images: dict[str, ImageInfo] = Field(default_factory=dict)
+    errors: dict[str, str] = Field(default_factory=dict)
+
+
+class DeletedImages(Fact):
+    """The answer of `image.delete`: what went by node, and the nodes that failed with why."""
+
+    nodes: dict[str, ForgottenImage] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)
 
 

@@ -130,7 +130,12 @@ def _rpc(
     )
 
 
-_ASKERS = {"list": "controller", "pull": "controller", "inspect": "tools and tests"}
+_ASKERS = {
+    "list": "controller",
+    "pull": "controller",
+    "delete": "controller",
+    "inspect": "tools and tests",
+}
 
 
 def _said(
@@ -166,6 +171,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "uncordon", api.NodeRef, api.NodeDetail, "Let it take VMs; ends a drain."),
     _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
+    _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
     _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "status", api.Empty, None, "Streams, nodes and VMs in figures."),
     _said(
@@ -245,6 +251,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "inspect", nodework.Inspect, nodework.Held, "Disk files on the host."),
     _rpc("imaged", "list", api.Empty, nodework.Tele, "Images of the node."),
     _rpc("imaged", "pull", nodework.PullImage, image.ImageInfo, "Fetch an image."),
+    _rpc("imaged", "delete", nodework.ForgetImage, nodework.ForgottenImage, "Remove an image."),
     _rpc("netd", "ensure", nodework.Ensure, nodework.NetReady, "Make the network of a record."),
     _rpc("netd", "release", nodework.Release, nodework.Released, "Remove a VM's network."),
     _rpc("netd", "inspect", nodework.Inspect, nodework.Held, "Networks on the host."),

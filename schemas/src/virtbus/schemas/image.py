@@ -60,6 +60,15 @@ def check_image_ref(text: str) -> str:
 ImageRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_image_ref)]
 
 
+def check_stored_ref(text: str) -> str:
+    """Return `text` if it is a reference, or the digest of an image."""
+    return text if _DIGEST.fullmatch(text) else check_image_ref(text)
+
+
+StoredRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_stored_ref)]
+"""What names an image that is stored already."""
+
+
 class ImageFormat(StrEnum):
     """The disk formats virtbus accepts; everything else is refused by its header (IMG-09)."""
 

@@ -100,6 +100,21 @@ class PullImage(Fact):
     job: str
 
 
+class ForgetImage(Fact):
+    """`rpc.imaged.delete`: let go of every name that `ref` (name, URL or digest) stands for."""
+
+    ref: str
+
+
+class ForgottenImage(Fact):
+    """What that let go of. An image that disks are made of stays until the last is deleted."""
+
+    names: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    used_by: tuple[str, ...] = ()
+    """The VMs (uids) whose disks still read the image."""
+
+
 class ConsoleOpen(Fact):
     """`rpc.agent.console`: attach to a VM's serial console.
 

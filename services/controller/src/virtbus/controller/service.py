@@ -85,6 +85,7 @@ class Controller:
             ("node", "uncordon"): nodes.uncordon,
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
+            ("image", "delete"): about.delete_image,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
         }

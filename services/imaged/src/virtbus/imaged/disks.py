@@ -211,16 +211,27 @@ class Disks:
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
         """Remove images that no name, disk, lease or recent use holds; their digests."""
         used = await self._threads.run(self._used)
-        digests = self._store.garbage(used, grace_s)
+        digests = self._store.garbage(frozenset(used), grace_s)
         await self._threads.run(self._store.discard, digests)
         return digests
 
-    def _used(self) -> frozenset[str]:
-        return frozenset(
-            f"sha256:{Path(found.overlay.backing_path).name}"
-            for found in self._files.find()
-            if found.overlay is not None and found.overlay.backing_path
-        )
+    async def discard_unused(self, digests: frozenset[str]) -> tuple[int, tuple[str, ...]]:
+        """Remove these images where nothing holds them: the bytes freed, the VMs that hold some."""
+        sizes = {image.digest: image.size_bytes for image in self._store.images()}
+        used = await self._threads.run(self._used)
+        gone = self._store.garbage(frozenset(used), 0.0, among=digests)
+        await self._threads.run(self._store.discard, gone)
+        users = {uid for digest in digests for uid in used.get(digest, ())}
+        return sum(sizes[digest] for digest in gone), tuple(sorted(users))
+
+    def _used(self) -> dict[str, set[str]]:
+        """The images that disks are made of, with the VMs."""
+        used: dict[str, set[str]] = {}
+        for found in self._files.find():
+            if found.overlay is not None and found.overlay.backing_path:
+                digest = f"sha256:{Path(found.overlay.backing_path).name}"
+                used.setdefault(digest, set()).add(found.uid)
+        return used
 
     def _fence(self, record: VmRecord) -> None:
         uid, epoch = record.uid, record.epoch

@@ -120,6 +120,20 @@ class Images:
         self._changed()
         return image
 
+    async def forget(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Let go of what `ref` (name, URL or digest) names: the digests, and the names they had.
+
+        Raises:
+            VirtbusError: 404 `image_unknown`.
+        """
+        digests, names = self._store.named(ref)
+        if not digests:
+            message = f"no image {shown(ref)} is stored here; `virtbus image list` shows what is"
+            raise VirtbusError(Code.NOT_FOUND, "image_unknown", message)
+        await self._threads.run(self._store.remove_links, names)
+        self._changed()
+        return digests, names
+
     async def _resolve(self, source: ImageSource) -> tuple[str, str | None]:
         if source.is_url:
             return source.locator, source.digest

@@ -14,6 +14,8 @@ from virtbus.schemas.ids import check_uid
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref
 from virtbus.schemas.nodework import (
     Ensure,
+    ForgetImage,
+    ForgottenImage,
     Held,
     ImageReady,
     Inspect,
@@ -107,6 +109,19 @@ class Requests:
         if isinstance(outcome, VirtbusError):
             raise outcome
         return outcome
+
+    async def delete(self, request: Request) -> ForgottenImage:
+        """Remove an image's names, and its bytes where no disk is made of it."""
+        want = validate(ForgetImage, request.data)
+        digests, names = await self._images.forget(want.ref)
+        freed_bytes, used_by = await self._disks.discard_unused(digests)
+        log.info(
+            "image %s removed, %d bytes freed",
+            want.ref,
+            freed_bytes,
+            extra={"code": "image_removed"},
+        )
+        return ForgottenImage(names=names, freed_bytes=freed_bytes, used_by=used_by)
 
     async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
         try:

@@ -32,7 +32,7 @@ from virtbus.schemas.wire import decode, validate
 
 log = logging.getLogger(__name__)
 
-VERBS = ("ensure", "release", "inspect", "pull", "list")
+VERBS = ("ensure", "release", "inspect", "pull", "delete", "list")
 _CHANGE_SETTLES_S = 0.1
 
 

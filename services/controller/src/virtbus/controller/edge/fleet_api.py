@@ -8,10 +8,12 @@ from virtbus.bus.ports import Bus, BusError, Request
 from virtbus.controller.core.fleet import Fleet
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
+    DeletedImages,
     Empty,
     EventItem,
     EventList,
     EventPage,
+    ImageDelete,
     ImagePage,
     ImagePull,
     NetworkPage,
@@ -22,7 +24,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import NetworkInfo
-from virtbus.schemas.nodework import PullImage
+from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage
 from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import decode, validate
 
@@ -73,14 +75,8 @@ class FleetApi:
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
-        nodes = [want.node] if want.node else sorted(self._fleet.nodes)
-        if not nodes:
-            message = "no node has joined; start one with `virtbus up`"
-            raise VirtbusError(Code.UNAVAILABLE, "no_node", message, after_ms=5000)
-        if want.node and want.node not in self._fleet.nodes:
-            message = f"there is no node {want.node}; `virtbus node list` shows what there is"
-            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
-        left_s = max(request.deadline_s - asyncio.get_running_loop().time(), 0.1)
+        nodes = self._named(want.node)
+        left_s = _left_s(request)
         ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
         answers, errors = await self._ask(nodes, "pull", ask, left_s)
         if errors and not answers:
@@ -89,6 +85,32 @@ class FleetApi:
             images={node: validate(ImageInfo, answer) for node, answer in answers.items()},
             errors={node: error.body.message for node, error in errors.items()},
         )
+
+    async def delete_image(self, request: Request) -> DeletedImages:
+        """Remove an image; 404 only where no node had it."""
+        want = validate(ImageDelete, request.data)
+        nodes = self._named(want.node)
+        answers, errors = await self._ask(
+            nodes, "delete", ForgetImage(ref=want.ref), _left_s(request)
+        )
+        failed = {n: error for n, error in errors.items() if error.code != Code.NOT_FOUND}
+        if errors and not answers:
+            raise next(iter((failed or errors).values()))
+        return DeletedImages(
+            nodes={node: validate(ForgottenImage, answer) for node, answer in answers.items()},
+            errors={node: error.body.message for node, error in failed.items()},
+        )
+
+    def _named(self, node: str | None) -> list[str]:
+        """The node that was named, or all."""
+        nodes = [node] if node else sorted(self._fleet.nodes)
+        if not nodes:
+            message = "no node has joined; start one with `virtbus up`"
+            raise VirtbusError(Code.UNAVAILABLE, "no_node", message, after_ms=5000)
+        if node and node not in self._fleet.nodes:
+            message = f"there is no node {node}; `virtbus node list` shows what there is"
+            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+        return nodes
 
     async def _ask(
         self, nodes: Iterable[str], verb: str, value: Any, timeout_s: float
@@ -173,3 +195,7 @@ class FleetApi:
             "skew_s": max((abs(node.skew_s) for node in nodes), default=0.0),
             "highly_available": all(stream.replicas >= 3 for stream in report) and bool(report),
         }
+
+
+def _left_s(request: Request) -> float:
+    return max(request.deadline_s - asyncio.get_running_loop().time(), 0.1)

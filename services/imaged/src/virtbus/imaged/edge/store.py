@@ -183,6 +183,19 @@ class Store:
         """The names whose image came from `url`."""
         return tuple(link for link in self._links.values() if link.url == url)
 
+    def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
+        """The digests that a name, URL or digest stands for, and all names to take from them.
+
+        A name takes only itself and its pinned forms; a digest, or a URL, all names of its image.
+        """
+        links = [
+            link
+            for link in self._links.values()
+            if ref in {link.name, link.name.rpartition("@")[0], link.url, link.digest}
+        ]
+        digests = {link.digest for link in links} | ({ref} & set(self._images))
+        return frozenset(digests), tuple(sorted(link.name for link in links))
+
     def images(self) -> tuple[ImageInfo, ...]:
         """All images with their names."""
         return listing(self._images, list(self._links.values()))
@@ -244,9 +257,19 @@ class Store:
                 raise store_error(error) from error
             self._links[link.name] = link
 
+    def remove_links(self, names: tuple[str, ...]) -> None:
+        """Let names stand for nothing."""
+        with self._linking:
+            for name in names:
+                beneath.remove(file_name(name), self._links_fd)
+                self._links.pop(name, None)
+            os.fsync(self._links_fd)
+
     # --- garbage ---------------------------------------------------------------------------
-    def garbage(self, used: frozenset[str], grace_s: float) -> tuple[str, ...]:
-        """Digests that no name, no overlay (`used`), no lease and no recent use holds.
+    def garbage(
+        self, used: frozenset[str], grace_s: float, among: frozenset[str] | None = None
+    ) -> tuple[str, ...]:
+        """Digests (of `among`) that no name, overlay (`used`), lease or recent use holds.
 
         They leave the index at once; give them to `discard`. Call it on the event loop, so that
         nobody is between "cached" and "leased" meanwhile.
@@ -254,7 +277,7 @@ class Store:
         newest_ns = time.monotonic_ns() - int(grace_s * 1e9)
         held = used | {link.digest for link in self._links.values()} | set(+self._leases)
         found = []
-        for digest in set(self._images) - held:
+        for digest in (set(self._images) if among is None else set(self._images) & among) - held:
             # What was not used since the start counts from its first sight here.
             if self._used_ns.setdefault(digest, time.monotonic_ns()) <= newest_ns:
                 del self._images[digest]
