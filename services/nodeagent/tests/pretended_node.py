@@ -32,7 +32,7 @@ from virtbus.schemas.vm import JoinNonce, VmRecord, VmStatus
 from virtbus.schemas.wire import encode, read
 
 NODE = "n1"
-HOST = HostFacts("n1", 4, 8 << 30, 100 << 30, 8, ("tcg",), {})
+HOST = HostFacts("n1", 4, 8 << 30, 100 << 30, 2 << 30, 8, ("tcg",), {})
 
 
 def uid(number: int) -> str:
