@@ -121,7 +121,11 @@ async def _host(
     except Exception as error:  # noqa: BLE001  libvirt may still come: the agent waits for it
         log.warning("versions unknown: %s", error, extra={"code": "libvirt_down"})
     return lambda: host_facts(
-        settings, max_vcpus=max_vcpus, accelerators=accelerators, versions=versions
+        settings.state_dir,
+        reserve=settings.disk_reserve_bytes,
+        max_vcpus=max_vcpus,
+        accelerators=accelerators,
+        versions=versions,
     )
 
 

@@ -54,3 +54,9 @@ class Settings(ServiceSettings):
         description="benches only: skip libvirt's CPU queries (qemu:del, see ADR 0007); "
         "a domain saved so may not be restorable",
     )
+
+    def disk_reserve_bytes(self, disk_bytes: int) -> int:
+        """What new VMs leave free of a disk; a simulated node's VMs take none."""
+        if self.simulate:
+            return 0
+        return max(self.min_free_bytes, int(disk_bytes * self.min_free_ratio))

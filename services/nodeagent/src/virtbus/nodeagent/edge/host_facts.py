@@ -3,9 +3,10 @@
 import os
 import platform
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 from virtbus.nodeagent.core.ports import HostFacts
-from virtbus.nodeagent.settings import Settings
 
 
 def memory_bytes() -> int:
@@ -14,17 +15,24 @@ def memory_bytes() -> int:
 
 
 def host_facts(
-    settings: Settings, *, max_vcpus: int, accelerators: tuple[str, ...], versions: dict[str, str]
+    state_dir: Path,
+    *,
+    reserve: Callable[[int], int],
+    max_vcpus: int,
+    accelerators: tuple[str, ...],
+    versions: dict[str, str],
 ) -> HostFacts:
-    """The facts as they are now; only the disk changes."""
-    disk = shutil.disk_usage(settings.state_dir)
-    reserve = max(settings.min_free_bytes, int(disk.total * settings.min_free_ratio))
+    """The facts as they are now; only the disk changes.
+
+    `reserve` gives, of the disk's size in bytes, what new VMs leave free.
+    """
+    disk = shutil.disk_usage(state_dir)
     return HostFacts(
         hostname=platform.node(),
         cpus=os.cpu_count() or 1,
         memory_bytes=memory_bytes(),
         disk_free_bytes=disk.free,
-        disk_reserve_bytes=0 if settings.simulate else reserve,
+        disk_reserve_bytes=reserve(disk.total),
         max_vcpus=max_vcpus,
         accelerators=accelerators,
         versions={"kernel": platform.release(), **versions},
