@@ -182,7 +182,9 @@ def _read_until(descriptor: int, word: bytes, within_s: float = 20) -> None:
     while word not in seen:
         ready, _, _ = select.select([descriptor], [], [], max(0, deadline - time.monotonic()))
         assert ready, f"{word!r} not in {seen!r}"
-        seen += os.read(descriptor, 4096)
+        data = os.read(descriptor, 4096)
+        assert data, f"ended before {word!r}: {seen!r}"
+        seen += data
 
 
 def test_logs_follow_what_the_guest_writes(platform: Platform) -> None:

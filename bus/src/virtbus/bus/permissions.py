@@ -60,6 +60,7 @@ def client() -> Role:
             "virtbus.node.*.rpc.agent.console",
             "virtbus.node.*.rpc.agent.console.>",
             "virtbus.node.*.rpc.agent.logs",
+            "virtbus.node.*.rpc.agent.logs.>",
             "virtbus.tele.client.span",
             "$SRV.>",
         ),

@@ -135,7 +135,10 @@ class ConsoleData(Fact):
 
 
 class LogsRead(Fact):
-    """`rpc.agent.logs`: a VM's console log: the last `tail_bytes`, then more if `follow`."""
+    """`rpc.agent.logs`: a VM's console log: the last `tail_bytes`, then more if `follow`.
+
+    The first answer to a follower names the subject where it must give a sign every 30 s.
+    """
 
     uid: str
     tail_bytes: int = 65_536

@@ -21,8 +21,6 @@ from virtbus.cli.vm.target import name_argument, namespace_option
 
 ESCAPE = b"\x1d"
 """^], as telnet and virsh have it."""
-PRESENT_EVERY_S = 10.0
-"""The agent ends a session that it has not heard of for 30 s."""
 GUEST_STOPPED = "the guest stopped"
 _DRAIN_S = 1.0
 _CHUNK = 4096
@@ -78,15 +76,10 @@ def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
     import select  # beside its one use
 
     until: float | None = None
-    present = time.monotonic()
     while not stream.closed:
         if until is not None and time.monotonic() > until:
             return
         stream.pump(source if until is None else None)
-        now = time.monotonic()
-        if now - present > PRESENT_EVERY_S:
-            present = now
-            stream.send(b"")
         if until is None and select.select([source], [], [], 0)[0]:
             data = os.read(source, _CHUNK)
             typed, escape, _ = data.partition(ESCAPE)

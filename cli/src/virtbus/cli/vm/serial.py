@@ -11,6 +11,8 @@ from virtbus.cli.wire.session import NOBODY, Session, nobody, refusal_of
 
 FIRST_ANSWER_S = 5.0
 _PUMP_S = 0.5
+PRESENT_EVERY_S = 10.0
+"""The agent ends a stream that it has not heard of for 30 s."""
 _STREAM_MS = 3_600_000
 
 
@@ -23,6 +25,7 @@ class SerialStream:
         self._write = write
         self._heard = False
         self._reply = ""
+        self._present_s = time.monotonic()
         self.input_subject = ""
         self.closed = ""
         session.on_reconnect(self._lost)
@@ -47,11 +50,18 @@ class SerialStream:
             self._session.pump(left_s)
 
     def pump(self, also: int | None = None) -> None:
-        """Pass on what has come; returns at once when `also` (a fd) can be read."""
+        """Pass on what has come; returns at once when `also` (a fd) can be read.
+
+        It also tells the agent that we are still here, which lets go of who says nothing.
+        """
         self._session.pump(_PUMP_S, also)
+        now_s = time.monotonic()
+        if self.input_subject and now_s - self._present_s > PRESENT_EVERY_S:
+            self._present_s = now_s
+            self.send(b"")
 
     def send(self, data: bytes) -> None:
-        """Type `data` into the guest. An empty one says that we are still here."""
+        """Type `data` into the guest."""
         frame = bodies.envelope(self.input_subject, self._reply, None, {"data": data})
         self._session.publish(self.input_subject, bodies.to_msgpack(frame))
 

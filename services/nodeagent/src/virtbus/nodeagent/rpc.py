@@ -111,7 +111,38 @@ class AgentRpc:
     async def _logs(self, request: Request) -> None:
         want = validate(LogsRead, request.data)
         self._known(want.uid)
+        if want.follow:
+            await self._follow(want, request)
+            return
+        await self._tell_log(want, request)
+        await request.stream(ConsoleData(closed="end of log"))
+
+    async def _follow(self, want: LogsRead, request: Request) -> None:
+        """Answer at once, though nothing is written yet; end when the client gives no sign."""
+        subject = f"{subjects.rpc(self._node, 'agent', 'logs')}.{self._bus.sources.uuid7()}"
+        async with self._bus.subscribe(subject) as signs:
+            await request.stream(ConsoleData(input_subject=subject))
+            async with asyncio.TaskGroup() as group:
+                limit = asyncio.timeout(RENEW_S)
+                listening = group.create_task(_listen(signs, limit))
+                try:
+                    async with limit:
+                        await self._tell_log(want, request)
+                except TimeoutError:
+                    await request.stream(ConsoleData(closed="the client went silent"))
+                finally:
+                    listening.cancel()
+
+    async def _tell_log(self, want: LogsRead, request: Request) -> None:
         lines = self._console.read_log(want.uid, tail_bytes=want.tail_bytes, follow=want.follow)
         async for output in lines:
             await request.stream(ConsoleData(data=output))
-        await request.stream(ConsoleData(closed="end of log"))
+
+
+async def _listen(signs: AsyncIterator[Message], limit: asyncio.Timeout) -> None:
+    """Put the limit off at each sign of the client; end it when the client leaves."""
+    loop = asyncio.get_running_loop()
+    async for message in signs:
+        data = open_envelope(message.body).data
+        left = isinstance(data, dict) and data.get("closed")
+        limit.reschedule(loop.time() + (0 if left else RENEW_S))
