@@ -1,6 +1,8 @@
 """Requests and answers of the public API, `virtbus.api.v1.<vm|node|image|network>.<verb>`."""
 
-from pydantic import ConfigDict, Field
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
@@ -80,6 +82,13 @@ class VmStop(VmRef):
     grace_s: Count | None = Field(None, ge=0, le=86_400)
 
 
+class VmMove(VmRef):
+    """`vm.move`: stop the VM, start it on `to` (default: the best other node) from its images."""
+
+    to: Id | None = None
+    discard_local_disks: bool = False
+
+
 class VmList(Command):
     """`vm.list`. `continue_` of one page asks for the next."""
 
@@ -116,6 +125,19 @@ class NodeRef(Command):
     """Which node."""
 
     node: Id
+
+
+class NodeDrain(NodeRef):
+    """`node.drain`. `discard_local_disks`: VMs without an eviction strategy leave as well."""
+
+    discard_local_disks: bool = False
+
+
+class NodeFence(NodeRef):
+    """`node.fence`: the word that a node is off. `confirm` says how that is known."""
+
+    confirm: Annotated[str, StringConstraints(min_length=3, max_length=500)]
+    discard_local_disks: bool = False
 
 
 class ImagePull(Command):

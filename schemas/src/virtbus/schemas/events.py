@@ -13,6 +13,8 @@ class Kind(StrEnum):
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
     VM_UPDATED = "vm.updated"
+    VM_LEAVING = "vm.leaving"
+    VM_MOVED = "vm.moved"
     VM_DELETING = "vm.deleting"
     VM_DELETED = "vm.deleted"
     VM_FAILED = "vm.failed"

@@ -61,6 +61,8 @@ class Fence(Fact):
     """`operator`, or `agent` for the configured fence command."""
     why: str
     time_ns: int
+    discard_local_disks: bool = False
+    """The user's word for all VMs of the node; else each VM's eviction strategy says."""
 
 
 class Drain(Fact):

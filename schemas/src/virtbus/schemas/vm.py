@@ -63,6 +63,24 @@ class RunStrategy(StrEnum):
     HALTED = "Halted"
 
 
+class EvictionStrategy(StrEnum):
+    """What a drain or the loss of its node does with the VM (KubeVirt's evictionStrategy).
+
+    A VM's disks are overlays on its node: moved without live migration, it starts elsewhere from
+    its images anew. So a VM with writable disks and no strategy stays, until a command says
+    `discard_local_disks`.
+    """
+
+    NONE = "None"
+    """It is stopped and started elsewhere; what it wrote to its disks is given up."""
+    LIVE_MIGRATE = "LiveMigrate"
+    """It leaves only by live migration, which virtbus has not yet: it stays."""
+    LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
+    """As None for as long as there is no live migration."""
+    EXTERNAL = "External"
+    """Somebody else moves it (`vm.move`): it stays."""
+
+
 class Cpu(Command):
     """The guest's CPU topology; vCPUs = sockets * cores * threads."""
 
@@ -182,6 +200,21 @@ class VmSpec(Command):
     networks: tuple[Network, ...] = Field((), max_length=8)
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
+    eviction_strategy: EvictionStrategy | None = None
+
+    @property
+    def local_disks(self) -> tuple[str, ...]:
+        """The volumes that the guest may write to; they are on its node only."""
+        fixed = {
+            disk.name
+            for disk in self.domain.devices.disks
+            if disk.readonly or disk.device == "cdrom"
+        }
+        return tuple(
+            volume.name
+            for volume in self.volumes
+            if volume.cloud_init_no_cloud is None and volume.name not in fixed
+        )
 
 
 class VmRecord(Fact):
@@ -210,8 +243,17 @@ class VmRecord(Fact):
     stop_grace_s: int | None = None
     deleting: bool = False
     delete_grace_s: int | None = None
+    leaving: bool = False
+    """The node ends the guest and lets all of it go; then a controller moves the record."""
+    leaving_to: str | None = None
+    """The node that it was asked to go to; None: wherever placement says."""
     traceparent: str | None = None
     sec_digest: str | None = None
+
+    @property
+    def ending(self) -> bool:
+        """True when nothing of the VM shall stay on its node: it is deleted, or leaves."""
+        return self.deleting or self.leaving
 
 
 class Tombstone(Fact):

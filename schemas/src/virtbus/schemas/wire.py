@@ -234,7 +234,16 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
     return Detail(path=path, message=message, hint=hint)
 
 
+HASHED_WHEN_SET = frozenset({"eviction_strategy"})
+"""Top-level fields that came after the first release: unset they leave older hashes as they are."""
+
+
 def spec_hash(value: BaseModel) -> str:
     """Hex SHA-256 over the canonical JSON of a model: equal for equal meaning."""
-    canonical = json.dumps(value.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    plain = {
+        key: field
+        for key, field in value.model_dump(mode="json").items()
+        if field is not None or key not in HASHED_WHEN_SET
+    }
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -147,7 +147,7 @@ class Netd:
             return  # the join nonce
         self._listed.discard(uid)
         record = _record(entry) if entry.kind is EntryKind.PUT else None
-        if record is None or record.deleting or record.node != self._settings.node:
+        if record is None or record.ending or record.node != self._settings.node:
             work.drop(uid)  # the agent alone says when a network goes
             return
         self._listed.add(uid)

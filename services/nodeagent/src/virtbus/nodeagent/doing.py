@@ -27,6 +27,9 @@ RELEASE_TIMEOUT_S = 5.0
 RETRY_S = (0.5, 10.0)
 ADOPT_LIMIT_S = 60.0
 
+Work = Callable[[], Awaitable[None]]
+"""Begun by its task, so that one cancelled before it ran leaves nothing behind."""
+
 
 class Doing:
     """The long actions of one VM, as child tasks of its task group."""
@@ -42,7 +45,7 @@ class Doing:
     def _record(self) -> VmRecord:
         return self._guest.record
 
-    def _spawn(self, name: str, work: Awaitable[None], on_error: Event | None = None) -> None:
+    def _spawn(self, name: str, work: Work, on_error: Event | None = None) -> None:
         """Run `work` as the VM's child of that name, in place of an earlier one.
 
         An unexpected error is logged whole and becomes `on_error`: it must neither take the
@@ -54,9 +57,9 @@ class Doing:
             earlier.cancel()
         self._tasks[name] = self.group.create_task(self._guarded(work, on_error))
 
-    async def _guarded(self, work: Awaitable[None], on_error: Event | None) -> None:
+    async def _guarded(self, work: Work, on_error: Event | None) -> None:
         try:
-            await work
+            await work()
         except Exception:
             extra = {"code": "action_failed", "uid": self._record.uid}
             log.exception("an action failed unexpectedly", extra=extra)
@@ -75,7 +78,7 @@ class Doing:
 
     # --- the way up -----------------------------------------------------------------------
     def prepare(self) -> None:
-        self._spawn("prepare", self._prepare(), Event.PARTS_FAILED)
+        self._spawn("prepare", self._prepare, Event.PARTS_FAILED)
 
     async def _prepare(self) -> None:
         """Record and seed on disk, image and network made; then PARTS_*."""
@@ -120,7 +123,7 @@ class Doing:
         await self._tools.seeds.write(record, secrets, net.interfaces if net else ())
 
     def start(self) -> None:
-        self._spawn("start", self._start(), Event.START_FAILED)
+        self._spawn("start", self._start, Event.START_FAILED)
 
     async def _start(self) -> None:
         """Define, arm, create; then STARTED or START_*."""
@@ -187,7 +190,7 @@ class Doing:
         )
 
     def await_start(self) -> None:
-        self._spawn("start", self._await_start(), Event.START_LATER)
+        self._spawn("start", self._await_start, Event.START_LATER)
 
     async def _await_start(self) -> None:
         """Libvirt is starting it for an agent that died: wait for what becomes of it."""
@@ -206,7 +209,7 @@ class Doing:
     def running(self) -> None:
         """The guest runs: learn when it answers."""
         self._stop("prepare")
-        self._spawn("ready", self._await_ready())
+        self._spawn("ready", self._await_ready)
 
     def not_running(self) -> None:
         self._stop("ready")
@@ -243,7 +246,7 @@ class Doing:
 
     # --- the way down ---------------------------------------------------------------------
     def shutdown(self) -> None:
-        self._spawn("shutdown", self._shutdown())
+        self._spawn("shutdown", self._shutdown)
 
     async def _shutdown(self) -> None:
         """Ask by ACPI; a guest that is gone, or a libvirt that is, is the timer's business."""
@@ -254,7 +257,7 @@ class Doing:
             log.info("ACPI shutdown: %s", error, extra={"uid": self._record.uid})
 
     def destroy(self) -> None:
-        self._spawn("destroy", self._until_done(self._destroy))
+        self._spawn("destroy", lambda: self._until_done(self._destroy))
 
     async def _destroy(self) -> None:
         with tracing.span("virtbus end guest", uid=self._record.uid):
@@ -264,7 +267,7 @@ class Doing:
     def release(self) -> None:
         for name in ("prepare", "shutdown", "ready"):
             self._stop(name)
-        self._spawn("release", self._until_done(self._release))
+        self._spawn("release", lambda: self._until_done(self._release))
 
     async def _release(self) -> None:
         """Domain first, then what it used, then our files: never pull a disk from a guest."""
@@ -292,7 +295,7 @@ class Doing:
             timeout_s=RELEASE_TIMEOUT_S,
         )
 
-    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _until_done(self, work: Work) -> None:
         """Repeat an ensure step until it went through: what must end may not be given up."""
         delay_s = RETRY_S[0]
         while True:

@@ -85,6 +85,7 @@ class Guest:
         self._tools = tools
         self._held_back: list[Event] = []
         self._orphan = False
+        self._at_once = False
         self._taken = Taken()
         self._purged = False
         self._now_ns = tools.bus.sources.time_ns
@@ -121,6 +122,11 @@ class Guest:
             self._taken = taken(self.record)
             self.post(event)
 
+    @property
+    def ends(self) -> bool:
+        """True when nothing of what is here shall stay."""
+        return self._orphan or self.record.ending
+
     # --- held ---------------------------------------------------------------------------------
     def hold(self, why: str) -> None:
         """Start and end nothing from now on; what the host does is still seen and told."""
@@ -147,6 +153,11 @@ class Guest:
         self._held_back.clear()
         self.post(Event.DELETE)
         self.post(Event.PURGED)  # remembered until it is released
+
+    def end_moved(self) -> None:
+        """Its record was purged: another node may run it, so it gets no grace here (I1)."""
+        self._at_once = True
+        self.end_orphan()
 
     def compare(self, facts: DomainFacts | None) -> None:
         """The domain is this now: post what was missed (events are hints)."""
@@ -276,7 +287,7 @@ class Guest:
             self.seen.message = f"the guest {event}; restarting"
 
     def _begin_shutdown(self) -> None:
-        grace = grace_s(self.record)
+        grace = 0 if self._at_once else grace_s(self.record)
         self._tools.facts.emit(Kind.DOMAIN_STOPPING, self.record, message=f"grace {grace} s")
         if grace:
             self._doing.shutdown()

@@ -17,7 +17,7 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeState
+from virtbus.schemas.node import NodeState, NodeWish
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.wire import decode, read, validate
@@ -34,6 +34,9 @@ NO_RECORD = (
 OTHER_BUS = (
     "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
     "`virtbus bus rebuild` gives the bus what the hosts know"
+)
+FENCED = (
+    "the node was declared off ({why}): nothing is started here until `virtbus node unfence {node}`"
 )
 CHANGES: dict[DomainChange, Event] = {
     DomainChange.STARTED: Event.STARTED,
@@ -68,6 +71,13 @@ class NodeAgent:
         self._stash: dict[str, list[ImageReady | NetReady]] = {}
         self._absent: dict[str, float] = {}
         self._listed: set[str] = set()
+        self._marked: set[str] = set()
+        """Purged on the bus, so nothing of them may stay here."""
+        self._next: dict[str, VmRecord] = {}
+        """VMs that are assigned to this node anew, while what was here before still goes."""
+        self._fence = ""
+        """Why nothing is started here: this node was declared off (F25)."""
+        self._wish_listed = False
         self._nonce = ""
         self._trusted = False
         """The bus is the one that was joined, and was listed whole: only then do VMs go on."""
@@ -108,7 +118,8 @@ class NodeAgent:
     # --- records --------------------------------------------------------------------------
     def _take(self, item: Entry | WatchMark) -> None:
         if item is WatchMark.RESET:
-            self._listed, self._nonce = set(), ""
+            self._listed, self._marked, self._nonce = set(), set(), ""
+            self._wish_listed = False
         elif item is WatchMark.SYNCED:
             self._synced()
         elif isinstance(item, Entry):
@@ -126,12 +137,14 @@ class NodeAgent:
                 self._trusted = self._trusted and self._nonce == self._tools.files.nonce()
             return
         if uid == subjects.WISH_KEY:
+            self._wished(entry)
             return
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
             return
-        data = decode(entry.value)
-        record = validate(VmRecord, data)
+        self._take_record(uid, validate(VmRecord, decode(entry.value)))
+
+    def _take_record(self, uid: str, record: VmRecord) -> None:
         self._listed.add(uid)
         self._absent.pop(uid, None)
         if record.epoch < self._tools.files.epoch(uid):
@@ -141,21 +154,49 @@ class NodeAgent:
                 extra={"code": "stale_epoch", "uid": uid},
             )
             return
+        self._marked.discard(uid)
         guest = self._guests.get(uid)
         if guest is None:
             self._adopt(record)
+        elif guest.ends and record.epoch > guest.record.epoch:
+            self._next[uid] = record  # it left, and comes back: as new, once the old is gone
+            guest.post(Event.PURGED)
+        elif uid in self._next:
+            self._next[uid] = record
         else:
             guest.wanted(record)
             if self._trusted:
-                guest.let_go()
+                self._let_go(guest)
 
     def _purged(self, uid: str) -> None:
+        """Deleted, or moved to another node: what is here must go, and nothing be started."""
+        self._next.pop(uid, None)
+        self._listed.discard(uid)
+        self._marked.add(uid)
         guest = self._guests.get(uid)
-        if guest is not None:
-            guest.post(Event.PURGED)
-            self._absent.setdefault(uid, asyncio.get_running_loop().time())
+        if guest is None:
+            if uid not in self._on_disk:
+                self._left.purged(uid)
+        elif self._trusted:
+            guest.end_moved()
+
+    def _wished(self, entry: Entry) -> None:
+        """What is wanted of this node: a fenced one starts nothing until it is unfenced."""
+        wish = read(NodeWish, entry.value) if entry.kind is EntryKind.PUT else None
+        fenced = wish.fenced if wish is not None else None
+        self._fence = FENCED.format(why=fenced.why, node=self._node) if fenced is not None else ""
+        self._wish_listed = True
+        if self._trusted:
+            for uid, guest in self._guests.items():
+                if uid in self._listed:
+                    self._let_go(guest)
+
+    def _let_go(self, guest: Guest) -> None:
+        """Nothing of the comparison holds it any more; a fence may."""
+        if self._fence and not guest.record.ending:
+            guest.hold(self._fence)
         else:
-            self._left.purged(uid)
+            guest.let_go()
 
     def _adopt(self, record: VmRecord) -> Guest:
         """An actor for a VM that had none, told of what already stands on the host."""
@@ -164,27 +205,33 @@ class NodeAgent:
         known = record.uid in self._on_disk
         self._on_disk.pop(record.uid, None)
         guest = Guest(record, self._tools, resumed=known or facts is not None)
-        guest.held = "" if self._trusted else COMPARING
+        guest.held = self._fence if self._trusted else COMPARING
         self._guests[record.uid] = guest
         for part in self._stash.pop(record.uid, ()):
             guest.part(part)
-        first = found(facts, powered=record.powered and not record.deleting)
+        first = found(facts, powered=record.powered and not record.ending)
         guest.begin(facts, first)
         self._group.create_task(self._live(guest))
         return guest
 
     async def _live(self, guest: Guest) -> None:
+        uid = guest.record.uid
         try:
             await guest.run()
         finally:
-            self._guests.pop(guest.record.uid, None)
-            self._absent.pop(guest.record.uid, None)
+            self._guests.pop(uid, None)
+            self._absent.pop(uid, None)
+        record = self._next.pop(uid, None)
+        if record is not None:
+            self._adopt(record)
 
     # --- what a complete list leaves out ----------------------------------------------------
     def _synced(self) -> None:
         """The list is complete: adopt what only the host knows, hold what the bus no longer has."""
         now_s = asyncio.get_running_loop().time()
         self._trusted = self._same_bus()
+        if not self._wish_listed:
+            self._fence = ""
         for uid, record in list(self._on_disk.items()):
             if uid not in self._listed:
                 self._adopt(record)
@@ -193,7 +240,9 @@ class NodeAgent:
                 self._absent.pop(uid, None)
                 guest.hold(OTHER_BUS)
             elif uid in self._listed:
-                guest.let_go()
+                self._let_go(guest)
+            elif uid in self._marked:
+                guest.end_moved()
             else:
                 self._absent.setdefault(uid, now_s)
                 guest.hold(NO_RECORD.format(grace_s=self._tools.settings.orphan_grace_s))

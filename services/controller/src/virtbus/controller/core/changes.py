@@ -8,7 +8,12 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
 from virtbus.schemas.wire import spec_hash
 
-LIVE = frozenset({"spec.run_strategy", "spec.node_selector", "spec.termination_grace_s"})
+LIVE = frozenset(
+    {
+        *("spec.run_strategy", "spec.node_selector"),
+        *("spec.termination_grace_s", "spec.eviction_strategy"),
+    }
+)
 """Taken over at once, while the guest runs."""
 
 AT_RESTART = (

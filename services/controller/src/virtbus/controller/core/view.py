@@ -12,6 +12,9 @@ def visible_state(record: VmRecord, status: VmStatus | None, *, silent: bool) ->
         state = status.state
     if record.deleting:
         return advance(state, VmEvent.DELETE)
+    if record.leaving and state is VmState.DELETING:  # its node lets go of it, for another
+        let_go = status is not None and status.released
+        state = VmState.PENDING if let_go else VmState.STOPPING
     return advance(state, VmEvent.LOST) if silent else state
 
 

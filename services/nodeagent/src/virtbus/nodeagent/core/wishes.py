@@ -24,7 +24,7 @@ def taken(record: VmRecord) -> Taken:
     return Taken(
         power_epoch=record.power_epoch,
         generation=record.generation,
-        deleting=record.deleting,
+        deleting=record.ending,
         delete_grace_s=record.delete_grace_s,
         powered=record.powered,
     )
@@ -36,7 +36,7 @@ def wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
     A start that came while the VM was still stopping is new until it rests; a changed spec makes
     a VM that failed for good try again.
     """
-    if record.deleting:
+    if record.ending:
         again = before.deleting and before.delete_grace_s == record.delete_grace_s
         return None if again else Event.DELETE
     if not record.powered:
@@ -48,5 +48,8 @@ def wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
 
 def grace_s(record: VmRecord) -> int:
     """Seconds the guest gets to power itself off, by what was asked last."""
-    asked = record.delete_grace_s if record.deleting else record.stop_grace_s
+    if record.ending:
+        asked = record.delete_grace_s if record.deleting else None
+    else:
+        asked = record.stop_grace_s
     return record.spec.termination_grace_s if asked is None else asked

@@ -1,0 +1,202 @@
+"""VMs that leave a node, come back to it, or were moved while it was away (design §4, F21, F25)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainState
+from virtbus.schemas import subjects
+from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.wire import encode
+
+A = uid(1)
+KEY = subjects.vm_record(NODE, A)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, resync_s=0.05, orphan_grace_s=600)
+
+
+def in_state(node: Node, state: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return await node.state(A) == state
+
+    return check
+
+
+def released(node: Node, epoch: int = 1) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        status = await node.status(A)
+        return status is not None and status.released and status.epoch == epoch
+
+    return check
+
+
+def gone(node: Node) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return await node.status(A) is None
+
+    return check
+
+
+async def fence(node: Node) -> None:
+    proof = Fence(by="operator", why="powered off", time_ns=1)
+    wish = NodeWish(node=NODE, fenced=proof)
+    await node.bus.put(subjects.node_wish(NODE), encode(wish))
+
+
+async def unfence(node: Node) -> None:
+    await node.bus.purge(subjects.node_wish(NODE))
+
+
+async def run_once(node: Node, **more: Any) -> None:
+    """One VM, started by an agent that is gone since."""
+    await node.join()
+    await node.put(record(**more))
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    node.domains.done.clear()
+
+
+async def power_off(node: Node) -> None:
+    """The host goes off: its guests end, its disk stays."""
+    for of in list(node.domains.there):
+        node.domains.set(of, DomainState.SHUT_OFF)
+
+
+async def test_a_vm_that_leaves_is_ended_and_let_go_and_forgotten_once_moved(node: Node) -> None:
+    await run_once(node)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        await node.put(record(leaving=True))
+        await eventually(released(node))
+        assert node.domains.done == [("destroy", A)]
+        assert node.domains.there == {}
+        assert await node.files.list() == {}
+        await node.bus.purge(KEY)
+        await eventually(gone(node))
+
+
+async def test_an_agent_that_restarts_while_a_vm_leaves_tells_again_that_it_let_go(
+    node: Node,
+) -> None:
+    await run_once(node)
+    await node.put(record(leaving=True))
+    async with node.agent():
+        await eventually(released(node))
+    async with node.agent():
+        await asyncio.sleep(0.1)
+        assert await released(node)()
+    assert ("start", A) not in node.domains.done
+
+
+async def test_a_vm_that_left_and_comes_back_starts_as_new(node: Node) -> None:
+    await run_once(node)
+    async with node.agent():
+        await node.put(record(leaving=True))
+        await eventually(released(node))
+        await node.put(record(epoch=2))  # the marker of the move is never seen
+        await eventually(in_state(node, "Running"))
+        found = await node.status(A)
+    assert found is not None
+    assert (found.epoch, node.domains.done[-1]) == (2, ("start", A))
+
+
+async def test_a_lower_epoch_never_starts(node: Node) -> None:
+    await run_once(node, epoch=3)
+    async with node.agent():
+        await node.put(record(epoch=3, leaving=True))
+        await eventually(released(node, 3))
+        await node.bus.purge(KEY)
+        await eventually(gone(node))
+        await node.put(record(epoch=2))
+        await asyncio.sleep(0.2)
+    assert ("start", A) not in node.domains.done
+
+
+async def test_a_guest_whose_record_was_moved_away_is_ended_at_once(node: Node) -> None:
+    """A fence that was no fence: the other copy may run, so there is no grace here."""
+    spec = {"termination_grace_s": 3600}
+    await run_once(node, spec=spec)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        await node.bus.purge(KEY)
+        await eventually(gone(node))
+    assert node.domains.done == [("destroy", A)]
+    assert await node.files.list() == {}
+
+
+async def test_a_node_that_returns_never_starts_what_was_moved_and_cleans_it_up(
+    node: Node,
+) -> None:
+    await run_once(node)
+    await power_off(node)
+    await fence(node)
+    await node.bus.purge(KEY)
+    async with node.agent():
+        await eventually(gone(node))
+        assert await node.files.list() == {}
+    assert node.domains.there == {}
+    assert node.domains.done == []
+
+
+async def test_a_node_that_was_cut_off_ends_what_was_moved_when_it_is_back(node: Node) -> None:
+    await run_once(node)
+    await node.bus.purge(KEY)  # while the agent, and only it, is away
+    async with node.agent():
+        await eventually(gone(node))
+    assert node.domains.done == [("destroy", A)]
+
+
+async def test_a_fenced_node_starts_nothing_until_it_is_unfenced(node: Node) -> None:
+    await run_once(node)
+    await power_off(node)
+    await fence(node)
+    async with node.agent():
+        await asyncio.sleep(0.2)
+        status = await node.status(A)
+        assert status is not None
+        assert "node unfence n1" in status.message
+        assert node.domains.done == []
+        await unfence(node)
+        await eventually(in_state(node, "Running"))
+
+
+async def test_a_vm_moved_off_a_fenced_node_that_is_back_was_not_started_there(
+    node: Node,
+) -> None:
+    """The record is still here when the agent lists, and is moved a moment later."""
+    await run_once(node)
+    await power_off(node)
+    await fence(node)
+    async with node.agent():
+        await asyncio.sleep(0.1)
+        await node.bus.purge(KEY)
+        await eventually(gone(node))
+        await unfence(node)
+        await asyncio.sleep(0.1)
+    assert node.domains.done == []
+
+
+async def test_a_deleted_vm_of_a_fenced_node_is_let_go_all_the_same(node: Node) -> None:
+    await run_once(node)
+    await fence(node)
+    await node.put(record(deleting=True))
+    async with node.agent():
+        await eventually(released(node))
+
+
+async def test_a_fence_that_was_lifted_while_the_agent_was_cut_off_is_lifted(node: Node) -> None:
+    await run_once(node)
+    await power_off(node)
+    await fence(node)
+    async with node.agent():
+        await asyncio.sleep(0.1)
+        shelf = node.server.shelf(KEY)
+        del shelf.entries[subjects.node_wish(NODE)]  # the marker expired before it was seen
+        await eventually(in_state(node, "Running"))
