@@ -97,7 +97,10 @@ class NodeConsumer:
             info = await self._call(f"$JS.API.CONSUMER.INFO.KV_vm.{self._name}", timeout_s=CALL_S)
         except ApiError as error:
             if error.code == CONSUMER_NOT_FOUND:
-                msg = f"consumer {self._name} does not exist: join the node to this bus first"
+                msg = (
+                    f"consumer {self._name} does not exist yet: a controller makes it when it sees"
+                    " this node"
+                )
                 raise BusError(msg) from error
             raise
         return int(info["num_pending"])

@@ -131,6 +131,8 @@ class StreamReport:
     fill: float
     replicas: int
     consumers: tuple[ConsumerReport, ...] = ()
+    current: int = 1
+    """How many of its copies are there and up to date."""
 
 
 Handler = Callable[[Request], Awaitable[Any]]

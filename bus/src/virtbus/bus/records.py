@@ -284,6 +284,7 @@ class Records:
                 ConsumerReport(one["name"], int(one["num_pending"]), int(one["num_waiting"]))
                 for one in consumers.get("consumers") or []
             ),
+            current=_current(info),
         )
 
     async def history(
@@ -330,3 +331,10 @@ def _elsewhere(raw: Raw) -> bool:
     if raw.status == "503":
         return True
     return b'"code":503' in raw.body[:64] and str(STORE_FAILED).encode() not in raw.body
+
+
+def _current(info: dict[str, Any]) -> int:
+    """How many copies of a stream are whole now: the leader's, and those that keep up."""
+    cluster = info.get("cluster") or {}
+    others = cluster.get("replicas") or []
+    return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)

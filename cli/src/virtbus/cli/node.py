@@ -15,6 +15,10 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
 @click.group(
     cls=LazyGroup,
     verbs={
+        "up": (
+            "virtbus.cli.up.node_command",
+            "Run this host's services on a bus elsewhere.",
+        ),
         "list": ("virtbus.cli.node:listing", "The hosts, what they have and what is given away."),
         "get": ("virtbus.cli.nodes.wishes:get", "One host, what is wanted of it, and its VMs."),
         "cordon": ("virtbus.cli.nodes.wishes:cordon", "Let a host take no new VM."),

@@ -134,6 +134,11 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
         for stream in bus.get("streams") or ()
         if float(stream.get("fill") or 0) >= FILL_ALARM
     ]
+    servers, current = int(bus.get("servers") or 0), int(bus.get("servers_current") or 0)
+    if current < servers:
+        alarms.append(
+            f"{current} of {servers} NATS servers are there and up to date: bring the others back"
+        )
     skew_s = float(bus.get("skew_s") or 0)
     if abs(skew_s) > SKEW_ALARM_S:
         alarms.append(f"clocks differ by {skew_s:.1f} s: is a time service running on all hosts?")
@@ -202,7 +207,11 @@ def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _head(value: Mapping[str, Any]) -> list[tuple[str, object]]:
     pending_s = _pending_s(value)
     states = value.get("vms") or {}
-    replicated = "yes" if value["highly_available"] else "no: not highly available, one NATS server"
+    replicated = (
+        f"yes: highly available: {value.get('servers', 3)} servers"
+        if value["highly_available"]
+        else "no: not highly available, one NATS server"
+    )
     return [
         ("Bus", f"{value['server']['name']} (nats-server {value['server']['version']})"),
         ("Replicated", replicated),

@@ -43,15 +43,15 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
     )
 
 
-def quick(state_dir: Path) -> list[Finding]:
-    """What `virtbus up` asks before it starts anything."""
+def quick(state_dir: Path, *, own_bus: bool = True) -> list[Finding]:
+    """What `virtbus up` asks before it starts anything; a bus elsewhere needs no server here."""
     wanted: tuple[Check, ...] = (
         host.root,
         emulator.qemu,
         emulator.kvm,
         hypervisor.libvirtd,
         networking.nftables,
-        bus.nats_server,
+        *([bus.nats_server] if own_bus else []),
         lambda: bus.tiny(state_dir),
     )
     return [_look(check) for check in wanted]

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from virtbus.cli.up.plan import Place
+from virtbus.cli.up.plan import BUS_ONLY, Place
 from virtbus.cli.wire.access import DEFAULT_RUN_DIR
 
 _FRAME = len("│  │")
@@ -13,11 +13,12 @@ _FRAME = len("│  │")
 
 def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
     """The lines of the box. One holds the client's password: this terminal is its owner's."""
-    url = str(creds["url"])
-    scheme, _, address = url.partition("://")
+    urls = str(creds["url"]).split(",")
+    scheme, _, address = urls[0].partition("://")
     login = f"{scheme}://{creds['user']}:{creds['password']}@{address}"
     return [
-        f"virtbus is up: node {place.node}"
+        "virtbus is up: "
+        + ("bus and controller" if place.runs == BUS_ONLY else f"node {place.node}")
         + (" (simulated: no real VMs)" if place.simulate else ""),
         "",
         "Try, in another terminal:",
@@ -30,8 +31,24 @@ def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
         + json.dumps({"name": "web", "image": "tiny"})
         + "'",
         "",
-        "Not highly available: one NATS server. VMs run on when it or a service ends.",
+        f"Highly available while {len(urls) // 2 + 1} of {len(urls)} NATS servers run."
+        if len(urls) > 1
+        else "Not highly available: one NATS server. VMs run on when it or a service ends.",
         f"Files: {place.state_dir}, {place.run_dir}; the server's log: {nats_log}",
+        "Ctrl-C stops the services and leaves VMs running.",
+    ]
+
+
+def node_lines(place: Place) -> list[str]:
+    """The lines of the box of a node on a bus elsewhere."""
+    return [
+        f"virtbus is up: node {place.node}"
+        + (" (simulated: no real VMs)" if place.simulate else "")
+        + f", on the bus at {place.server}",
+        "",
+        "Where the bus' client credentials are:  virtbus node list",
+        "",
+        f"Files: {place.state_dir}, {place.run_dir}",
         "Ctrl-C stops the services and leaves VMs running.",
     ]
 

@@ -4,19 +4,32 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from virtbus.bus.client import connect
+from virtbus.bus.cluster import Cluster
 from virtbus.bus.declaration import ensure, ensure_node
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError
-from virtbus.bus.server import Server, ServerFiles, binary, running
+from virtbus.bus.server import DEFAULT_PORT, Server, ServerFiles, binary, running
 from virtbus.cli.failures import CliError, Exit
-from virtbus.cli.up.plan import Place, rest_s
+from virtbus.cli.up.plan import ALL, Place, rest_s
 from virtbus.cli.up.terminal import Terminal
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
 _LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The bus server that is to run here."""
+
+    port: int = DEFAULT_PORT
+    host: str = "127.0.0.1"
+    nodes: tuple[str, ...] = ()
+    """Further nodes that may log in; each gets a credentials file in the run directory."""
+    cluster: Cluster | None = None
 
 
 class BusKeeper:
@@ -28,26 +41,44 @@ class BusKeeper:
         self._place = place
         self._terminal = terminal
         self._declared_at = -1
+        self._waits = ""
+
+    @property
+    def url(self) -> str:
+        """Where the bus is."""
+        return self.server.url
+
+    async def keep(self) -> None:
+        """Keep the server running and the bus declared; never returns by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.keep_running())
+            group.create_task(self.keep_declared())
 
     async def declare(self) -> None:
         """Ensure streams, this node's consumers and its join record."""
         generation = self.admin.generation
         await ensure(self.admin)
-        nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
-        await ensure_node(self.admin, self._place.node, nonce)
+        if self._place.runs == ALL:
+            nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
+            await ensure_node(self.admin, self._place.node, nonce)
         self._declared_at = generation
 
     async def keep_declared(self) -> None:
         """Declare again after every new connection: memory streams end with their server."""
+        first = self._declared_at < 0
         while True:
             await asyncio.sleep(_LOOK_S)
             if self.admin.connected and self.admin.generation != self._declared_at:
                 try:
                     await self.declare()
                 except BusError as error:
-                    self._terminal.say(f"the bus cannot be declared yet: {error}", "WARNING")
+                    if str(error) != self._waits:  # once, however often it is tried
+                        self._waits = str(error)
+                        self._terminal.say(f"the bus cannot be declared yet: {error}", "WARNING")
                 else:
-                    self._terminal.say("the bus was restarted; it is declared again")
+                    again = "is declared" if first else "was restarted; it is declared again"
+                    first, self._waits = False, ""
+                    self._terminal.say(f"the bus {again}")
 
     async def keep_running(self) -> None:
         """Start the server again, on the same port, whenever it ends by itself."""
@@ -78,20 +109,31 @@ class BusKeeper:
 
 
 @asynccontextmanager
-async def bus(place: Place, port: int, terminal: Terminal) -> AsyncIterator[BusKeeper]:
+async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
     """A declared bus that this node has joined, for as long as the context is open.
+
+    A member of a cluster is declared later, by `keep`: it needs the others for that.
 
     Raises:
         CliError: the server does not start, or cannot become what is declared.
     """
     files = ServerFiles(place.state_dir, place.run_dir)
+    own = (place.node,) if place.runs == ALL else ()
+    nodes = tuple(dict.fromkeys((*own, *wanted.nodes)))
     try:
         async with (
-            running(files, nodes=[place.node], port=port) as server,
+            running(
+                files,
+                nodes=nodes,
+                host=wanted.host,
+                port=wanted.port,
+                cluster=wanted.cluster,
+            ) as server,
             connect(server.settings("admin"), name="up") as admin,
         ):
             keeper = BusKeeper(server, admin, place, terminal)
-            await keeper.declare()
+            if wanted.cluster is None:
+                await keeper.declare()
             yield keeper
     except BusError as error:
         raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from error

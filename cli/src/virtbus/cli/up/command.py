@@ -1,18 +1,20 @@
 """`virtbus up`: options, what must be so before, and the run."""
 
-import asyncio
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from virtbus.cli import output
-from virtbus.cli.doctor.finding import FAIL, OK, Finding
-from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.failures import usage
 from virtbus.cli.lazy import examples
-from virtbus.cli.up.plan import Place, choose, simulated_data
+from virtbus.cli.up import begin
+from virtbus.cli.up.plan import ALL, BUS_ONLY, Place, choose, simulated_data
+
+if TYPE_CHECKING:
+    from virtbus.bus.cluster import Cluster
 
 DEFAULT_PORT = 4222
+LOCALHOST = "127.0.0.1"
 
 
 @click.command(
@@ -22,6 +24,8 @@ DEFAULT_PORT = 4222
         virtbus up                              as root: a real node
         virtbus up --simulate                   no root, no QEMU: libvirt's test driver
         virtbus up --data /srv/vb --node n2     another place and name
+        virtbus up --listen 10.0.0.1 --nodes n2,n3
+        |                                        a bus for other hosts too: `virtbus node up --help`
         """
     ),
 )
@@ -36,6 +40,26 @@ DEFAULT_PORT = 4222
     show_default=True,
     help="The bus' port, if free; -1: any free one.",
 )
+@click.option(
+    "--listen",
+    metavar="ADDRESS",
+    default=LOCALHOST,
+    show_default=True,
+    help="The bus' address; other hosts need one that they reach.",
+)
+@click.option(
+    "--nodes",
+    metavar="NAME,…",
+    default="",
+    help="Further nodes of this bus; each gets RUN_DIR/node-NAME.creds, to be copied to its host.",
+)
+@click.option("--no-node", is_flag=True, help="Run no VMs here: only the bus and a controller.")
+@click.option(
+    "--cluster",
+    metavar="ADDRESS:PORT",
+    help="Be one of three NATS servers, which reach this one here.",
+)
+@click.option("--routes", metavar="ADDRESS:PORT,…", help="The --cluster of each of the three.")
 @click.option("--simulate", is_flag=True, help="Run libvirt's test driver: no root, no real VMs.")
 @click.option("--log-level", type=click.Choice(("DEBUG", "INFO", "WARNING")), default="INFO")
 @click.option("--force", is_flag=True, help="Start although the preflight fails.")
@@ -45,6 +69,11 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     run_dir: str | None,
     node: str | None,
     port: int,
+    listen: str,
+    nodes: str,
+    no_node: bool,
+    cluster: str | None,
+    routes: str | None,
     simulate: bool,
     log_level: str,
     force: bool,
@@ -60,51 +89,38 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     if simulate and not (data or state_dir or run_dir):
         data = str(simulated_data(os.environ))
     state, run = choose(data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ)
-    place = Place(state, run, node or _node_name(state), simulate, log_level)
-    _check_name(place.node)
-    if not simulate:
-        _preflight(place, force=force)
-    # from here on heavy imports: they would only slow down --help and refusals
-    from virtbus.bus.logs import setup
-    from virtbus.cli.up.run import up
-    from virtbus.cli.up.terminal import Terminal
+    runs = BUS_ONLY if no_node else ALL
+    place = Place(state, run, node or begin.node_name(state), simulate, log_level, runs)
+    more = tuple(name.strip() for name in nodes.split(",") if name.strip())
+    begin.check_name(place.node)
+    for name in more:
+        begin.check_name(name, "--nodes")
+    place_in_cluster = _cluster(cluster, routes, port)
+    if not simulate and not no_node:
+        begin.preflight(place, force=force)
+    from virtbus.cli.up.bus_keeper import Wanted, bus  # imports the bus
 
-    setup("up", place.node, level="WARNING", style="text")
-    asyncio.run(up(place, port, Terminal(log_level), os.environ))
-
-
-def _node_name(state: Path) -> str:
-    from virtbus.bus.settings import node_id  # imports pydantic
-
-    return os.environ.get("VIRTBUS_NODE") or node_id(state)
+    wanted = Wanted(port, listen, more, place_in_cluster)
+    begin.run(place, lambda terminal: bus(place, wanted, terminal))
 
 
-def _check_name(node: str) -> None:
-    from virtbus.schemas.ids import check_id  # imports pydantic
-
-    try:
-        check_id(node)
-    except ValueError as error:
-        raise CliError(Exit.USAGE, "usage", f"--node {node!r}: {error}") from None
-
-
-def _preflight(place: Place, *, force: bool) -> None:
-    """Say what is wrong before anything starts.
+def _cluster(listen: str | None, routes: str | None, port: int) -> "Cluster | None":
+    """What --cluster and --routes say.
 
     Raises:
-        CliError: something without which no VM can run is missing.
+        CliError: usage: one without the other, an address without a port, not three servers.
     """
-    from virtbus.cli.doctor.command import quick  # runs virsh
-
-    findings = quick(place.state_dir)
-    for finding in findings:
-        if finding.level != OK:
-            output.write(finding.as_text())
-    broken: list[Finding] = [finding for finding in findings if finding.level == FAIL]
-    if broken and not force:
-        raise CliError(
-            Exit.UNAVAILABLE,
-            "not_ready",
-            "this host is not ready for virtbus: " + ", ".join(f.name for f in broken),
-            hint="mend what is shown above (`virtbus doctor` shows all), or try --simulate",
+    if listen is None and routes is None:
+        return None
+    members = tuple(part.strip() for part in (routes or "").split(",") if part.strip())
+    wrong = [one for one in (listen or "", *members) if not one.rpartition(":")[2].isdigit()]
+    if listen is None or wrong or listen not in members or len(set(members)) != 3 or port < 1:
+        raise usage(
+            "--cluster and --routes are given together, with the ADDRESS:PORT of all three servers,"
+            " and with the same --port on each",
+            "virtbus up --listen 10.0.0.1 --cluster 10.0.0.1:6222"
+            " --routes 10.0.0.1:6222,10.0.0.2:6222,10.0.0.3:6222",
         )
+    from virtbus.bus.cluster import Cluster  # imports the bus
+
+    return Cluster(listen, members)

@@ -9,6 +9,8 @@ from virtbus.cli.failures import usage
 CONTROLLER = "controller"
 REAL_SERVICES = ("imaged", "netd", "nodeagent")
 SIMULATED_SERVICES = ("nodeagent",)
+ALL, BUS_ONLY, NODE_ONLY = "all", "bus", "node"
+"""What runs here: everything; a bus server and a controller; the node's services alone."""
 DEFAULT_STATE_DIR = Path("/var/lib/virtbus")
 STEADY_S = 60.0
 """A service that lived this long starts again at the shortest rest."""
@@ -26,14 +28,22 @@ class Place:
     node: str
     simulate: bool
     log_level: str = "INFO"
+    runs: str = ALL
+    server: str = ""
+    """NATS URLs of a bus elsewhere; empty: the bus is here, and the credentials know where."""
+    node_creds: Path | None = None
+    """The node's credentials on a bus elsewhere."""
 
     @property
     def services(self) -> tuple[str, ...]:
         """In the order of their start; they stop in the opposite one."""
-        return (CONTROLLER, *(SIMULATED_SERVICES if self.simulate else REAL_SERVICES))
+        node = SIMULATED_SERVICES if self.simulate else REAL_SERVICES
+        return {ALL: (CONTROLLER, *node), BUS_ONLY: (CONTROLLER,), NODE_ONLY: node}[self.runs]
 
     def creds(self, service: str) -> Path:
         """The bus credentials of a service."""
+        if self.node_creds is not None:
+            return self.node_creds
         user = CONTROLLER if service == CONTROLLER else f"node-{self.node}"
         return self.run_dir / f"{user}.creds"
 
@@ -84,6 +94,8 @@ def environment(
         "NOTIFY_SOCKET": notify,
         "PYTHONUNBUFFERED": "1",
     }
+    if place.server:
+        env["VIRTBUS_SERVER"] = place.server
     if place.simulate and service == "nodeagent":
         env["VIRTBUS_SIMULATE"] = "1"
     if place.wrapper_dir is not None and service == "netd":

@@ -7,26 +7,44 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
+from typing import Protocol
 
 from virtbus.bus.process import notify
 from virtbus.bus.server import ServerFiles
 from virtbus.cli.up import banner
-from virtbus.cli.up.bus_keeper import BusKeeper, bus
 from virtbus.cli.up.child import Child
 from virtbus.cli.up.lock import make, only_one
-from virtbus.cli.up.plan import Place
+from virtbus.cli.up.plan import BUS_ONLY, NODE_ONLY, Place
 from virtbus.cli.up.terminal import Terminal
 
 READY_S = 60.0
 """After this long, `up` says which services are not ready, and waits on."""
 
 
-async def up(place: Place, port: int, terminal: Terminal, environ: Mapping[str, str]) -> None:
+class Keeper(Protocol):
+    """The bus while `up` runs: here (`BusKeeper`) or elsewhere (`RemoteBus`)."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def keep(self) -> None:
+        """What has to be done for it; never returns by itself."""
+
+    async def vms_here(self) -> int | None:
+        """How many VMs this node has; None where nobody can say."""
+
+
+async def up(
+    place: Place,
+    bus: AbstractAsyncContextManager[Keeper],
+    terminal: Terminal,
+    environ: Mapping[str, str],
+) -> None:
     """Run everything until SIGINT or SIGTERM.
 
     Raises:
-        CliError: another one runs here, or the bus does not start.
+        CliError: another one runs here, or there is no bus.
     """
     make(place.state_dir, place.run_dir)
     with only_one(place.state_dir), ExitStack() as stack:
@@ -35,9 +53,10 @@ async def up(place: Place, port: int, terminal: Terminal, environ: Mapping[str, 
         stack.callback(os.close, reader)
         # held open as long as we live, however we end: its EOF stops the services
         stack.callback(os.close, writer)
-        terminal.say(f"starting node {place.node} in {place.state_dir}")
-        async with bus(place, port, terminal) as keeper:
-            terminal.say(f"bus ready at {keeper.server.url}")
+        what = "bus and controller" if place.runs == BUS_ONLY else f"node {place.node}"
+        terminal.say(f"starting {what} in {place.state_dir}")
+        async with bus as keeper:
+            terminal.say(f"bus ready at {keeper.url}")
             children = [
                 Child(place, service, terminal, environ, parent_fd=reader)
                 for service in place.services
@@ -48,27 +67,29 @@ async def up(place: Place, port: int, terminal: Terminal, environ: Mapping[str, 
 
 async def _serve(
     place: Place,
-    keeper: BusKeeper,
+    keeper: Keeper,
     children: list[Child],
     terminal: Terminal,
     told: "asyncio.Future[str]",
 ) -> None:
     async with asyncio.TaskGroup() as group:
         watching = [
-            group.create_task(keeper.keep_running()),
-            group.create_task(keeper.keep_declared()),
+            group.create_task(keeper.keep()),
             group.create_task(_announce(place, children, terminal)),
         ]
         for child in children:
             group.create_task(child.run())
         why = await told
-        terminal.say(f"stopping ({why}): services first, the bus last")
+        last = "" if place.runs == NODE_ONLY else ": services first, the bus last"
+        terminal.say(f"stopping ({why}){last}")
         notify("STOPPING=1")
         count = await keeper.vms_here()
         for child in reversed(children):
             await child.stop()
         for task in watching:
             task.cancel()
+    if place.runs == BUS_ONLY:
+        return
     if count is None:
         terminal.say("VMs of this node, if any, run on")
     else:
@@ -84,14 +105,21 @@ async def _announce(place: Place, children: list[Child], terminal: Terminal) -> 
                 terminal.say(f"{child.service} ready")
     except TimeoutError:
         late = [child.service for child in children if not child.readiness.is_ready]
-        terminal.say(f"not ready after {READY_S:g} s: {', '.join(late)}; see above", "WARNING")
+        hint = "" if place.runs != NODE_ONLY else "; does a controller run on that bus?"
+        terminal.say(
+            f"not ready after {READY_S:g} s: {', '.join(late)}; see above{hint}", "WARNING"
+        )
         for child in children:
             await child.readiness.wait()
-    creds = json.loads(place.client_creds.read_text(encoding="utf-8"))
-    text = banner.lines(place, creds, ServerFiles(place.state_dir, place.run_dir).log)
+    text = banner.node_lines(place) if place.runs == NODE_ONLY else _bus_lines(place)
     columns = shutil.get_terminal_size().columns
     terminal.plain(banner.box(text, drawn=sys.stdout.isatty(), columns=columns))
     notify("READY=1")
+
+
+def _bus_lines(place: Place) -> list[str]:
+    creds = json.loads(place.client_creds.read_text(encoding="utf-8"))
+    return banner.lines(place, creds, ServerFiles(place.state_dir, place.run_dir).log)
 
 
 def _until_told(stack: ExitStack) -> "asyncio.Future[str]":

@@ -1,6 +1,6 @@
 """`virtbus-controller`: settings, bus, service; everything is wired here."""
 
-from virtbus.bus import client, declaration, process, tracing
+from virtbus.bus import client, declaration, joining, process, tracing
 from virtbus.bus.settings import load
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
@@ -11,7 +11,12 @@ async def serve(settings: Settings) -> None:
     """Connect and serve until cancelled."""
     async with client.connect(settings.bus(), name="controller") as bus:
         with tracing.recording("controller", UNPLACED, bus.emit, settings.otlp_endpoint):
-            await Controller(bus, settings, lambda: declaration.keep(bus)).run()
+            await Controller(
+                bus,
+                settings,
+                lambda: declaration.keep(bus),
+                lambda nodes: joining.keep(bus, nodes),
+            ).run()
 
 
 def main() -> None:

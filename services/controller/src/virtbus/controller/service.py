@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from virtbus.bus.joining import Nodes
 from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
@@ -33,10 +34,15 @@ class Controller:
     """One controller, wired."""
 
     def __init__(
-        self, bus: Bus, settings: Settings, declared: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        bus: Bus,
+        settings: Settings,
+        declared: Callable[[], Coroutine[Any, Any, None]],
+        joined: Callable[[Nodes], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._bus = bus
         self._declared = declared
+        self._joined = joined
         self._settings = settings
         self._instance = bus.sources.uuid7()
         self._fleet = Fleet()
@@ -52,10 +58,15 @@ class Controller:
         self._duties = Duties(self._leases, [self._sweep])
 
     async def run(self) -> None:
-        """Serve until cancelled; `declared` keeps the bus's streams as they are declared."""
+        """Serve until cancelled.
+
+        `declared` keeps the bus's streams as they are declared, `joined` joins new nodes to it.
+        """
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._declared())
+            if self._joined is not None:
+                group.create_task(self._joined(self._nodes_here))
             group.create_task(self._feeds.run())
             group.create_task(self._endings.finish_released(self._feeds.released))
             group.create_task(self._duties.run())
@@ -66,6 +77,11 @@ class Controller:
                 log.info("ready", extra={"code": "ready"})
                 notify("READY=1")
                 await asyncio.get_running_loop().create_future()
+
+    def _nodes_here(self) -> set[str]:
+        """The nodes that were heard of late."""
+        now_s = asyncio.get_running_loop().time()
+        return {node for node in self._fleet.nodes if not self._fleet.silent(node, now_s)}
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about

@@ -193,6 +193,8 @@ class FleetApi:
             "oldest_pending_created_ns": min(waiting, default=None),
             "queue_depth": len(waiting),
             "skew_s": max((abs(node.skew_s) for node in nodes), default=0.0),
+            "servers": min((stream.replicas for stream in report), default=0),
+            "servers_current": min((stream.current for stream in report), default=0),
             "highly_available": all(stream.replicas >= 3 for stream in report) and bool(report),
         }
 

@@ -1,0 +1,78 @@
+"""Joining: a node that shows itself gets its consumers and its join record (design §3 rule 7).
+
+Only who has the node's credentials can write its liveness record, so seeing one is being asked.
+Whoever may declare does it, any number at once: every step is "ensure".
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Collection
+
+from virtbus.bus import declaration
+from virtbus.bus.ports import BusError
+from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+"""How soon a new node is seen."""
+VERIFY_S = 10.0
+"""How soon a consumer that was deleted under a node is made again (F33: 15 s)."""
+
+Nodes = Callable[[], Collection[str]]
+"""The ids of the nodes that show themselves now."""
+
+
+async def keep(admin: declaration.Renewed, nodes: Nodes) -> None:
+    """Join every node of `nodes()` that has not joined this bus, until cancelled."""
+    loop = asyncio.get_running_loop()
+    joined: set[str] = set()
+    verify_at_s = 0.0
+    generation = -1
+    while True:
+        due = loop.time() >= verify_at_s or admin.generation != generation
+        if due or not joined.issuperset(nodes()):
+            generation = admin.generation
+            try:
+                joined = await _join_missing(admin, set(nodes()))
+            except BusError as error:
+                log.debug("joining waits: %s", error)
+                await asyncio.sleep(declaration.RETRY_S)
+                continue
+            verify_at_s = loop.time() + VERIFY_S
+        await asyncio.sleep(LOOK_S)
+
+
+async def _join_missing(admin: declaration.Admin, nodes: set[str]) -> set[str]:
+    """Join those that lack a consumer; return all that have theirs."""
+    if not nodes:
+        return nodes
+    there = await _consumers(admin)
+    for node in sorted(nodes):
+        own = declaration.node_consumers(node)
+        wanted = {(stream, config["durable_name"]) for stream, config in own}
+        if not wanted <= there:
+            await declaration.ensure_node(admin, node, _nonce())
+            log.info("node %s has joined", node, extra={"code": "node_joined"})
+    return nodes
+
+
+def _nonce() -> bytes:
+    return encode(JoinNonce(nonce=secrets.token_hex(16)))
+
+
+async def _consumers(admin: declaration.Admin) -> set[tuple[str, str]]:
+    """Stream and name of every consumer on the streams that nodes follow."""
+    found: set[tuple[str, str]] = set()
+    for stream in ("KV_vm", "CMD"):
+        seen = 0
+        while True:
+            page = await admin.js_api(f"CONSUMER.NAMES.{stream}", {"offset": seen})
+            names = page.get("consumers") or []
+            found |= {(stream, name) for name in names}
+            seen += len(names)
+            if not names or seen >= int(page.get("total", 0)):
+                break
+    return found

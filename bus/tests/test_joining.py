@@ -1,0 +1,52 @@
+"""A node that shows itself joins a running bus, and joins again where it was taken off."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from virtbus.bus import joining, server
+from virtbus.bus.client import connect
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import Entry, WatchMark
+from virtbus.bus.tasks import background
+
+pytestmark = pytest.mark.integration
+
+NODE = "n9"
+
+
+@pytest.fixture
+async def n9(nats: server.Server, controller: NatsBus) -> AsyncIterator[NatsBus]:
+    """A node that never joined, on a bus with a controller that sees it."""
+    await nats.add_node(NODE)
+    async with background() as tasks, connect(nats.settings(f"node-{NODE}"), name=NODE) as bus:
+        tasks.start(joining.keep(controller, lambda: [NODE]))
+        yield bus
+
+
+async def listed(bus: NatsBus) -> list[str]:
+    """The keys of one whole list of the node's records."""
+    found: list[str] = []
+    async with bus.node_watch(NODE, "agent") as watch:
+        async for item in watch:
+            if item is WatchMark.SYNCED:
+                return found
+            if isinstance(item, Entry):
+                found.append(item.key)
+    raise AssertionError
+
+
+async def test_a_new_node_gets_its_list_with_a_join_record(n9: NatsBus) -> None:
+    async with asyncio.timeout(15):
+        assert await listed(n9) == [f"$KV.vm.{NODE}._join"]
+
+
+async def test_a_deleted_consumer_is_made_again(
+    n9: NatsBus, controller: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "VERIFY_S", 0.1)
+    async with asyncio.timeout(18):
+        before = await listed(n9)
+        await controller.js_api(f"CONSUMER.DELETE.KV_vm.n-{NODE}-agent")
+        assert await listed(n9) == before

@@ -1,0 +1,73 @@
+"""`virtbus node up`: this host's services on a bus that runs elsewhere."""
+
+import os
+from pathlib import Path
+
+import click
+
+from virtbus.cli.lazy import examples
+from virtbus.cli.up import begin
+from virtbus.cli.up.plan import NODE_ONLY, Place, choose, simulated_data
+
+
+@click.command(
+    name="up",
+    epilog=examples(
+        """
+        virtbus node up --nats nats://10.0.0.1:4222 --creds node-n2.creds
+        virtbus node up --name n2 --nats nats://10.0.0.1,nats://10.0.0.2,nats://10.0.0.3 \\
+        |    --creds /etc/virtbus/node-n2.creds
+
+        Where the bus runs: virtbus up --listen 10.0.0.1 --nodes n2
+        writes /run/virtbus/node-n2.creds, to be copied to the host n2.
+        """
+    ),
+)
+@click.option("--name", metavar="NAME", help="This node's id.  [default: what --creds says]")
+@click.option(
+    "--nats",
+    metavar="URL,…",
+    help="The bus' servers; one that is away is passed over.  [default: what --creds says]",
+)
+@click.option(
+    "--creds",
+    metavar="FILE",
+    required=True,
+    envvar="VIRTBUS_CREDS",
+    help="This node's credentials: node-NAME.creds of where the bus runs. [env: VIRTBUS_CREDS]",
+)
+@click.option("--data", metavar="DIR", help="Keep state and run files below DIR.")
+@click.option("--state-dir", metavar="DIR", help="[default: /var/lib/virtbus]")
+@click.option("--run-dir", metavar="DIR", help="[default: /run/virtbus]")
+@click.option("--simulate", is_flag=True, help="Run libvirt's test driver: no root, no real VMs.")
+@click.option("--log-level", type=click.Choice(("DEBUG", "INFO", "WARNING")), default="INFO")
+@click.option("--force", is_flag=True, help="Start although the preflight fails.")
+def command(  # noqa: PLR0913, PLR0917  one parameter for each option
+    name: str | None,
+    nats: str | None,
+    creds: str,
+    data: str | None,
+    state_dir: str | None,
+    run_dir: str | None,
+    simulate: bool,
+    log_level: str,
+    force: bool,
+) -> None:
+    """Run this host's services on a bus elsewhere: its VMs then run here too.
+
+    A controller of that bus joins the node as soon as it shows itself. Ctrl-C stops the services
+    and leaves VMs running; the next `virtbus node up` takes them up again. A service that dies is
+    started again, and a bus that is away for a while is waited for.
+    """
+    if simulate and not (data or state_dir or run_dir):
+        data = str(simulated_data(os.environ))
+    state, run = choose(data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ)
+    file = Path(creds).absolute()
+    place = Place(state, run, name or "", simulate, log_level, NODE_ONLY, nats or "", file)
+    from virtbus.cli.up.remote_bus import remote_bus, settle  # imports the bus
+
+    place = settle(place)
+    begin.check_name(place.node, "--name")
+    if not simulate:
+        begin.preflight(place, force=force)
+    begin.run(place, lambda _: remote_bus(place))

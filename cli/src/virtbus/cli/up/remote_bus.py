@@ -1,0 +1,89 @@
+"""A bus elsewhere, on which this host is one node: looked at before anything starts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.ports import BusError, DeniedError
+from virtbus.cli.failures import CliError, Exit, usage
+from virtbus.cli.up.plan import Place
+from virtbus.cli.wire.access import parse_url
+
+CONNECT_S = 10.0
+
+
+class RemoteBus:
+    """Nothing to keep: its owners do that. The services make their own connections."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def url(self) -> str:
+        return self._place.server
+
+    async def keep(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def vms_here(self) -> int | None:
+        """The VMs that this host keeps a record of: a node may not ask the API."""
+        return sum(1 for _ in (self._place.state_dir / "vms").glob("*/record"))
+
+
+@asynccontextmanager
+async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
+    """The bus at `place.server`, once it took the credentials.
+
+    Raises:
+        CliError: it does not answer, or does not take them.
+    """
+    settings = BusSettings(url=place.server, creds=place.node_creds, connect_timeout_s=CONNECT_S)
+    try:
+        async with connect(settings, name=f"node-{place.node}"):
+            pass
+    except DeniedError as error:
+        raise CliError(
+            Exit.REFUSED,
+            "denied",
+            f"the bus at {place.server} refuses {place.node_creds}: {error}",
+            hint="is the file of this bus, and of now? Where the bus runs, make it anew and copy it"
+            " here",
+        ) from error
+    except BusError as error:
+        raise CliError(
+            Exit.UNAVAILABLE,
+            "bus",
+            str(error),
+            hint="is the URL right, and does that server listen on an address that this host"
+            " reaches? (`virtbus up --listen ADDRESS`)",
+        ) from error
+    yield RemoteBus(place)
+
+
+def settle(place: Place) -> Place:
+    """The place with the name and the URL that its credentials file knows.
+
+    Raises:
+        CliError: the file cannot be read, is no node's or another's; no URL is known.
+    """
+    try:
+        found = BusSettings(url=place.server, creds=place.node_creds).resolved()
+    except BusError as error:
+        raise CliError(Exit.UNAVAILABLE, "credentials", str(error)) from error
+    if not found.node:
+        raise usage(
+            f"{place.node_creds} holds the credentials of {found.user or 'nobody'}, not of a node",
+            "take node-NAME.creds from where the bus runs",
+        )
+    if place.node and place.node != found.node:
+        raise usage(
+            f"{place.node_creds} holds the credentials of node {found.node}, not of {place.node}",
+            f"take node-{place.node}.creds from where the bus runs, or give --name {found.node}",
+        )
+    if not found.url:
+        raise usage("no bus is named", "for example --nats nats://10.0.0.1:4222")
+    parse_url(found.url)
+    return replace(place, node=found.node, server=found.url)
