@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from virtbus.netd.core.names import netns
 from virtbus.netd.core.offer import Site
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.emulators import Emulators
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.leases import StateFiles
 from virtbus.netd.edge.namespaces import Namespaces
@@ -328,6 +330,7 @@ class Node:
             files=StateFiles(state / "vms"),
             cni=Cni(self.conf_dir, self.bin_dirs, plugin_timeout_s=2.0),
             dhcp=DhcpServer(),
+            emulators=Emulators(Path(sys.executable)),
         )
         self.attachments = Attachments(self.doors, self.site)
         await self.attachments.recover()

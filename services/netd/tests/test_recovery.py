@@ -11,7 +11,17 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from services.netd.tests.pretended_host import Host, Node
+from services.netd.tests.pretended_host import Host, Node, eventually
+from services.netd.tests.test_cni import (
+    bridge,
+    conflist,
+    forget_rules,
+    leases,
+    plugin,
+    rules,
+    runs,
+    without_bridge,
+)
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
@@ -24,13 +34,16 @@ A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 GATEWAY = IPv4Address("10.127.0.1")
 STEPS = {"send", "ioctl", "replace", "unlink", "_call", "write_sysctl", "make_and_enter", "bind"}
+CNI_STEPS = {"replace", "unlink", "make_and_enter", "run", "_listen", "wait", "read_result"}
+"""What differs where plugins are run: before, during and after each, and what is kept of it."""
 
 
 class Killer:
     """A profile function that ends this process, as kill -9 does, at the n-th step."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, steps: set[str]) -> None:
         self._left = at
+        self._steps = steps
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
@@ -40,18 +53,18 @@ class Killer:
         else:
             return
         where = str(frame.f_globals.get("__name__", ""))
-        if name not in STEPS or not where.startswith(("virtbus.netd", "pathlib")):
+        if name not in self._steps or not where.startswith(("virtbus.netd", "pathlib")):
             return
         self._left -= 1
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_at(step: int, work: Callable[[], Awaitable[object]]) -> bool:
+def killed_at(step: int, work: Callable[[], Awaitable[object]], steps: set[str] = STEPS) -> bool:
     """Run `work` in a child that dies at `step`; False when it came to its end."""
     pid = os.fork()
     if pid == 0:
-        killer = Killer(step)
+        killer = Killer(step, steps)
         threading.setprofile(killer)
         sys.setprofile(killer)
         try:
@@ -117,6 +130,88 @@ def test_killed_at_any_step_of_release_nothing_is_left_by_the_next(host: Host) -
         asyncio.run(all_is_well(host))
     assert step > 10
     asyncio.run(gone(host, census=before))
+
+
+def cni_on(host: Host) -> None:
+    node = Node(host)
+    conflist(node, "lan", bridge(node), {"type": "firewall"})
+
+
+async def attach_cni(host: Host) -> None:
+    node = Node(host)
+    await node.start()
+    await node.attach(A, networks=("lan",))
+    node.stop()
+
+
+async def cni_is_well(host: Host) -> None:
+    node = Node(host)
+    await node.start()
+    await node.attach(A, networks=("lan",))
+    async with node.guest(A) as guest:
+        await guest.ping(IPv4Address("10.88.0.1"))
+    assert len(leases(node)) == 1
+    node.stop()
+
+
+async def cni_gone(host: Host) -> None:
+    node = Node(host)
+    await node.start()
+    await node.attachments.release(A, 1)
+    assert leases(node) == []
+    assert host.namespaces.names() == []
+    assert A not in rules()
+    node.stop()
+
+
+def forget_cni() -> None:
+    without_bridge()
+    forget_rules()
+
+
+def test_killed_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no_lease(
+    host: Host,
+) -> None:
+    cni_on(host)
+    step = 0
+    while killed_at(step := step + 1, lambda: attach_cni(host), CNI_STEPS):
+        if step % 2:
+            asyncio.run(cni_is_well(host))
+        asyncio.run(cni_gone(host))
+    assert step > 8
+    asyncio.run(cni_gone(host))
+    forget_cni()
+
+
+def test_killed_at_any_step_of_a_cni_release_the_address_is_never_given_twice(host: Host) -> None:
+    cni_on(host)
+    step = 0
+    asyncio.run(attach_cni(host))
+    while killed_at(step := step + 1, lambda: release(host), CNI_STEPS):
+        asyncio.run(cni_is_well(host))
+    assert step > 5
+    asyncio.run(cni_gone(host))
+    forget_cni()
+
+
+def test_a_plugin_that_outlives_its_netd_is_ended_before_its_work_is_undone(host: Host) -> None:
+    node = Node(host)
+    late = "sleep 60; touch $0.late"
+    plugin(node, "slow", f'if [ "$CNI_COMMAND" = ADD ]; then echo $$ > $0.pid; {late}; fi')
+    conflist(node, "lan", bridge(node), {"type": "slow"})
+    pid_file = host.tmp / "cni-bin" / "slow.pid"
+
+    async def killed_while_the_plugin_works() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(attach_cni(host))
+            await eventually(lambda: pid_file.exists() and bool(pid_file.read_text()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert killed_at(0, killed_while_the_plugin_works)
+    assert runs(pid_file.read_text().strip())
+    asyncio.run(cni_gone(host))
+    assert not runs(pid_file.read_text().strip())
+    forget_cni()
 
 
 async def test_a_running_guest_does_not_notice_a_restart(node: Node) -> None:

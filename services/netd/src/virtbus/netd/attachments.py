@@ -7,13 +7,13 @@ So what is ours has a state file, and what has none is another instance's: it is
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from virtbus.netd.builder import Builder, Doors
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.finding import Finding, lost, mended
 from virtbus.netd.core.offer import Site
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.settling import (
@@ -25,6 +25,7 @@ from virtbus.netd.core.settling import (
     settled,
 )
 from virtbus.netd.edge.namespaces import in_thread
+from virtbus.netd.turns import Turns
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.nodework import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
@@ -47,6 +48,8 @@ class _Held:
     phase: NetPhase | None = None
     """None: only its addresses are remembered."""
     error: ErrorBody | None = None
+    lost: bool = False
+    """True while a guest runs that can no longer be given its network."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the phase is ready or failed."""
 
@@ -65,14 +68,6 @@ class _Held:
         )
 
 
-@dataclass(slots=True)
-class _Turns:
-    """A VM's lock, and how many hold it or wait for it."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-
-
 class Attachments:
     """All networks of VMs on this host."""
 
@@ -80,7 +75,7 @@ class Attachments:
         self._doors = doors
         self._builder = Builder(doors, site)
         self._held: dict[str, _Held] = {}
-        self._locks: dict[str, _Turns] = {}
+        self._turns = Turns()
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
         self._host_side = asyncio.Lock()
@@ -102,12 +97,14 @@ class Attachments:
         """
         self._refuse_while_recovering()
         plan = plan_of(record)
-        async with self._one(plan.uid):
+        async with self._turns.of(plan.uid):
             held = self._held.get(plan.uid)
             known = held.attachment if held is not None else None
             check_epoch(plan.uid, plan.epoch, known)
             if held is not None and held.phase is NetPhase.READY and await self._serves(held, plan):
                 return held.ready()
+            if held is not None and held.lost and held.error and await self._runs(plan.uid):
+                raise VirtbusError.of(held.error)
             if known is not None and (known.has_cni or self._builder.stands(known)):
                 await self._builder.unmake(known)
             return await self._make(plan, known, begun)
@@ -115,11 +112,16 @@ class Attachments:
     async def _serves(self, held: _Held, plan: Attachment) -> bool:
         """True when what stands serves `plan`: it is the same, or a guest is using it."""
         attachment = held.attachment
-        if not self._builder.stands(attachment):
+        if not await self._builder.found(attachment):
+            return False
+        in_use = bool(attachment.nics) and await in_thread(
+            lambda: self._builder.links.in_use(attachment)
+        )
+        if attachment.nics and not await self._builder.completes(attachment) and not in_use:
             return False
         wanted = carried_over(plan, attachment, self._builder.insistent)
         if not attachment.same_hardware(wanted):
-            if not await in_thread(lambda: self._builder.links.in_use(attachment)):
+            if not in_use:
                 return False
             extra = {"code": "network_kept", "uid": plan.uid}
             log.info("the guest keeps its old interfaces until it restarts", extra=extra)
@@ -127,6 +129,9 @@ class Attachments:
             update = {"epoch": plan.epoch, "generation": plan.generation}
             self._keep(held, attachment.model_copy(update=update))
         return True
+
+    async def _runs(self, uid: str) -> bool:
+        return bool(await in_thread(lambda: self._doors.emulators.running({uid})))
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
         others = list(self._other_nics(plan.uid))
@@ -196,11 +201,13 @@ class Attachments:
                 file stays, so that a further release tries again).
         """
         self._refuse_while_recovering()
-        async with self._one(uid):
+        async with self._turns.of(uid):
             held = self._held.get(uid)
             check_epoch(uid, epoch, held.attachment if held is not None else None)
             if held is None:
                 return False
+            if held.attachment.has_cni:  # half undone is not whole: undone again after a crash
+                self._keep(held, held.attachment.model_copy(update={"made": False}))
             await self._builder.unmake(held.attachment)
             self._doors.files.remove(uid)
             self._former_links.update(nic.host_link for nic in held.attachment.nics)
@@ -275,6 +282,42 @@ class Attachments:
         if nics:
             await in_thread(lambda: self._builder.links.replug(nics))
 
+    async def compare(self) -> list[Finding]:
+        """Look at each network on the host, complete it, and tell what was not whole."""
+        findings = []
+        running = await in_thread(lambda: self._doors.emulators.running(self._held))
+        for uid in list(self._held):
+            async with self._turns.of(uid):
+                held = self._held.get(uid)
+                if held is None or held.phase is not NetPhase.READY or not held.attachment.nics:
+                    continue
+                finding = await self._examine(held, runs=uid in running)
+            if finding is not None:
+                findings.append(finding)
+        return findings
+
+    async def _examine(self, held: _Held, *, runs: bool) -> Finding | None:
+        attachment = held.attachment
+        named = self._builder.stands(attachment)
+        faults = [] if named else [f"{attachment.netns} is gone"]
+        stands = await self._builder.found(attachment)
+        try:
+            faults += await self._builder.mend(attachment) if stands else []
+        except (VirtbusError, OSError) as error:
+            faults.append(str(error))
+            stands = False
+        if runs and not (
+            stands and await in_thread(lambda: self._builder.links.all_held(attachment))
+        ):
+            finding = lost(attachment, faults)
+            held.settle(NetPhase.FAILED, finding.error)
+            held.lost = True
+            return finding
+        if not stands:
+            held.phase = None  # nobody uses it: the next ensure makes it anew
+            held.settled.clear()
+        return mended(attachment, faults) if faults else None
+
     async def recover(self) -> None:
         """Compare state files and host: adopt what stands, finish or undo what is half-made.
 
@@ -294,6 +337,7 @@ class Attachments:
                 extra = {"code": "foreign_netns", "uid": uid}
                 log.warning("%s is not of this netd; it is left alone", name, extra=extra)
         await in_thread(lambda: self._builder.links.delete_orphans(self._links_in_use()))
+        await self._builder.end_plugins(held.attachment for held in self._held.values())
         async with asyncio.TaskGroup() as group:
             for held in self._held.values():
                 group.create_task(self._recover(held))
@@ -302,7 +346,7 @@ class Attachments:
 
     async def _recover(self, held: _Held) -> None:
         attachment = held.attachment
-        if not self._builder.stands(attachment):
+        if not await self._builder.found(attachment):
             return
         async with self._builds:
             if attachment.has_cni and not attachment.made:
@@ -353,16 +397,3 @@ class Attachments:
                 "netd is comparing its state with the host; try again in a second",
                 after_ms=500,
             )
-
-    @asynccontextmanager
-    async def _one(self, uid: str) -> AsyncIterator[None]:
-        """Serial per VM."""
-        turns = self._locks.setdefault(uid, _Turns())
-        turns.users += 1
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            turns.users -= 1
-            if not turns.users:
-                del self._locks[uid]

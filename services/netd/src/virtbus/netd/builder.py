@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from virtbus.netd.core import cni as cni_values
@@ -12,10 +13,12 @@ from virtbus.netd.core.offer import Site, offers_of
 from virtbus.netd.core.settling import refused_mac, replaced
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.emulators import Emulators
 from virtbus.netd.edge.guest_links import GuestLinks
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.leases import StateFiles
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
+from virtbus.netd.edge.plugin_process import end_left
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ class Doors:
     files: StateFiles
     cni: Cni
     dhcp: DhcpServer
+    emulators: Emulators
 
 
 class Builder:
@@ -48,6 +52,58 @@ class Builder:
     def stands(self, attachment: Attachment) -> bool:
         """True when the namespace is there (or none is needed)."""
         return not attachment.nics or self._doors.namespaces.exists(attachment.netns)
+
+    async def found(self, attachment: Attachment) -> bool:
+        """Ensure that the namespace has its name; False when it is gone for good.
+
+        One whose name somebody removed lives on for as long as a guest or DHCP is in it.
+        """
+        return self.stands(attachment) or await in_thread(lambda: self._name_again(attachment))
+
+    def _name_again(self, attachment: Attachment) -> bool:
+        fd = self._doors.dhcp.namespace(attachment.uid)
+        if fd is None:
+            pid = self._doors.emulators.running({attachment.uid}).get(attachment.uid)
+            fd = self._doors.emulators.namespace(pid) if pid is not None else None
+        if fd is None:
+            return False
+        try:
+            self._doors.namespaces.put_back(attachment.netns, fd)
+        finally:
+            os.close(fd)
+        extra = {"code": "netns_named_again", "uid": attachment.uid}
+        log.warning("somebody removed %s; it is back", attachment.netns, extra=extra)
+        return True
+
+    async def mend(self, attachment: Attachment) -> list[str]:
+        """Complete what stands; what was missing, in words.
+
+        Raises:
+            VirtbusError, OSError: it cannot be completed, as where a CNI link is gone.
+        """
+        faults = await in_thread(lambda: self.links.faults(attachment))
+        if faults:
+            await self.adopt(attachment)
+        return faults
+
+    async def end_plugins(self, attachments: Iterable[Attachment]) -> None:
+        """End the CNI plugins of these VMs that an earlier netd left at work."""
+        uids = {attachment.uid for attachment in attachments if attachment.has_cni}
+        if not uids:
+            return
+        directory = self._doors.namespaces.path("x").parent
+        for pid in await in_thread(lambda: end_left(uids, directory)):
+            log.warning("a plugin of an earlier netd ended", extra={"code": "cni_left", "pid": pid})
+
+    async def completes(self, attachment: Attachment) -> bool:
+        """`mend`, and whether it could."""
+        try:
+            await self.mend(attachment)
+        except (VirtbusError, OSError) as error:
+            extra = {"code": "network_not_whole", "uid": attachment.uid}
+            log.warning("the network cannot be completed: %s", error, extra=extra)
+            return False
+        return True
 
     async def built_in(self, attachment: Attachment) -> None:
         """Make or complete a VM whose interfaces are all built-in; its file is durable then."""

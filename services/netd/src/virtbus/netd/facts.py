@@ -1,16 +1,21 @@
 """What netd says of its work: ready events and facts."""
 
+import logging
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from virtbus.bus.ports import Bus
+from virtbus.netd.core.finding import Finding
 from virtbus.netd.edge.handover import Handover
 from virtbus.schemas import events, subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind, Span
-from virtbus.schemas.nodework import NetReady
+from virtbus.schemas.nodework import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
 
 PART = "net"
 
@@ -44,6 +49,37 @@ class Facts:
         """A network was made."""
         addresses = ",".join(a for i in ready.interfaces for a in i.addresses)
         self._send(self._event(Kind.NETWORK_READY, record, took_ms, {"addresses": addresses}))
+
+    async def found(self, finding: Finding) -> None:
+        """A network was not what netd had made of it."""
+        attachment = finding.attachment
+        extra = {"code": finding.reason, "uid": attachment.uid}
+        log.warning("%s", finding.message, extra=extra)
+        event = Event(
+            kind=Kind.NETWORK_FAILED if finding.error else Kind.NETWORK_READY,
+            uid=attachment.uid,
+            node=self._node,
+            epoch=attachment.epoch,
+            generation=attachment.generation,
+            namespace=attachment.namespace,
+            name=attachment.vm_name,
+            reason=finding.reason,
+            message=finding.message,
+            service="netd",
+            at_ns=time.time_ns(),
+        )
+        subject = subjects.event(self._node, event.uid, event.kind)
+        self._bus.emit(subject, event, message_id=os.urandom(8).hex())
+        if finding.error is not None:
+            await self.ready(
+                NetReady(
+                    uid=attachment.uid,
+                    epoch=attachment.epoch,
+                    generation=attachment.generation,
+                    phase=NetPhase.FAILED,
+                    error=finding.error,
+                )
+            )
 
     def failed(self, record: VmRecord, error: VirtbusError) -> None:
         """A network could not be made; one fact for each reason of a generation."""

@@ -21,6 +21,7 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import Doors
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
+from virtbus.netd.edge.emulators import Emulators
 from virtbus.netd.edge.handover import Handover, HandoverServer
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.leases import StateFiles
@@ -54,6 +55,7 @@ def doors_of(settings: Settings) -> Doors:
             settings.cni_conf_dir, settings.cni_bin_dirs, plugin_timeout_s=settings.cni_timeout_s
         ),
         dhcp=DhcpServer(),
+        emulators=Emulators(settings.emulator),
     )
 
 
@@ -133,13 +135,16 @@ class Netd:
                         self._see(item, work)
 
     async def _compare(self, watch: Watch) -> None:
+        """What stands against the host and the records: at once, then now and then."""
         while True:
-            await asyncio.sleep(self._settings.relist_interval_s)
-            watch.relist()
             try:
                 await self._attachments.replug()
+                for finding in await self._attachments.compare():
+                    await self._facts.found(finding)
             except (VirtbusError, OSError) as error:
-                log.warning("bridge not repaired: %s", error, extra={"code": "replug_failed"})
+                log.warning("networks not compared: %s", error, extra={"code": "compare_failed"})
+            await asyncio.sleep(self._settings.relist_interval_s)
+            watch.relist()
 
     def _see(self, entry: Entry, work: Work) -> None:
         uid = entry.key.rpartition(".")[2]

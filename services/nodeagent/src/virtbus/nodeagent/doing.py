@@ -237,6 +237,8 @@ class Doing:
                 await self._guest.net.get(record, ask_after_s=0.0)
             await self._guest.image.get(record, ask_after_s=0.0)
         except VirtbusError as error:
+            if error.reason == "network_lost":
+                self._guest.cut_off(error.body.message)
             log.warning(
                 "adopted, but its parts are not whole: %s",
                 error,

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 SOON_S = 1.0
 READY, RESTART_REQUIRED, HELD = "Ready", "RestartRequired", "Held"
+NETWORK_LOST = "NetworkLost"
 ENDINGS = frozenset({Event.SHUT_DOWN, Event.ENDED, Event.CRASHED})
 HELD_BACK = frozenset(
     {
@@ -67,6 +68,8 @@ class Seen:
     ready_ns: int = 0
     domain_hash: str = ""
     accelerator: str = ""
+    network_lost: str = ""
+    """Why the running guest is cut off, in netd's words."""
 
 
 class Guest:
@@ -192,10 +195,19 @@ class Guest:
         """Imaged or netd told of its part."""
         if isinstance(ready, ImageReady):
             self.image.told(ready)
-        else:
+        elif self.phase not in {Phase.RUNNING, Phase.PAUSED}:
             self.net.told(ready)
-            if self.phase in {Phase.RUNNING, Phase.PAUSED}:
-                self.report()
+        elif ready.error is not None:
+            self.cut_off(ready.error.message)
+        else:
+            self.seen.network_lost = ""
+            self.net.told(ready)
+            self.report()
+
+    def cut_off(self, why: str) -> None:
+        """The running guest has no network any more: that is told, and nothing else done."""
+        self.seen.network_lost = why
+        self.report()
 
     # --- its life -------------------------------------------------------------------------
     async def run(self) -> None:
@@ -265,7 +277,7 @@ class Guest:
         """Times and facts of what happened."""
         seen, up = self.seen, {Phase.RUNNING, Phase.PAUSED}
         if self.phase in {Phase.PREPARING, Phase.STARTING}:
-            seen.ready, seen.started_ns = "", None
+            seen.ready, seen.started_ns, seen.network_lost = "", None, ""
         elif self.phase in {Phase.STOPPED, Phase.RELEASING}:
             seen.reason = seen.message = ""
         elif self.phase is Phase.RUNNING and before is not Phase.RUNNING:
@@ -370,6 +382,10 @@ class Guest:
         if self.seen.domain_hash not in {"", self.wanted_hash} and self.phase is Phase.RUNNING:
             message = "stop and start the VM to take over its new spec"
             conditions.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
+        if self.seen.network_lost:
+            conditions.append(
+                Condition(type=NETWORK_LOST, status=True, message=self.seen.network_lost)
+            )
         if self.held:
             conditions.append(Condition(type=HELD, status=True, message=self.held))
         if self.seen.attempt:

@@ -6,6 +6,7 @@ the sockets again; the lease time is what a guest can bridge.
 
 import asyncio
 import errno
+import fcntl
 import logging
 import socket
 import threading
@@ -25,6 +26,7 @@ CLOSERS = 32
 """Threads that close at the end: 300 sockets one after another would take 4 s."""
 
 _MAX_FRAME_BYTES = 2048
+_SIOCGSKNS = 0x894C
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 """Errors after which the socket works on: the link was down, or the guest reads too slowly."""
@@ -59,6 +61,12 @@ class DhcpServer:
         for thread in threads:
             thread.join()
 
+    def namespace(self, uid: str) -> int | None:
+        """A descriptor of the network namespace that `uid` is served in; the caller closes it."""
+        for interface in self._interfaces.get(uid, ()):
+            return fcntl.ioctl(interface.socket, _SIOCGSKNS)
+        return None
+
     def counts(self, uid: str) -> Counter[Kind]:
         """How many requests of each kind were read since `serve`."""
         total: Counter[Kind] = Counter()
@@ -80,7 +88,7 @@ def _closing(sockets: list[socket.socket]) -> threading.Thread:
 class _Interface:
     def __init__(self, uid: str, packets: socket.socket, offer: Offer | None) -> None:
         self._uid = uid
-        self._packets = packets
+        self.socket = packets
         self._offer = offer
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._loop = asyncio.get_running_loop()
@@ -90,31 +98,31 @@ class _Interface:
 
     def _listen(self) -> None:
         self._resume = None
-        self._loop.add_reader(self._packets, self._readable)
+        self._loop.add_reader(self.socket, self._readable)
 
     def silence(self) -> socket.socket:
         """Read no more; the socket is the caller's to close."""
         if self._resume is not None:
             self._resume.cancel()
-        self._loop.remove_reader(self._packets)
-        return self._packets
+        self._loop.remove_reader(self.socket)
+        return self.socket
 
     def _readable(self) -> None:
         wait_s = self._bucket.take(self._loop.time())
         if wait_s:
             # Not read at all: what the guest floods is dropped by the kernel, at no cost here.
-            self._loop.remove_reader(self._packets)
+            self._loop.remove_reader(self.socket)
             self._resume = self._loop.call_later(wait_s, self._listen)
             return
         try:
-            self._answer(self._packets.recv(_MAX_FRAME_BYTES))
+            self._answer(self.socket.recv(_MAX_FRAME_BYTES))
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             extra = {"code": "dhcp_socket", "uid": self._uid}
             log.warning("DHCP socket: %s", error, extra=extra)
             if error.errno not in _PASSING:
-                self._loop.remove_reader(self._packets)
+                self._loop.remove_reader(self.socket)
 
     def _answer(self, frame: bytes) -> None:
         message = payload(frame)
@@ -131,4 +139,4 @@ class _Interface:
             return
         offer = self._offer
         frame = reply_frame(reply, offer.server, offer.server_mac, offer.mac)
-        self._packets.send(frame)
+        self.socket.send(frame)

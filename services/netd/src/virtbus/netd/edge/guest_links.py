@@ -87,6 +87,18 @@ class GuestLinks:
             raise
         return opened
 
+    def faults(self, attachment: Attachment) -> list[str]:
+        """What of it is missing inside its namespace, in words."""
+        self._namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            return [fault for nic in attachment.nics for fault in _faults(inside, nic)]
+
+    def all_held(self, attachment: Attachment) -> bool:
+        """True while each tap of it is held open by a process."""
+        self._namespaces.enter(attachment.netns)
+        with Netlink() as inside:
+            return all(_running(inside, nic.tap) for nic in attachment.nics)
+
     def in_use(self, attachment: Attachment) -> bool:
         """True while a process holds a tap of it: a guest runs."""
         if not self._namespaces.exists(attachment.netns):
@@ -196,6 +208,18 @@ def _join(uid: str, nic: Nic) -> list[Call]:
 def _link(netlink: Netlink, name: str) -> links.Link | None:
     reply = netlink.ask(links.get_link(name))
     return links.read_link(reply) if reply is not None else None
+
+
+def _faults(inside: Netlink, nic: Nic) -> list[str]:
+    bridge = _link(inside, nic.bridge)
+    if bridge is None:
+        return [f"{nic.bridge} is gone"]
+    found = {name: _link(inside, name) for name in (nic.eth, nic.tap)}
+    return [
+        f"{name} is {'gone' if link is None else f'not on {nic.bridge}'}"
+        for name, link in found.items()
+        if link is None or link.master != bridge.index
+    ]
 
 
 def _running(netlink: Netlink, name: str) -> bool:

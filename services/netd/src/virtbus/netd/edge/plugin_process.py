@@ -10,8 +10,11 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+ENDED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,34 @@ class PluginProcess:
 
     def _late(self) -> str:
         return f"no answer in {self._timeout_s:g} s"
+
+
+def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
+    """End plugins that a netd which was killed had started for `uids`; their pids.
+
+    They would go on beside what undoes them: an ADD that ends after its DEL leaks all it made.
+    """
+    left = [pid for pid, (uid, path) in _plugins() if uid in uids and path.parent == netns_dir]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    limit_s = time.monotonic() + ENDED_WITHIN_S
+    while any(pid in left for pid, _ in _plugins()) and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    return left
+
+
+def _plugins() -> Iterator[tuple[int, tuple[str, Path]]]:
+    """Every process with a plugin's environment: pid, container id, namespace."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            text = (folder / "environ").read_bytes().decode(errors="replace")
+            words = dict(word.partition("=")[::2] for word in text.split("\0"))
+            if "CNI_CONTAINERID" in words:
+                where = Path(words.get("CNI_NETNS", ""))
+                yield int(folder.name), (words["CNI_CONTAINERID"], where)
 
 
 def _part(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bytes:

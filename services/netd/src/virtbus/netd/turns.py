@@ -1,0 +1,34 @@
+"""One piece of work at a time for each VM, any number of VMs at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A VM's lock, and how many hold it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class Turns:
+    """Locks by uid, kept only while somebody uses them."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, _Queue] = {}
+
+    @asynccontextmanager
+    async def of(self, uid: str) -> AsyncIterator[None]:
+        """Wait for the VM's turn, and keep it for the length of the context."""
+        queue = self._queues.setdefault(uid, _Queue())
+        queue.users += 1
+        try:
+            async with queue.lock:
+                yield
+        finally:
+            queue.users -= 1
+            if not queue.users:
+                del self._queues[uid]

@@ -1,0 +1,43 @@
+"""A guest that lost its network while it ran: told in its status, never ended for it."""
+
+from pathlib import Path
+
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+
+from virtbus.bus.memory import MemoryBus
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nodework import NetPhase, NetReady
+from virtbus.schemas.vm import VmStatus
+
+A = uid(1)
+LOST = VirtbusError(Code.CONFLICT, "network_lost", "the running guest is cut off").body
+
+
+async def test_the_status_says_that_a_running_guest_is_cut_off_and_keeps_its_address(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    await node.put(record())
+
+    async def seen(kind: str) -> VmStatus | None:
+        status = await node.status(A)
+        found = status is not None and any(c.type == kind and c.status for c in status.conditions)
+        return status if found else None
+
+    async with node.agent():
+        before = await eventually(lambda: seen("Ready"))
+        netd = MemoryBus(node.server, "netd")
+        ready = NetReady(uid=A, epoch=1, phase=NetPhase.FAILED, error=LOST)
+        await netd.publish(subjects.ready(NODE, A, "net"), ready)
+        status = await eventually(lambda: seen("NetworkLost"))
+        assert (status.state, status.interfaces) == (before.state, before.interfaces)
+        whole = NetReady(uid=A, epoch=1, phase=NetPhase.READY, interfaces=before.interfaces)
+        await netd.publish(subjects.ready(NODE, A, "net"), whole)
+
+        async def over() -> bool:
+            return await seen("NetworkLost") is None
+
+        await eventually(over)
+    assert node.domains.done == [("start", A)]
