@@ -48,14 +48,18 @@ class _Held:
     phase: NetPhase | None = None
     """None: only its addresses are remembered."""
     error: ErrorBody | None = None
-    lost: bool = False
-    """True while a guest runs that can no longer be given its network."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the phase is ready or failed."""
 
     def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
         self.phase, self.error = phase, error
         self.settled.set()
+
+    def cut_off(self, faults: list[str]) -> Finding:
+        """A guest runs that cannot be given its network any more."""
+        finding = lost(self.attachment, faults)
+        self.settle(NetPhase.FAILED, finding.error)
+        return finding
 
     def ready(self) -> NetReady:
         return NetReady(
@@ -103,8 +107,8 @@ class Attachments:
             check_epoch(plan.uid, plan.epoch, known)
             if held is not None and held.phase is NetPhase.READY and await self._serves(held, plan):
                 return held.ready()
-            if held is not None and held.lost and held.error and await self._runs(plan.uid):
-                raise VirtbusError.of(held.error)
+            if held is not None and held.attachment.nics and await self._builder.runs(plan.uid):
+                raise held.cut_off([]).refusal
             if known is not None and (known.has_cni or self._builder.stands(known)):
                 await self._builder.unmake(known)
             return await self._make(plan, known, begun)
@@ -129,9 +133,6 @@ class Attachments:
             update = {"epoch": plan.epoch, "generation": plan.generation}
             self._keep(held, attachment.model_copy(update=update))
         return True
-
-    async def _runs(self, uid: str) -> bool:
-        return bool(await in_thread(lambda: self._doors.emulators.running({uid})))
 
     async def _make(self, plan: Attachment, known: Attachment | None, begun: Begun) -> NetReady:
         others = list(self._other_nics(plan.uid))
@@ -309,10 +310,7 @@ class Attachments:
         if runs and not (
             stands and await in_thread(lambda: self._builder.links.all_held(attachment))
         ):
-            finding = lost(attachment, faults)
-            held.settle(NetPhase.FAILED, finding.error)
-            held.lost = True
-            return finding
+            return held.cut_off(faults)
         if not stands:
             held.phase = None  # nobody uses it: the next ensure makes it anew
             held.settled.clear()
@@ -347,6 +345,8 @@ class Attachments:
     async def _recover(self, held: _Held) -> None:
         attachment = held.attachment
         if not await self._builder.found(attachment):
+            if attachment.nics and await self._builder.runs(attachment.uid):
+                held.cut_off([f"{attachment.netns} is gone"])
             return
         async with self._builds:
             if attachment.has_cni and not attachment.made:

@@ -86,6 +86,10 @@ class Builder:
             await self.adopt(attachment)
         return faults
 
+    async def runs(self, uid: str) -> bool:
+        """True while an emulator runs this VM."""
+        return bool(await in_thread(lambda: self._doors.emulators.running({uid})))
+
     async def end_plugins(self, attachments: Iterable[Attachment]) -> None:
         """End the CNI plugins of these VMs that an earlier netd left at work."""
         uids = {attachment.uid for attachment in attachments if attachment.has_cni}

@@ -18,6 +18,11 @@ class Finding:
     def reason(self) -> str:
         return self.error.reason if self.error is not None else "network_mended"
 
+    @property
+    def refusal(self) -> VirtbusError:
+        """What who asks for the network now is told."""
+        return VirtbusError(Code.CONFLICT, "network_lost", self.message)
+
 
 def mended(attachment: Attachment, faults: list[str]) -> Finding:
     """Somebody took parts away, and they are back."""
@@ -30,5 +35,4 @@ def lost(attachment: Attachment, faults: list[str]) -> Finding:
     message = (
         f"the running guest is cut off: {what}; stop and start the VM to give it its network again"
     )
-    error = VirtbusError(Code.CONFLICT, "network_lost", message)
-    return Finding(attachment, message, error.body)
+    return Finding(attachment, message, VirtbusError(Code.CONFLICT, "network_lost", message).body)

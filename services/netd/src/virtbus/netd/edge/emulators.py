@@ -22,22 +22,25 @@ class Emulators:
 
     def running(self, uids: Container[str]) -> dict[str, int]:
         """The pid of each of `uids` that runs. Reads all of /proc: not for the hot path."""
-        program = self._program.resolve()
+        programs = {str(self._program), str(self._program.resolve())}
         found: dict[str, int] = {}
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
             with suppress(OSError):
-                if (folder / "exe").readlink() != program:
-                    continue
                 arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if arguments[0] not in programs:
+                    continue
                 for flag, value in pairwise(arguments):
                     if flag == "-uuid" and value in uids:
                         found[value] = int(folder.name)
         return found
 
     def namespace(self, pid: int) -> int | None:
-        """A descriptor of the network namespace of the first tap that a process holds open."""
+        """A descriptor of the network namespace of the first tap that a process holds open.
+
+        None also where we may not look into the process, as in the sandbox of the systemd unit.
+        """
         try:
             process = os.pidfd_open(pid)
         except OSError:
