@@ -110,7 +110,7 @@ class Doing:
             entry = await self._tools.bus.get(subjects.vm_secret(record.node, record.uid))
             if entry is not None and entry.value:
                 secrets = read(VmSecrets, entry.value)
-            elif all(path.exists() for path in self._tools.seeds.paths(record).values()):
+            elif self._tools.seeds.stand(record):
                 extra = {"code": "secrets_lost", "uid": record.uid}
                 log.warning("the bus has lost the secrets; the seed stays as it is", extra=extra)
                 return

@@ -153,6 +153,9 @@ class Seeds(Protocol):
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
         """Seed file by volume name."""
 
+    def stand(self, record: VmRecord) -> bool:
+        """True when every seed of the VM is on disk."""
+
 
 class Readiness(Protocol):
     """When a guest counts as ready."""

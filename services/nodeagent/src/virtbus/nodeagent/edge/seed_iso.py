@@ -46,6 +46,9 @@ class SeedIsos:
             if volume.cloud_init_no_cloud is not None
         }
 
+    def stand(self, record: VmRecord) -> bool:
+        return all(path.exists() for path in self.paths(record).values())
+
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
