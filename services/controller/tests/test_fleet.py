@@ -6,11 +6,12 @@ from itertools import permutations
 import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
 
-from virtbus.controller.core.fleet import DOWN_AFTER_S, Fleet, Held, read_vm_key
+from virtbus.controller.core.fleet import Fleet, Held, read_vm_key
+from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
 from virtbus.controller.core.view import view, visible_state
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.node import NodeRecord, NodeState
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord, VmStatus
 from virtbus.schemas.wire import encode
@@ -203,12 +204,16 @@ def test_a_node_is_silent_after_a_while_and_heard_again_at_once() -> None:
     put(fleet, one, 1)
     say(fleet, status(one), 1)
     hear(fleet, node(), 100.0, 0)
-    assert not fleet.silent("n1", 100.0 + DOWN_AFTER_S)
-    assert fleet.silent("n1", 100.1 + DOWN_AFTER_S)
+    assert not fleet.silent("n1", 100.0 + SUSPECT_AFTER_S)
+    assert fleet.silent("n1", 100.1 + SUSPECT_AFTER_S)
+    assert fleet.node_state("n1", 100.0 + DOWN_AFTER_S) is NodeState.SUSPECT
+    assert fleet.node_state("n1", 100.1 + DOWN_AFTER_S) is NodeState.DOWN
     shown = fleet.show(one.uid, 200.0)
     assert shown is not None
     assert shown.state is VmState.UNKNOWN
     assert [c.type for c in shown.conditions] == ["NodeSilent"]
+    assert shown.reason == "node_down"
+    assert "n1" in shown.message
     hear(fleet, node(), 200.0, 0)
     assert not fleet.silent("n1", 200.0)
 
@@ -217,8 +222,8 @@ def test_no_node_is_silent_while_the_bus_just_came_back() -> None:
     fleet = Fleet()
     hear(fleet, node(), 0.0, 0)
     fleet.quiet_since_s = 1000.0
-    assert not fleet.silent("n1", 1000.0 + DOWN_AFTER_S)
-    assert fleet.silent("n1", 1000.1 + DOWN_AFTER_S)
+    assert not fleet.silent("n1", 1000.0 + SUSPECT_AFTER_S)
+    assert fleet.silent("n1", 1000.1 + SUSPECT_AFTER_S)
 
 
 def test_what_is_promised_on_a_node_is_counted() -> None:
@@ -227,7 +232,8 @@ def test_what_is_promised_on_a_node_is_counted() -> None:
     put(fleet, record(1, "a"), 1)
     put(fleet, record(2, "b", deleting=True), 2)
     put(fleet, record(3, "c", node="n2"), 3)
-    (shown,) = fleet.node_views(12.0)
+    shown, other = fleet.node_views(12.0)
+    assert (other.node, other.vms) == ("n2", 1), "never heard, but it holds a VM"
     assert (shown.vms, shown.committed_vcpus, shown.age_s, shown.skew_s) == (2, 2, 2.0, 1.5)
     assert GIB // 2 < shown.committed_memory_bytes < GIB
 
@@ -256,20 +262,20 @@ def test_what_is_forgotten_of_deleted_vms_is_bounded() -> None:
 @pytest.mark.parametrize("state", VmState)
 def test_the_view_shows_the_nodes_word(state: VmState) -> None:
     one = record()
-    assert visible_state(one, status(one, state), silent=False) is state
+    assert visible_state(one, status(one, state), NodeState.READY) is state
 
 
 @pytest.mark.parametrize("state", VmState)
-@pytest.mark.parametrize("silent", [True, False])
-def test_a_delete_wins_in_the_view(state: VmState, silent: bool) -> None:
+@pytest.mark.parametrize("silent", NodeState)
+def test_a_delete_wins_in_the_view(state: VmState, silent: NodeState) -> None:
     one = record(deleting=True)
-    assert visible_state(one, status(one, state), silent=silent) is VmState.DELETING
+    assert visible_state(one, status(one, state), silent) is VmState.DELETING
 
 
 def test_a_view_joins_record_and_status() -> None:
     one = record(labels={"a": "1"}, generation=3)
     seen = status(one, message="m", restarts=2, accelerator="kvm", started_ns=9, generation=2)
-    shown = view(one, 42, seen, silent=False)
+    shown = view(one, 42, seen, NodeState.READY)
     assert (shown.revision, shown.generation, shown.observed_generation) == (42, 3, 2)
     assert (shown.message, shown.restarts, shown.accelerator, shown.started_ns) == (
         "m",
@@ -280,4 +286,4 @@ def test_a_view_joins_record_and_status() -> None:
 
 
 def test_a_vm_without_a_status_is_scheduled() -> None:
-    assert view(record(), 1, None, silent=False).state is VmState.SCHEDULED
+    assert view(record(), 1, None, NodeState.READY).state is VmState.SCHEDULED

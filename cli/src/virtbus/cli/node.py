@@ -45,7 +45,10 @@ def listing(invocation: Invocation) -> None:
     items = page.get("items") or []
     if not items:
         invocation.note("no nodes; on each host: virtbus up")
-    invocation.show({"items": items}, lambda: table(items))
+    alarms = list(page.get("alarms") or ())
+    for alarm in alarms:
+        invocation.note(f"alarm: {alarm}")
+    invocation.show({"items": items, "alarms": alarms}, lambda: table(items))
 
 
 def table(items: list[Mapping[str, Any]]) -> str:
@@ -59,9 +62,9 @@ def state(item: Mapping[str, Any]) -> str:
     words = [str(item.get("state", ""))]
     if wish.get("fenced"):
         words.append("fenced")
-    if wish.get("draining"):
+    if wish.get("draining") and "draining" not in words:
         words.append("draining")
-    elif wish.get("cordoned"):
+    elif wish.get("cordoned") and not wish.get("draining"):
         words.append("cordoned")
     return ",".join(words)
 

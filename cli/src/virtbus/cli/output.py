@@ -20,6 +20,9 @@ _COLOURS = {
     "Deleting": "33",
     "Stopping": "33",
     "recovering": "33",
+    "suspect": "33",
+    "down": "31",
+    "left": "33",
 }
 
 

@@ -50,9 +50,9 @@ def command(invocation: Invocation) -> None:
     value = {
         "server": {"name": session.server_name, "version": session.server_version},
         "highly_available": bool(bus.get("highly_available", False)),
-        "alarms": _alarms(bus),
-        "services": services,
         **bus,
+        "services": services,
+        "alarms": [*(bus.get("alarms") or ()), *_alarms(bus)],
     }
     invocation.show(value, lambda: _page(value))
     if failure is not None:
@@ -217,6 +217,8 @@ def _head(value: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("Replicated", replicated),
         ("VMs", ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"),
         ("Queue depth", value.get("queue_depth")),
+        ("Without a node", value.get("unplaced")),
+        ("Dead letters", value.get("dead_letters")),
         ("Oldest pending VM", "none" if pending_s is None else units.duration(pending_s)),
         ("Clock skew", f"{float(value.get('skew_s') or 0):.3f} s"),
     ]

@@ -199,6 +199,8 @@ class NodePage(Fact):
     """The answer of `node.list`."""
 
     items: tuple[NodeView, ...] = ()
+    alarms: tuple[str, ...] = ()
+    """What a person should look at, a sentence each."""
 
 
 class NodeVm(Fact):
@@ -264,3 +266,45 @@ class NetworkPage(Fact):
     """The answer of `network.list`."""
 
     items: tuple[NetworkInfo, ...] = ()
+
+
+class ConsumerStatus(Fact):
+    """How far a consumer lags: messages not delivered yet, and requests that wait for some."""
+
+    name: str
+    pending: int = 0
+    waiting: int = 0
+
+
+class StreamStatus(Fact):
+    """A stream of the bus; `fill` is the share of its limit in use."""
+
+    name: str
+    fill: float = 0.0
+    messages: int = 0
+    replicas: int = 1
+    consumers: tuple[ConsumerStatus, ...] = ()
+
+
+class BusStatus(Fact):
+    """The answer of `bus.status`: streams, nodes and VMs in figures."""
+
+    streams: tuple[StreamStatus, ...] = ()
+    nodes: tuple[NodeView, ...] = ()
+    vms: dict[str, int] = Field(default_factory=dict)
+    """How many are in each state."""
+    queue_depth: int = 0
+    """VMs that shall run and do not yet."""
+    oldest_pending_created_ns: int | None = None
+    unplaced: int = 0
+    """VMs that wait for a node."""
+    dead_letters: int = 0
+    """Messages that could not be handled, of the last 30 days."""
+    skew_s: float = 0.0
+    servers: int = 0
+    """On how many bus servers every stream lies."""
+    servers_current: int = 0
+    """How many of them are there and up to date."""
+    highly_available: bool = False
+    alarms: tuple[str, ...] = ()
+    """What a person should look at, a sentence each."""

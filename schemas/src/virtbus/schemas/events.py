@@ -1,4 +1,4 @@
-"""Facts about a VM's life on `virtbus.evt.<node>.<uid>.<kind>`."""
+"""Facts on `virtbus.evt.<node>.<uid>.<kind>`: a VM's life, and with uid `_` a node's."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import Fact
 
 
 class Kind(StrEnum):
-    """Each step of a VM's life."""
+    """Each step of a VM's life, and of a node's."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -31,6 +31,10 @@ class Kind(StrEnum):
     DOMAIN_STOPPING = "domain.stopping"
     DOMAIN_STOPPED = "domain.stopped"
     DOMAIN_FAILED = "domain.failed"
+    NODE_READY = "node.ready"
+    NODE_SUSPECT = "node.suspect"
+    NODE_DOWN = "node.down"
+    NODE_LEFT = "node.left"
     SPAN = "trace.span"
 
 
@@ -72,3 +76,18 @@ class Spans(Fact):
     """The stored form: spans of one VM and service that ended together."""
 
     spans: tuple[Span, ...] = ()
+
+
+class DeadLetter(Fact):
+    """`virtbus.dlq.<service>`: a message that could not be handled, without its bytes.
+
+    What it held may be secret; it is still where `subject` and `revision` say.
+    """
+
+    subject: str
+    revision: int
+    reason: str
+    message: str
+    size_bytes: int
+    service: str
+    at_ns: int

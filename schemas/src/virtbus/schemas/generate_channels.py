@@ -177,7 +177,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
     _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
     _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
-    _api("bus", "status", api.Empty, None, "Streams, nodes and VMs in figures."),
+    _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
     _said(
         subjects.watch_renewal, Plane.CORE, api.Empty, "client → controller", "Keep a watch alive."
     ),
@@ -297,6 +297,13 @@ CHANNELS: tuple[Channel, ...] = (
         "any service → people, bridges, tests",
         "One step of a VM's life; kept 72 h.",
     ),
+    _said(
+        subjects.node_event,
+        Plane.FACT,
+        events.Event,
+        "controller → people, bridges, tests",
+        "A node became ready, suspect, down or left; kept 72 h.",
+    ),
     Channel(
         "event.span",
         template(subjects.event, kind="trace.span"),
@@ -311,7 +318,7 @@ CHANNELS: tuple[Channel, ...] = (
     _said(
         subjects.dead_letter,
         Plane.FACT,
-        None,
+        events.DeadLetter,
         "any service → people",
         "What could not be handled.",
     ),

@@ -8,11 +8,17 @@ from virtbus.schemas.model import Fact
 
 
 class NodeState(StrEnum):
-    """What a node's services say of themselves."""
+    """A node as users see it; what its services say of themselves is one of the first four."""
 
     RECOVERING = "recovering"
     READY = "ready"
     DRAINING = "draining"
+    LEFT = "left"
+    """Its agent was stopped, and said so."""
+    SUSPECT = "suspect"
+    """Not heard for 10 s: takes no VM, and what it said of its VMs is shown as Unknown."""
+    DOWN = "down"
+    """Not heard for 25 s while the bus and most other nodes were there."""
 
 
 class ServiceState(Fact):

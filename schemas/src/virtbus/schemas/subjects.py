@@ -103,6 +103,12 @@ def event(node: str, uid: str, kind: str) -> str:
     return f"{PREFIX}.evt.{_node(node)}.{check_uid(uid)}.{tokens}"
 
 
+def node_event(node: str, kind: str) -> str:
+    """`virtbus.evt.<node>._.<kind>`: a fact about the node itself, such as `node.down`."""
+    tokens = ".".join(check_id(part) for part in kind.split("."))
+    return f"{PREFIX}.evt.{check_id(node)}.{UNPLACED}.{tokens}"
+
+
 def events(uid: str | None = None) -> str:
     """Filter over one VM's events, or all."""
     return f"{PREFIX}.evt.*.{check_uid(uid)}.>" if uid else f"{PREFIX}.evt.>"

@@ -16,6 +16,7 @@ from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
+from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.watching import Watches
@@ -55,7 +56,8 @@ class Controller:
         self._endings = Endings(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
-        self._duties = Duties(self._leases, [self._sweep])
+        self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
+        self._duties = Duties(self._leases, [self._sweep, self._pulse.tell])
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -69,6 +71,7 @@ class Controller:
                 group.create_task(self._joined(self._nodes_here))
             group.create_task(self._feeds.run())
             group.create_task(self._endings.finish_released(self._feeds.released))
+            group.create_task(self._beat())
             group.create_task(self._duties.run())
             group.create_task(self._watch_fill())
             group.create_task(self._spans.run())
@@ -136,6 +139,10 @@ class Controller:
             return await handler(request)
 
         return handle
+
+    async def _beat(self) -> None:
+        await self._feeds.synced()  # what is known then is no news
+        await self._pulse.run()
 
     async def _sweep(self, tenure: Tenure) -> None:
         settings = self._settings

@@ -1,6 +1,7 @@
 """The node's liveness record: written every few seconds with a TTL, and at once when it changes."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 TTL_S = 15.0
+LEFT_TTL_S = 60.0
+GOODBYE_S = 1.0
 SILENT_S = 12.0
 """A service of the node that said nothing for three of its beats is told as not ready."""
 VERSION = "0.1.0"
@@ -56,17 +59,23 @@ class Liveness:
             self._wake.set()
 
     async def run(self) -> None:
-        """Beat; never returns by itself."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear())
-            while True:
-                await self._beat()
-                self._wake.clear()
-                try:
-                    async with asyncio.timeout(self._settings.heartbeat_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
+        """Beat; never returns by itself. Who is stopped says so: silence is for what went wrong."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._hear())
+                while True:
+                    await self._beat()
+                    self._wake.clear()
+                    try:
+                        async with asyncio.timeout(self._settings.heartbeat_s):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        continue
+        finally:
+            self.state = NodeState.LEFT
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._beat(ttl_s=LEFT_TTL_S)
 
     async def _hear(self) -> None:
         async with self._bus.subscribe(subjects.tele_all(self._settings.node)) as messages:
@@ -91,10 +100,10 @@ class Liveness:
             or known.networks != tele.networks
         )
 
-    async def _beat(self) -> None:
+    async def _beat(self, ttl_s: float = TTL_S) -> None:
         record = self._record()
         try:
-            await self._bus.put(subjects.node_record(record.node), encode(record), ttl_s=TTL_S)
+            await self._bus.put(subjects.node_record(record.node), encode(record), ttl_s=ttl_s)
         except BusError as error:
             log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
 

@@ -3,23 +3,34 @@
 A cache: good for answers and placement, never for a decision that must hold; those are CAS writes.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from virtbus.controller.core.nodes import (
+    BRAKE_ALARM,
+    UNHEARD,
+    NodeSeen,
+    Signs,
+    brake,
+    state_of,
+    unheard,
+)
 from virtbus.controller.core.placement import Candidate, kind_of
 from virtbus.controller.core.promises import NOTHING, Promises
 from virtbus.controller.core.view import view
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.ids import is_id
-from virtbus.schemas.node import NodeRecord, NodeView, NodeWish
+from virtbus.schemas.ids import UNPLACED, is_id
+from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
 from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
 
-DOWN_AFTER_S = 25.0
-"""Longer than a bus election (9 s) plus a beat, or a leader change marks every node silent."""
+PROOF_FRESH_S = 5.0
+"""A lease is renewed each 4 s: without a proof for longer the bus may be away, not the nodes."""
+SUSPECT, DOWN = NodeState.SUSPECT, NodeState.DOWN
 
 
 class Held(NamedTuple):
@@ -35,18 +46,6 @@ class Claimed(NamedTuple):
     uid: str
     revision: int
     time_ns: int
-
-
-@dataclass(slots=True)
-class NodeSeen:
-    """A node's last word, and when it came on this process's monotonic clock."""
-
-    record: NodeRecord
-    heard_s: float
-    skew_s: float = 0.0
-    kind: bytes = b""
-    vms: int = 0
-    """How many were promised on it then."""
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
@@ -90,7 +89,11 @@ class Fleet:
     revision: int = 0
     status_revision: int = 0
     quiet_since_s: float = 0.0
-    """When the bus last came back: before that plus DOWN_AFTER_S no node is called silent."""
+    """When the bus last came back: silence counts from then on."""
+    proved_s: float = math.inf
+    """When the bus was last seen to take a write: silence counts only until then."""
+    braked: bool = False
+    """Too many nodes are silent together: nothing is done about them."""
 
     # --- what the watches bring ---------------------------------------------------------------
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
@@ -189,17 +192,52 @@ class Fleet:
         )
         return record.node
 
+    def forget_node(self, node: str) -> None:
+        """A node's record ended: one that left and holds no VM is no longer of the fleet."""
+        seen = self.nodes.get(node)
+        if seen and seen.record.state is NodeState.LEFT and node not in self.promises.on:
+            del self.nodes[node]
+
     def wish_of(self, node: str) -> NodeWish:
         """What is wanted of a node."""
         known = self.wishes.get(node)
         return known[0] if known is not None else NodeWish(node=node)
 
     # --- answers --------------------------------------------------------------------------
-    def silent(self, node: str, now_s: float) -> bool:
-        """True when a node has said nothing for DOWN_AFTER_S while the bus was there."""
+    def silence_s(self, node: str, now_s: float) -> float:
+        """For how long a node has said nothing while the bus was there."""
         seen = self.nodes.get(node)
         heard_s = seen.heard_s if seen else 0.0
-        return now_s - max(heard_s, self.quiet_since_s) > DOWN_AFTER_S
+        until_s = now_s if now_s - self.proved_s < PROOF_FRESH_S else self.proved_s
+        return max(until_s - max(heard_s, self.quiet_since_s), 0.0)
+
+    def node_state(self, node: str, now_s: float) -> NodeState:
+        """The node as users see it; where a VM waits for one is ready."""
+        if node == UNPLACED:
+            return NodeState.READY
+        seen = self.nodes.get(node)
+        said = seen.record.state if seen else NodeState.RECOVERING
+        draining = node in self.wishes and self.wish_of(node).draining is not None
+        return state_of(Signs(said, self.silence_s(node, now_s), draining, self.braked))
+
+    def silent(self, node: str, now_s: float) -> bool:
+        """True when the node takes no VM and what it said of its VMs is no longer known."""
+        return self.node_state(node, now_s) in UNHEARD
+
+    def known_nodes(self) -> list[str]:
+        """Nodes that were heard or hold VMs, by name."""
+        return sorted({*self.nodes, *self.promises.on} - {UNPLACED})
+
+    def alarms(self) -> tuple[str, ...]:
+        """What a person should look at."""
+        return (BRAKE_ALARM,) if self.braked else ()
+
+    def must_brake(self, now_s: float) -> bool:
+        """True when too many nodes fell silent together."""
+        states = {node: self.node_state(node, now_s) for node in self.known_nodes()}
+        silent = {node for node, state in states.items() if state in {SUSPECT, DOWN}}
+        since = [self.nodes[node].heard_s if node in self.nodes else 0.0 for node in silent]
+        return brake(since, sum(state is not NodeState.LEFT for state in states.values()))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
         """What the record's own node last said of it, and at which revision."""
@@ -213,8 +251,8 @@ class Fleet:
     def show_held(self, held: Held, now_s: float) -> VmView:
         """The same of a record that was just read or written."""
         status = self.status_of(held.record)
-        silent = self.silent(held.record.node, now_s)
-        return view(held.record, held.revision, status[0] if status else None, silent=silent)
+        node = self.node_state(held.record.node, now_s)
+        return view(held.record, held.revision, status[0] if status else None, node)
 
     def sorted_uids(self, namespace: str | None, labels: dict[str, str]) -> list[str]:
         """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""
@@ -245,16 +283,17 @@ class Fleet:
 
     def node_views(self, now_s: float) -> Iterator[NodeView]:
         """The nodes as the API shows them."""
-        for candidate in sorted(self.candidates(now_s), key=lambda c: c.record.node):
-            seen = self.nodes[candidate.record.node]
+        for node in self.known_nodes():
+            seen = self.nodes.get(node) or NodeSeen(unheard(node), self.quiet_since_s)
+            load = self.promises.on.get(node, NOTHING)
             yield NodeView(
-                **candidate.record.model_dump(),
-                vms=candidate.vms,
-                committed_vcpus=candidate.vcpus,
-                committed_memory_bytes=candidate.memory_bytes,
+                **seen.record.model_dump() | {"state": self.node_state(node, now_s)},
+                vms=load.vms,
+                committed_vcpus=load.vcpus,
+                committed_memory_bytes=load.memory_bytes,
                 age_s=round(now_s - seen.heard_s, 1),
                 skew_s=round(seen.skew_s, 3),
-                wish=self.wish_of(candidate.record.node),
+                wish=self.wish_of(node),
             )
 
 

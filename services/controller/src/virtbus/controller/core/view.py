@@ -1,10 +1,12 @@
 """A VM as users see it: the record and the status that its node last wrote, joined."""
 
+from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
+from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmEvent, VmState, advance
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
 
 
-def visible_state(record: VmRecord, status: VmStatus | None, *, silent: bool) -> VmState:
+def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
     """The state to show. A delete wins; a silent node makes what it said unknown (I9)."""
     if status is None or status.epoch < record.epoch:
         state = advance(VmState.PENDING, VmEvent.SCHEDULE)
@@ -15,16 +17,17 @@ def visible_state(record: VmRecord, status: VmStatus | None, *, silent: bool) ->
     if record.leaving and state is VmState.DELETING:  # its node lets go of it, for another
         let_go = status is not None and status.released
         state = VmState.PENDING if let_go else VmState.STOPPING
-    return advance(state, VmEvent.LOST) if silent else state
+    return advance(state, VmEvent.LOST) if node in UNHEARD else state
 
 
-def view(record: VmRecord, revision: int, status: VmStatus | None, *, silent: bool) -> VmView:
+def view(record: VmRecord, revision: int, status: VmStatus | None, node: NodeState) -> VmView:
     """The API's VM. `revision` is the record's, to be given back in an update."""
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
-    if silent:
-        message = "the node does not answer; the guest may still run"
-        conditions += (Condition(type="NodeSilent", status=True, message=message),)
+    reason, message = (seen.reason, seen.message) if seen else ("", "")
+    if node in UNHEARD:
+        reason, message = f"node_{node}", WHY_UNKNOWN[node].format(node=record.node)
+        conditions += (Condition(type="NodeSilent", status=True, reason=reason, message=message),)
     return VmView(
         uid=record.uid,
         namespace=record.namespace,
@@ -36,9 +39,9 @@ def view(record: VmRecord, revision: int, status: VmStatus | None, *, silent: bo
         generation=record.generation,
         revision=revision,
         created_ns=record.created_ns,
-        state=visible_state(record, status, silent=silent),
-        reason=seen.reason if seen else "",
-        message=seen.message if seen else "",
+        state=visible_state(record, status, node),
+        reason=reason,
+        message=message,
         deleting=record.deleting,
         powered=record.powered,
         restarts=seen.restarts if seen else 0,

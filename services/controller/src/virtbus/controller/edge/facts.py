@@ -1,4 +1,4 @@
-"""Facts about VMs on `virtbus.evt`: told after the deed, never awaited."""
+"""Facts about VMs and nodes on `virtbus.evt`: told after the deed, never awaited."""
 
 from virtbus.bus.ports import Bus
 from virtbus.schemas import subjects
@@ -14,6 +14,20 @@ class Facts:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+
+    def node(self, kind: Kind, node: str, message: str, identity: str) -> None:
+        """Store a fact about a node; `identity` is the same in every controller that saw it."""
+        event = Event(
+            kind=kind,
+            uid="",
+            node=node,
+            message=message,
+            service="controller",
+            at_ns=self._bus.sources.time_ns(),
+        )
+        self._bus.emit(
+            subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
+        )
 
     def emit(self, kind: Kind, record: VmRecord, message: str) -> None:
         """Store one fact; its id makes a repeat of the same step one fact."""

@@ -9,6 +9,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import DeadLetter
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ class Feeds:
         self._fleet = fleet
         self._watches = watches
         self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
+        self._bad: dict[str, int] = {}
         self.released: asyncio.Queue[str] = asyncio.Queue()
         """Uids whose status or record changed: candidates for the end of their delete."""
 
@@ -62,7 +64,25 @@ class Feeds:
         except VirtbusError as error:
             # One bad value must not stop the feed; the last good one stays (MSG-16).
             log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
+            self._bury(entry, error)
             return None
+
+    def _bury(self, entry: Entry, error: VirtbusError) -> None:
+        """Keep word of it, once: the id makes one letter of what every controller meets."""
+        if self._bad.get(entry.key) == entry.revision:
+            return
+        self._bad[entry.key] = entry.revision
+        letter = DeadLetter(
+            subject=entry.key,
+            revision=entry.revision,
+            reason=error.reason,
+            message=str(error),
+            size_bytes=len(entry.value),
+            service="controller",
+            at_ns=self._bus.sources.time_ns(),
+        )
+        subject = subjects.dead_letter("controller")
+        self._bus.emit(subject, letter, message_id=f"{entry.key}:{entry.revision}")
 
     def _forget(self, bucket: str, missing: set[str]) -> None:
         """Drop what a complete list no longer names."""
@@ -95,7 +115,9 @@ class Feeds:
         return self._fleet.put_status(entry.key, entry.value, entry.revision)
 
     def _node(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.PUT:
+        if entry.kind is EntryKind.PURGE:
+            self._fleet.forget_node(entry.key.removeprefix("$KV.node."))
+        else:
             now_s = asyncio.get_running_loop().time()
             self._fleet.put_node(entry.key, entry.value, now_s, self._bus.sources.time_ns())
 

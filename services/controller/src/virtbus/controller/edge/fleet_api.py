@@ -1,13 +1,16 @@
 """`image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from virtbus.bus.ports import Bus, BusError, Request
+from virtbus.bus.ports import Bus, BusError, Request, StreamReport
 from virtbus.controller.core.fleet import Fleet
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
+    BusStatus,
+    ConsumerStatus,
     DeletedImages,
     Empty,
     EventItem,
@@ -19,9 +22,11 @@ from virtbus.schemas.api import (
     NetworkPage,
     NodeImage,
     PulledImages,
+    StreamStatus,
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage
@@ -29,6 +34,7 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import decode, validate
 
 NODE_ANSWER_S = 3.0
+COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
 
 class FleetApi:
@@ -158,45 +164,51 @@ class FleetApi:
             ]
         return EventPage(items=tuple(items))
 
-    async def status(self, request: Request) -> dict[str, Any]:
+    async def status(self, request: Request) -> BusStatus:
         """What `virtbus status` shows beside the services' own answers."""
         validate(Empty, request.data)
-        loop_s = asyncio.get_running_loop().time()
-        nodes = tuple(self._fleet.node_views(loop_s))
-        pending = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
-        waiting = []
-        states: dict[str, int] = {}
-        for uid in self._fleet.vms:
-            shown = self._fleet.show(uid, loop_s)
-            if shown is None:
-                continue
-            states[shown.state] = states.get(shown.state, 0) + 1
-            if shown.state in pending and shown.powered:
-                waiting.append(shown.created_ns)
+        now_s = asyncio.get_running_loop().time()
+        nodes = tuple(self._fleet.node_views(now_s))
+        shown = [view for uid in self._fleet.vms if (view := self._fleet.show(uid, now_s))]
+        waiting = [view.created_ns for view in shown if view.state in COMING_UP and view.powered]
         report = await self._bus.report()
-        return {
-            "streams": [
-                {
-                    "name": stream.name,
-                    "fill": stream.fill,
-                    "messages": stream.messages,
-                    "replicas": stream.replicas,
-                    "consumers": [
-                        {"name": c.name, "pending": c.pending, "waiting": c.waiting}
-                        for c in stream.consumers
-                    ],
-                }
-                for stream in report
-            ],
-            "nodes": [node.model_dump(mode="json") for node in nodes],
-            "vms": states,
-            "oldest_pending_created_ns": min(waiting, default=None),
-            "queue_depth": len(waiting),
-            "skew_s": max((abs(node.skew_s) for node in nodes), default=0.0),
-            "servers": min((stream.replicas for stream in report), default=0),
-            "servers_current": min((stream.current for stream in report), default=0),
-            "highly_available": all(stream.replicas >= 3 for stream in report) and bool(report),
-        }
+        dead = sum(stream.messages for stream in report if stream.name == "DLQ")
+        return BusStatus(
+            streams=tuple(map(_stream, report)),
+            nodes=nodes,
+            vms=dict(Counter(str(view.state) for view in shown)),
+            oldest_pending_created_ns=min(waiting, default=None),
+            queue_depth=len(waiting),
+            unplaced=sum(view.node == UNPLACED for view in shown),
+            dead_letters=dead,
+            skew_s=max((abs(node.skew_s) for node in nodes), default=0.0),
+            servers=min((stream.replicas for stream in report), default=0),
+            servers_current=min((stream.current for stream in report), default=0),
+            highly_available=all(stream.replicas >= 3 for stream in report) and bool(report),
+            alarms=(*self._fleet.alarms(), *_dead_letters(dead)),
+        )
+
+
+def _stream(one: StreamReport) -> StreamStatus:
+    return StreamStatus(
+        name=one.name,
+        fill=one.fill,
+        messages=one.messages,
+        replicas=one.replicas,
+        consumers=tuple(
+            ConsumerStatus(name=c.name, pending=c.pending, waiting=c.waiting) for c in one.consumers
+        ),
+    )
+
+
+def _dead_letters(count: int) -> tuple[str, ...]:
+    if not count:
+        return ()
+    message = (
+        f"{count} message(s) could not be handled: nats stream view DLQ shows which and why; "
+        "nats stream purge DLQ forgets them"
+    )
+    return (message,)
 
 
 def _left_s(request: Request) -> float:

@@ -90,9 +90,11 @@ class Leases:
         while True:
             try:
                 entry = await self._bus.get(subjects.lease(role))
-                if entry is not None and entry.revision != revision:
-                    self.proved_s, since_s = loop.time(), loop.time()
-                revision = entry.revision if entry is not None else 0
+                before, revision = revision, entry.revision if entry is not None else 0
+                if revision != before:
+                    since_s = loop.time()
+                    if before > 0 and entry is not None and entry.kind is EntryKind.PUT:
+                        self.proved_s = since_s
                 if self._free(entry) or loop.time() - since_s > TTL_S + MARGIN_S:
                     return await self._taken(Tenure(role, revision, 0.0))
             except ConflictError:

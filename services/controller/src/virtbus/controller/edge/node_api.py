@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, ConflictError, EntryKind, Request
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.nodes import unheard
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty, NodeDetail, NodePage, NodeRef, NodeVm
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
+from virtbus.schemas.node import NodeView, NodeWish
 from virtbus.schemas.wire import encode, read, validate
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ class NodeApi:
 
     async def list(self, request: Request) -> NodePage:
         validate(Empty, request.data)
-        return NodePage(items=tuple(self._fleet.node_views(asyncio.get_running_loop().time())))
+        now_s = asyncio.get_running_loop().time()
+        return NodePage(items=tuple(self._fleet.node_views(now_s)), alarms=self._fleet.alarms())
 
     async def get(self, request: Request) -> NodeDetail:
         return self._show(self._known(validate(NodeRef, request.data).node))
@@ -90,18 +92,8 @@ class NodeApi:
         vms = tuple(
             NodeVm(uid=vm.uid, namespace=vm.namespace, name=vm.name, state=vm.state) for vm in shown
         )
-        return NodeDetail(node=views.get(node) or self._unheard(node, len(vms)), vms=vms)
-
-    def _unheard(self, node: str, vms: int) -> NodeView:
-        """A node that holds VMs or wishes and has said nothing to this controller."""
-        record = NodeRecord(
-            node=node,
-            hostname="",
-            instance="",
-            state=NodeState.RECOVERING,
-            cpus=0,
-            memory_bytes=0,
-            networks=(),
-            accelerators=(),
+        return NodeDetail(
+            node=views.get(node)
+            or NodeView(**unheard(node).model_dump(), wish=self._fleet.wish_of(node)),
+            vms=vms,
         )
-        return NodeView(**record.model_dump(), vms=vms, wish=self._fleet.wish_of(node))

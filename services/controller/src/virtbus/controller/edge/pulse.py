@@ -1,0 +1,117 @@
+"""The pulse: each second, what the nodes are now, and who is to be told of what changed.
+
+Every controller feels it, for its own answers; only the one with the lease tells facts.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from virtbus.bus.ports import Bus
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.nodes import BRAKE_ALARM
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Leases, Tenure
+from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.events import Kind
+from virtbus.schemas.node import NodeState
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 1.0
+STALL_S = 2.0
+"""A pulse that is later than this was a stopped process: what came meanwhile is not read yet."""
+RECENT_S = 60.0
+"""Changes that a new holder of the lease still tells: nobody may have held it."""
+
+FACTS: dict[NodeState, tuple[Kind, str]] = {
+    NodeState.READY: (Kind.NODE_READY, "takes VMs"),
+    NodeState.SUSPECT: (Kind.NODE_SUSPECT, "has not been heard for 10 s"),
+    NodeState.DOWN: (Kind.NODE_DOWN, "has not been heard for 25 s; nothing is started elsewhere"),
+    NodeState.LEFT: (Kind.NODE_LEFT, "its agent was stopped; its guests run on"),
+}
+
+
+class Change(NamedTuple):
+    """A node came into a state; `identity` is the same in every controller."""
+
+    node: str
+    state: NodeState
+    at_s: float
+    identity: str
+
+
+class Pulse:
+    """Keeps what depends on time, not on a message."""
+
+    def __init__(
+        self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts, leases: Leases
+    ) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._watches = watches
+        self._facts = facts
+        self._leases = leases
+        self._states: dict[str, NodeState] | None = None
+        self._recent: deque[Change] = deque(maxlen=1000)
+        self._changed = asyncio.Event()
+        self.listeners: list[Callable[[], None]] = []
+        """Called when a node came into another state."""
+
+    async def run(self) -> None:
+        """Beat; never returns by itself."""
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        while True:
+            now_s = loop.time()
+            if now_s - before_s > PULSE_S + STALL_S or not self._bus.connected:
+                self._fleet.quiet_since_s = now_s
+            before_s = now_s
+            self._fleet.proved_s = self._leases.proved_s
+            self.beat(now_s)
+            await asyncio.sleep(PULSE_S)
+
+    def beat(self, now_s: float) -> None:
+        """Look at every node once."""
+        fleet = self._fleet
+        braked = fleet.must_brake(now_s)
+        if braked != fleet.braked:
+            fleet.braked = braked
+            if braked:
+                log.error(BRAKE_ALARM, extra={"code": "node_brake"})
+        states = {node: fleet.node_state(node, now_s) for node in fleet.known_nodes()}
+        before = states if self._states is None else self._states
+        changed = {node for node, state in states.items() if before.get(node) is not state}
+        for node in sorted(changed):
+            self._note(node, states[node], now_s)
+        self._states = states
+        if changed:
+            for uid, held in fleet.vms.items():
+                if held.record.node in changed:
+                    self._watches.changed(uid)
+            for listener in self.listeners:
+                listener()
+
+    def _note(self, node: str, state: NodeState, now_s: float) -> None:
+        seen = self._fleet.nodes.get(node)
+        identity = f"{seen.record.instance}:{seen.record.time_ns}" if seen else "unheard"
+        level = logging.WARNING if state is NodeState.DOWN else logging.INFO
+        log.log(level, "%s is %s", node, state, extra={"code": f"node_{state}", "node": node})
+        self._recent.append(Change(node, state, now_s, identity))
+        self._changed.set()
+
+    async def tell(self, tenure: Tenure) -> None:
+        """Tell what changed as facts, while the lease is held."""
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            tenure.check()
+            while self._recent:
+                change = self._recent.popleft()
+                fact = FACTS.get(change.state)
+                if fact is not None and now_s - change.at_s < RECENT_S:
+                    kind, message = fact
+                    self._facts.node(kind, change.node, message, change.identity)
+            self._changed.clear()
+            await self._changed.wait()
