@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -67,10 +66,7 @@ class Builder:
             fd = self._doors.emulators.namespace(pid) if pid is not None else None
         if fd is None:
             return False
-        try:
-            self._doors.namespaces.put_back(attachment.netns, fd)
-        finally:
-            os.close(fd)
+        self._doors.namespaces.put_back(attachment.netns, fd)
         extra = {"code": "netns_named_again", "uid": attachment.uid}
         log.warning("somebody removed %s; it is back", attachment.netns, extra=extra)
         return True

@@ -1,7 +1,6 @@
 """What netd says of its work: ready events and facts."""
 
 import logging
-import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -66,10 +65,10 @@ class Facts:
             reason=finding.reason,
             message=finding.message,
             service="netd",
-            at_ns=time.time_ns(),
+            at_ns=self._bus.sources.time_ns(),
         )
         subject = subjects.event(self._node, event.uid, event.kind)
-        self._bus.emit(subject, event, message_id=os.urandom(8).hex())
+        self._bus.emit(subject, event, message_id=self._bus.sources.uuid7())
         if finding.error is not None:
             await self.ready(
                 NetReady(

@@ -118,15 +118,18 @@ class Namespaces:
             raise
 
     def put_back(self, name: str, fd: int) -> None:
-        """Give the namespace that `fd` is of its name again."""
-        self.remove(name)  # a file that is no mount any more
+        """Give the namespace that `fd` is of its name again; closes `fd`."""
         target = self.path(name)
-        os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
         try:
-            _mount(f"/proc/thread-self/fd/{fd}", str(target), _MS_BIND)
-        except OSError:
-            target.unlink(missing_ok=True)
-            raise
+            self.remove(name)  # a file that is no mount any more
+            os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+            try:
+                _mount(f"/proc/thread-self/fd/{fd}", str(target), _MS_BIND)
+            except OSError:
+                target.unlink(missing_ok=True)
+                raise
+        finally:
+            os.close(fd)
 
     def enter(self, name: str) -> None:
         """Put the calling thread into the namespace `name`; it stays there."""
