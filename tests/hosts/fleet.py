@@ -1,0 +1,405 @@
+"""Hosts with a libvirtd of their own and servers of the bus, all on this machine.
+
+    with fleet(hosts=3, servers=3) as platform:
+        platform.create("web")
+        platform.hosts["n1"].kill("netd")
+
+A host runs `virtbus node up`, a server box `virtbus up --no-node`: a NATS server and a controller.
+Needs root in a network namespace of its own (`tools/in-host-netns`). Boxes and their files are
+gone at the end, also when this process is killed.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests import census
+from tests.e2e import host as machine
+from tests.e2e.platform import GONE_S, Json, _accelerator, _lasts, standing, tiny_image, until
+from tests.hosts.box import ROOT, Box, Boxes, boxes
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.ids import uuid7
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import BusError
+from virtbus.netd.edge.wrapper_install import install
+from virtbus.schemas.api import NodePage
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeState
+
+SEED = ROOT / "build-out" / "hosts"
+"""What outlives a fleet: the wrapper, libvirt's knowledge of the emulator, the guest's image."""
+STATE, RUN = Path("/var/lib/virtbus"), Path("/run/virtbus")
+ROUTE_PORT, PORT = 6222, 4222
+READY_S = 120.0
+PROGRAMS = ("libvirtd", "virtlogd", "nats-server")
+CAPABILITIES = Path("var/cache/libvirt/qemu/capabilities")
+
+
+class Member:
+    """A box with services of virtbus in it."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self.name = box.name
+
+    def pids(self) -> dict[str, int]:
+        """What runs here, by name: services, `up`, nats-server, libvirtd, virtlogd."""
+        found = {}
+        for pid, argv in self.box.processes().items():
+            program = Path(argv[0]).name
+            if program in PROGRAMS:
+                found[program] = pid
+            elif argv[1:2] == ["-m"] and argv[2:] and argv[2].startswith("virtbus."):
+                found["up" if argv[2] == "virtbus.cli" else argv[2].removeprefix("virtbus.")] = pid
+        return found
+
+    def kill(self, service: str) -> int:
+        """kill -9; the pid that is no more."""
+        pid: int = until(lambda: self.pids().get(service), f"{service} runs on {self.name}")
+        self.box.kill(pid)
+        return pid
+
+    def log(self) -> str:
+        """What `up` printed."""
+        return (self.box.base / "up.log").read_text(errors="replace")
+
+
+class Host(Member):
+    """A host of VMs."""
+
+    def __init__(self, box: Box, environ: Mapping[str, str], argv: list[str]) -> None:
+        super().__init__(box)
+        self._environ = dict(environ)
+        self._argv = argv
+        self.quiet: list[str] = []
+
+    def on(self) -> None:
+        """Power on; libvirtd and the node's services start."""
+        self._lay_out()
+        self.box.on()
+        self.box.keep("virtlogd", "virtlogd")
+        self.box.keep("libvirtd", "tini", "-s", "--", "libvirtd")
+        until(self.libvirt_answers, f"libvirtd of {self.name}")
+        self.start()
+
+    def off(self) -> None:
+        """Cut the power."""
+        self.box.off()
+
+    def start(self, *, python: str = sys.executable) -> None:
+        """Run `virtbus node up`, with another interpreter's virtbus where one is named."""
+        argv = (python, "-m", "virtbus.cli", *self._argv)
+        self.box.keep("up", *argv, environ=self._environ)
+
+    def libvirt_answers(self) -> bool:
+        """True when libvirtd takes calls."""
+        asked = self.box.popen("virsh", "-q", "-c", "qemu:///system", "uri")
+        return asked.wait(60) == 0
+
+    def _lay_out(self) -> None:
+        disk = self.box.base / "disk"
+        if disk.exists():
+            return
+        etc = disk / "etc/libvirt"
+        etc.mkdir(parents=True)
+        for file in Path("/etc/libvirt").glob("*.conf"):
+            shutil.copy2(file, etc)
+        for folder in ("var/lib/libvirt/qemu", "var/lib/libvirt/boot", str(CAPABILITIES)):
+            (disk / folder).mkdir(parents=True)
+        for known in (SEED / CAPABILITIES.name).glob("*.xml"):
+            shutil.copy2(known, disk / CAPABILITIES)
+
+    def keep_capabilities(self) -> None:
+        """Let the next fleet's libvirtds begin with what this one learned."""
+        (SEED / CAPABILITIES.name).mkdir(exist_ok=True)
+        for known in (self.box.base / "disk" / CAPABILITIES).glob("*.xml"):
+            shutil.copy2(known, SEED / CAPABILITIES.name)
+
+    def census(self) -> list[str]:
+        """What is on this host, one line an object."""
+        told = self.box.run("python3", str(ROOT / "tools/census"))
+        return [line for line in told.splitlines() if not line.startswith(_NOT_OF_VMS)]
+
+    def emulators(self) -> dict[int, str]:
+        """The QEMUs of VMs: pid and uid."""
+        found = {}
+        for pid, argv in self.box.processes().items():
+            if machine.is_qemu(argv) and "-uuid" in argv:
+                uids = [argv[at + 1] for at, word in enumerate(argv[:-1]) if word == "-uuid"]
+                found[pid] = uids[0]
+        return found
+
+
+# what comes and goes with the services themselves, not with VMs
+_NOT_OF_VMS = ("process virtbus", "process python", "process nsenter", "socket /run/virtbus/netd")
+
+
+class Server(Member):
+    """A server of the bus, with a controller."""
+
+    def __init__(self, box: Box, argv: list[str]) -> None:
+        super().__init__(box)
+        self._argv = argv
+
+    def on(self) -> None:
+        self.box.on()
+        self.start()
+
+    def off(self) -> None:
+        """Cut the power."""
+        self.box.off()
+
+    def start(self, *, python: str = sys.executable) -> None:
+        """Run `virtbus up --no-node`."""
+        self.box.keep("up", python, "-m", "virtbus.cli", *self._argv)
+
+
+class Fleet:
+    """Everything, and the means to use, hurt and inspect it. All methods block."""
+
+    def __init__(self, held: Boxes, hosts: int, servers: int, environ: Mapping[str, str]) -> None:
+        self.base = held.base
+        self._creds = self.base / "creds"
+        nodes = [f"n{number}" for number in range(1, hosts + 1)]
+        self.servers = {
+            f"b{number}": Server(
+                Box(held, f"b{number}", 200 + number), _server_argv(number, servers, nodes)
+            )
+            for number in range(1, servers + 1)
+        }
+        self.urls = ",".join(f"nats://{one.box.address}:{PORT}" for one in self.servers.values())
+        own = {
+            "VIRTBUS_WRAPPER_DIR": str(STATE / "libexec"),
+            "VIRTBUS_WRAPPER": str(STATE / "libexec/vmwrapper"),
+            "VIRTBUS_BRIDGE_LINGER_S": "0.2",
+            "VIRTBUS_ACCELERATOR": _accelerator(),
+            **environ,
+        }
+        self.hosts = {
+            name: Host(Box(held, name, number), own, self._node_argv(name))
+            for number, name in enumerate(nodes, 1)
+        }
+        self.environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("VIRTBUS_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "VIRTBUS_CREDS": str(self._creds / "bus.creds"),
+            "VIRTBUS_SERVER": self.urls,
+        }
+        self.uids: set[str] = set()
+
+    def _node_argv(self, name: str) -> list[str]:
+        creds = str(self._creds / f"node-{name}.creds")
+        return ["node", "up", "--nats", self.urls, "--creds", creds]
+
+    # --- its life -------------------------------------------------------------------------
+    def start(self) -> None:
+        """Power everything on and wait until it is whole."""
+        self._creds.mkdir()
+        self._share_passwords()
+        for server in self.servers.values():
+            server.on()
+        for server in self.servers.values():
+            until(server.box.path(RUN / "bus.creds").exists, f"{server.name}'s credentials")
+        first = next(iter(self.servers.values()))
+        for file in first.box.path(RUN).glob("*.creds"):
+            shutil.copy(file, self._creds)
+        with _together() as each:
+            for host in self.hosts.values():
+                each(host.on)
+        self.wait_whole(within_s=READY_S)
+        if self.hosts:
+            # where an image is cached comes first in placement: all are to be alike
+            self.ask("image.pull", {"ref": "tiny"}, timeout_s=120)
+        for host in self.hosts.values():
+            host.quiet = host.census()
+            host.keep_capabilities()
+
+    def _share_passwords(self) -> None:
+        users = ["admin", "controller", "client", "route", *(f"node-{name}" for name in self.hosts)]
+        text = json.dumps({user: secrets.token_urlsafe(24) for user in users})
+        for server in self.servers.values():
+            place = server.box.base / "disk" / str(STATE).lstrip("/") / "bus-passwords.json"
+            place.parent.mkdir(parents=True)
+            place.write_text(text)
+            place.chmod(0o600)
+
+    def wait_whole(self, within_s: float = READY_S) -> None:
+        """Return once the API answers and every service of every node is ready."""
+        seen: list[str] = []
+
+        def whole() -> bool:
+            try:
+                nodes = NodePage.model_validate(self.ask("node.list", timeout_s=3)).items
+            except (BusError, VirtbusError) as error:
+                seen.append(str(error))
+                return False
+            seen.append(str([(n.node, n.state, n.age_s, n.services) for n in nodes]))
+            return len(nodes) == len(self.hosts) and all(
+                node.state is NodeState.READY
+                and node.age_s < 10
+                and all(s.state is NodeState.READY for s in node.services.values())
+                for node in nodes
+            )
+
+        until(whole, lambda: f"every node ready, but {seen[-1:]}", within_s=within_s)
+
+    # --- using it -------------------------------------------------------------------------
+    @asynccontextmanager
+    async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
+        """A connection to any server, in a role."""
+        file = "bus" if user == "client" else user
+        settings = BusSettings(url=self.urls, creds=self._creds / f"{file}.creds")
+        async with connect(settings, name="test") as bus:
+            yield bus
+
+    def ask(self, verb: str, data: Json | None = None, *, timeout_s: float = 30) -> Any:
+        """One request to `virtbus.api.v1.<verb>`, in a connection of its own."""
+
+        async def asked() -> Any:
+            async with self.bus() as bus:
+                return await bus.request(f"virtbus.api.v1.{verb}", data or {}, timeout_s=timeout_s)
+
+        return asyncio.run(asked())
+
+    def try_cli(self, *argv: str, timeout_s: float = 200) -> "subprocess.CompletedProcess[str]":
+        """`virtbus ARGV…`, ended, however."""
+        return subprocess.run(
+            ["virtbus", *argv],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def cli(self, *argv: str, timeout_s: float = 200) -> str:
+        """What `virtbus ARGV…` printed."""
+        done = self.try_cli(*argv, timeout_s=timeout_s)
+        assert done.returncode == 0, f"virtbus {' '.join(argv)}: {done.returncode}\n{done.stderr}"
+        return done.stdout
+
+    def create(self, name: str, *argv: str, wait: str = "running") -> Json:
+        """A VM of the image tiny: its view once it is `wait` (empty: accepted)."""
+        uid = uuid7()
+        self.uids.add(uid)
+        waiting = ("--wait", wait) if wait else ()
+        text = self.cli(
+            *("vm", "create", name, "--uid", uid, "--image", "tiny", "--memory", "128MiB"),
+            *(*argv, *waiting, "-o", "json"),
+        )
+        view: Json = json.loads(text)
+        return view
+
+    def vms(self) -> list[Json]:
+        """All VMs."""
+        items: list[Json] = self.ask("vm.list", {"limit": 500}).get("items", [])
+        return items
+
+    # --- inspecting it --------------------------------------------------------------------
+    def nothing_left(self, within_s: float = GONE_S) -> None:
+        """Delete all VMs; the hosts are then as they were, and the bus knows no VM."""
+        names = [(vm["namespace"], vm["name"]) for vm in self.vms()]
+        for namespace, name in names:
+            self.cli("vm", "delete", name, "-n", namespace, "--grace", "0", "--no-wait")
+        until(lambda: not self.vms(), "all VMs deleted", within_s=within_s)
+        changed: list[str] = []
+
+        def quiet() -> bool:
+            changed[:] = [
+                f"{host.name}: {line}"
+                for host in self.hosts.values()
+                for line in census.diff(host.quiet, host.census())
+            ] + asyncio.run(self._keys())
+            return not changed
+
+        until(quiet, lambda: "\n".join(["nothing of a VM, but", *changed]), within_s=within_s)
+
+    async def _keys(self) -> list[str]:
+        """What the bus still holds of VMs."""
+        async with self.bus("admin") as admin:
+            found = [await standing(admin, f"$KV.{bucket}.>") for bucket in ("vm", "sec", "st")]
+        return [key for held in found for key in held if not _lasts(key)]
+
+
+def _server_argv(number: int, servers: int, nodes: list[str]) -> list[str]:
+    address = f"10.200.0.{200 + number}"
+    argv = ["up", "--no-node", "--listen", address, "--nodes", ",".join(nodes)]
+    if servers == 1:
+        return argv
+    routes = ",".join(f"10.200.0.{200 + one}:{ROUTE_PORT}" for one in range(1, servers + 1))
+    return [*argv, "--cluster", f"{address}:{ROUTE_PORT}", "--routes", routes]
+
+
+@contextmanager
+def _together() -> Iterator[Any]:
+    """Run blocking calls at once; raises the first failure when all have ended."""
+    failures: list[BaseException] = []
+    threads = []
+
+    def each(call: Any) -> None:
+        def body() -> None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001  told to who waits
+                failures.append(error)
+
+        threads.append(threading.Thread(target=body))
+        threads[-1].start()
+
+    yield each
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _prepare() -> None:
+    """Make what fleets share: the wrapper once, so that libvirt need not look at QEMU again."""
+    sources = SEED / "images/src"
+    sources.mkdir(parents=True, exist_ok=True)
+    image = tiny_image()
+    kept = sources / "tiny.qcow2"
+    if not kept.exists() or kept.stat().st_mtime < image.stat().st_mtime:
+        shutil.copy(image, kept)
+    install(SEED / "libexec", RUN / "netd" / "wrapper.sock")
+
+
+@contextmanager
+def fleet(
+    *, hosts: int = 3, servers: int = 3, environ: Mapping[str, str] | None = None
+) -> Iterator[Fleet]:
+    """A whole fleet, ready. `environ`: more settings of every node's services."""
+    machine.refuse_the_machines_own_network()
+    _prepare()
+    with boxes(SEED) as held:
+        made = Fleet(held, hosts, servers, environ or {})
+        try:
+            made.start()
+            yield made
+        except BaseException:
+            _keep_logs(made)
+            raise
+        finally:
+            for member in (*made.hosts.values(), *made.servers.values()):
+                with suppress(AssertionError):
+                    member.box.off()
+
+
+def _keep_logs(made: Fleet) -> None:
+    """Copy logs to where VIRTBUS_E2E_KEEP says."""
+    folder = os.environ.get("VIRTBUS_E2E_KEEP")
+    if folder:
+        for log in made.base.glob("*/*.log"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            shutil.copy(log, Path(folder, f"{log.parent.name}-{log.name}"))
