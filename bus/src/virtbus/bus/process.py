@@ -25,6 +25,7 @@ def notify(state: str) -> None:
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)  # a supervisor that does not read must not hold us up
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.send(state.encode())
 

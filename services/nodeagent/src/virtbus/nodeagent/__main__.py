@@ -9,6 +9,7 @@ from pathlib import Path
 
 from virtbus.bus import client, process, tracing
 from virtbus.bus.settings import load
+from virtbus.bus.tasks import background
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
@@ -22,7 +23,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.simulated import SimulatedNode, test_host
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.vm import VmRecord
 
@@ -67,7 +68,9 @@ async def serve(settings: Settings) -> None:
             tracing.recording("nodeagent", settings.node, bus.emit, settings.otlp_endpoint)
         )
         cores = os.cpu_count() or 1
-        uri = f"test://{_test_node(settings)}" if settings.simulate else settings.libvirt_uri
+        uri = settings.libvirt_uri
+        if settings.simulate:
+            uri = test_host(settings.state_dir / "agent" / f"{settings.node}.xml")
         hypervisor = await stack.enter_async_context(
             LibvirtHypervisor(uri, starts_at_once=2 * cores)
         )
@@ -76,6 +79,7 @@ async def serve(settings: Settings) -> None:
         if settings.simulate:
             simulated = SimulatedNode(bus, settings.node)
             await stack.enter_async_context(simulated.serve())
+            (await stack.enter_async_context(background())).start(simulated.tell())
             settings = settings.model_copy(update={"ask_after_s": 0.001})  # they tell nothing
             arm: NetdAdmin = simulated
             ready: Readiness = simulated
@@ -100,13 +104,6 @@ async def serve(settings: Settings) -> None:
             Liveness(bus, settings, facts),
             AgentRpc(bus, settings.node, Consoles(files.console_socket, files.console_log)),
         ).run()
-
-
-def _test_node(settings: Settings) -> Path:
-    """A file for libvirt's test driver: an empty host, so that nothing but ours is in it."""
-    path = settings.state_dir / "agent" / f"{settings.node}.xml"
-    path.write_text("<node><cpu><mhz>2000</mhz><model>x86_64</model></cpu></node>\n")
-    return path.absolute()
 
 
 async def _host(

@@ -58,8 +58,15 @@ def _part(subject: str, data: object) -> ImageReady | NetReady:
 class NodeAgent:
     """The VMs of one node."""
 
-    def __init__(self, tools: Tools, liveness: Liveness, rpc: AgentRpc) -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        liveness: Liveness,
+        rpc: AgentRpc,
+        up: Callable[[], None] = lambda: notify("READY=1"),
+    ) -> None:
         self._tools = tools
+        self._up = up
         self._bus: Bus = tools.bus
         self._node = tools.settings.node
         self._liveness = liveness
@@ -260,7 +267,7 @@ class NodeAgent:
             self._liveness.recovering(f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS)
         if not self._told_ready:
             self._told_ready = True
-            notify("READY=1")
+            self._up()
 
     def _same_bus(self) -> bool:
         """True when this bus is the one that the node joined; else say so."""

@@ -4,14 +4,18 @@ The agent's own path is the real one; these answer on the bus as the real servic
 what they were asked, so that a test can read it.
 """
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.schemas import subjects
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, NetworkInfo
+from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import (
     Arm,
     DiskFile,
@@ -21,9 +25,14 @@ from virtbus.schemas.nodework import (
     NetReady,
     Release,
     Released,
+    Tele,
 )
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import validate
+
+TELL_S = (0.5, 5.0)
+"""Soon again, for the agent may not listen yet; then often enough: it calls silent after 12 s."""
+VERSION = "0.1.0"
 
 
 class SimulatedNode:
@@ -50,9 +59,19 @@ class SimulatedNode:
                         self._release,
                     ),
                 ]
-                info = ServiceInfo(f"virtbus-{service}", "0.1.0", "simulated", {"node": self._node})
+                info = ServiceInfo(f"virtbus-{service}", VERSION, "simulated", {"node": self._node})
                 await stack.enter_async_context(self._bus.serve(info, endpoints))
             yield
+
+    async def tell(self) -> None:
+        """Say that imaged and netd are ready, as the real ones do; never returns by itself."""
+        ready = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
+        default = NetworkInfo(name="default", kind="builtin")
+        for pause_s in itertools.chain(TELL_S[:1] * 4, itertools.repeat(TELL_S[1])):
+            for service, networks in (("imaged", ()), ("netd", (default,))):
+                tele = Tele(service=service, state=ready, networks=networks)
+                await self._bus.publish(subjects.tele(self._node, service), tele)
+            await asyncio.sleep(pause_s)
 
     async def _image(self, request: Request) -> ImageReady:
         record = validate(Ensure, request.data).record
@@ -101,3 +120,68 @@ def _interface(record: VmRecord, index: int) -> InterfaceStatus:
     mac = nic.mac_address or "02:" + ":".join(f"{octet:02x}" for octet in octets[:5])
     address = f"10.{octets[5]}.{octets[6]}.{octets[7] % 254 + 1}/8"
     return InterfaceStatus(name=nic.name, mac=mac, addresses=(address,))
+
+
+def test_host(path: Path) -> str:
+    """The URI of libvirt's test driver with an empty host, so that nothing but ours is in it."""
+    path.write_text("<node><cpu><mhz>2000</mhz><model>x86_64</model></cpu></node>\n")
+    return f"test://{path.absolute()}"
+
+
+class MemoryFiles:
+    """The `RecordFiles` port without a disk: what a simulated node knows ends with its process.
+
+    Its guests do, too; a node that comes back so is one that was installed anew (F26).
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[str, VmRecord] = {}
+        self._epochs: dict[str, int] = {}
+        self._nonce = ""
+
+    def epoch(self, uid: str) -> int:
+        return self._epochs.get(uid, 0)
+
+    async def write(self, record: VmRecord) -> None:
+        self._epochs[record.uid] = max(self.epoch(record.uid), record.epoch)
+        self._records[record.uid] = record
+
+    async def list(self) -> Mapping[str, VmRecord]:
+        return dict(self._records)
+
+    async def remove_work(self, uid: str) -> None:
+        """There is none."""
+
+    async def forget(self, uid: str) -> None:
+        self._records.pop(uid, None)
+
+    def nonce(self) -> str:
+        return self._nonce
+
+    def set_nonce(self, nonce: str) -> None:
+        self._nonce = nonce
+
+    async def new_boot(self, uid: str) -> None:
+        """There is no log."""
+
+    def console_socket(self, uid: str) -> Path:
+        return Path("/simulated") / uid / "console.sock"
+
+    def console_log(self, uid: str) -> Path:
+        return Path("/simulated") / uid / "console.log"
+
+
+class NoSeeds:
+    """The `Seeds` port: nobody reads a simulated guest's seed."""
+
+    async def write(
+        self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
+    ) -> None:
+        """Nothing."""
+
+    def paths(self, record: VmRecord) -> Mapping[str, Path]:
+        return {
+            volume.name: Path("/simulated") / record.uid / f"seed-{volume.name}.iso"
+            for volume in record.spec.volumes
+            if volume.cloud_init_no_cloud is not None
+        }

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import libvirt
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
-from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Threads
+from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Calls, Threads
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_limits import Limits, read_limits
@@ -45,11 +45,11 @@ _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 class LibvirtHypervisor:
     """The `Hypervisor` port on libvirt. Use as an async context manager."""
 
-    def __init__(self, uri: str, *, starts_at_once: int) -> None:
+    def __init__(self, uri: str, *, starts_at_once: int, calls: Calls | None = None) -> None:
         self._uri = uri
         self._starts_at_once = starts_at_once
         self._loop = asyncio.get_running_loop()
-        self._threads = Threads("libvirt")
+        self._threads = calls or Threads("libvirt")
         self._queue: asyncio.Queue[DomainEvent | None] = asyncio.Queue(EVENT_BACKLOG)
         self._starting: set[str] = set()
         self.limits = Limits()

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -36,6 +36,49 @@ class Call:
         self.timer: asyncio.TimerHandle | None = None
         self.settled = settled
         self.ended = ended
+
+
+class Calls(Protocol):
+    """What runs libvirt's calls; `Threads` says what each does."""
+
+    stuck: int
+
+    async def call(
+        self,
+        work: Callable[[], Result],
+        *,
+        timeout_s: float,
+        settled: Callable[[], None] | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> Result: ...
+
+    def close(self) -> None: ...
+
+
+class Inline:
+    """Calls on the loop itself: for libvirt's test driver, in which nothing ever waits."""
+
+    stuck = 0
+
+    async def call(
+        self,
+        work: Callable[[], Result],
+        *,
+        timeout_s: float,
+        settled: Callable[[], None] | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> Result:
+        """The result of `work`, or its exception; `settled` and `ended` run after it."""
+        del timeout_s
+        try:
+            return work()
+        finally:
+            for after in (settled, ended):
+                if after is not None:
+                    after()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Threads:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import libvirt
 
-from virtbus.nodeagent.edge.libvirt_calls import Threads
+from virtbus.nodeagent.edge.libvirt_calls import Calls
 from virtbus.nodeagent.edge.libvirt_errors import is_down, translated
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -45,7 +45,7 @@ class Links:
     Calls are refused while `stuck_limit` of all kinds hang.
     """
 
-    def __init__(self, uri: str, threads: Threads, *, at_once: int, stuck_limit: int) -> None:
+    def __init__(self, uri: str, threads: Calls, *, at_once: int, stuck_limit: int) -> None:
         self._uri = uri
         self._threads = threads
         self._places = asyncio.Semaphore(at_once)
