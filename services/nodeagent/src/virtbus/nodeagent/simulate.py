@@ -122,6 +122,7 @@ def _host(settings: FleetSettings) -> HostFacts:
         cpus=settings.cpus,
         memory_bytes=settings.memory,
         disk_free_bytes=1024**4,
+        disk_reserve_bytes=0,
         max_vcpus=settings.cpus,
         accelerators=("tcg",),
         versions={"hypervisor": "simulated"},

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 5.0)
 PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
-PASSING_S = 0.05
+PASSING_S = 0.25
 """Each put is a durable write; a create passes through these states in a blink."""
 
 
