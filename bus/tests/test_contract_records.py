@@ -120,6 +120,27 @@ async def test_a_batch_with_one_stale_write_changes_nothing(bus: Bus) -> None:
     assert await bus.get(f"$KV.vm.n2.{UID}") is None
 
 
+async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus) -> None:
+    """With the wish of a node as a third write, which fences the move (ADR 0014)."""
+    there, wish = f"$KV.vm.n2.{UID}", "$KV.vm.n1._wish"
+    old, fence = await bus.put(KEY, b"one"), await bus.put(wish, b"w")
+    revision = await bus.batch(
+        [Write(wish, b"w", fence), Write(KEY, None, old, ttl_s=2), Write(there, b"two", 0)]
+    )
+    last = await bus.get(ANYWHERE)
+    assert last is not None
+    assert (last.key, last.revision) == (there, revision)
+    marker, fenced = await bus.get(KEY), await bus.get(wish)
+    assert marker is not None
+    assert fenced is not None
+    assert (marker.kind, fenced.revision) == (EntryKind.PURGE, revision - 2)
+    async with asyncio.timeout(15):
+        while await bus.get(KEY) is not None:
+            await asyncio.sleep(0.1)
+    back = [Write(there, None, revision), Write(KEY, b"three", 0)]
+    assert await bus.batch(back) > revision
+
+
 async def test_three_mebibytes_are_refused_as_full(bus: Bus) -> None:
     with pytest.raises(FullError):
         await bus.put(KEY, b"x" * (3 * 1024 * 1024))

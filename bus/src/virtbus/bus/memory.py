@@ -191,9 +191,10 @@ class MemoryBus:
         def store() -> int:
             for one in writes:
                 shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
-            return [shelf.apply(one.key, one.value).revision for one in writes][-1]
+            return [shelf.apply(w.key, w.value, ttl_s=w.ttl_s).revision for w in writes][-1]
 
-        return await self._write(store, shelf)
+        ttl_s = max((one.ttl_s for one in writes if one.ttl_s is not None), default=None)
+        return await self._write(store, shelf, ttl_s)
 
     def _reachable(self) -> None:
         if not self._link.connected:

@@ -86,12 +86,13 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One message of an atomic batch; `value` None is a purge. `expect` as in `put`."""
+    """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`."""
 
     key: str
     value: bytes | None
     expect: int
     expect_over: str | None = None
+    ttl_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -239,6 +239,8 @@ class Records:
             headers |= {"Nats-Batch-Id": identity, "Nats-Batch-Sequence": str(number)}
             if write.value is None:
                 headers |= _PURGE
+            if write.ttl_s is not None:
+                headers[TTL] = ttl_header(write.ttl_s)
             if number < last:
                 raw = await self._ask_once(write.key, write.value or b"", headers)
                 if raw.body:
