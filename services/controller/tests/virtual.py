@@ -3,7 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,10 +89,15 @@ def _decoded(value: bytes) -> Mapping[str, Any]:
     return found
 
 
-@asynccontextmanager
-async def world(*, controllers: int = 1, nodes: int = 1) -> AsyncIterator[World]:
+def world(*, controllers: int = 1, nodes: int = 1) -> AbstractAsyncContextManager[World]:
     """Controllers that run and have read the bus, and nodes that keep answering."""
-    made = World()
+    return world_on(MemoryServer(), controllers=controllers, nodes=nodes)
+
+
+@asynccontextmanager
+async def world_on(server: MemoryServer, *, controllers: int, nodes: int) -> AsyncIterator[World]:
+    """The same on a server of the test's own."""
+    made = World(server)
     async with background() as tasks:
         for number in range(1, nodes + 1):
             await made.hear(node(f"n{number}"))

@@ -9,6 +9,7 @@ from virtbus.bus.joining import Nodes
 from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.departures import Departures
 from virtbus.controller.edge.duties import Duties
 from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
@@ -57,7 +58,8 @@ class Controller:
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
-        self._duties = Duties(self._leases, [self._sweep, self._pulse.tell])
+        self._departures = Departures(bus, self._fleet, self._watches, facts)
+        self._duties = Duties(self._leases, [self._sweep, self._pulse.tell, self._depart])
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -97,11 +99,15 @@ class Controller:
             ("vm", "delete"): vms.delete,
             ("vm", "start"): vms.start,
             ("vm", "stop"): vms.stop,
+            ("vm", "move"): vms.move,
             ("vm", "events"): about.events,
             ("node", "list"): nodes.list,
             ("node", "get"): nodes.get,
             ("node", "cordon"): nodes.cordon,
             ("node", "uncordon"): nodes.uncordon,
+            ("node", "drain"): nodes.drain,
+            ("node", "fence"): nodes.fence,
+            ("node", "unfence"): nodes.unfence,
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
             ("image", "delete"): about.delete_image,
@@ -143,6 +149,10 @@ class Controller:
     async def _beat(self) -> None:
         await self._feeds.synced()  # what is known then is no news
         await self._pulse.run()
+
+    async def _depart(self, tenure: Tenure) -> None:
+        await self._feeds.synced()
+        await self._departures.run(tenure)
 
     async def _sweep(self, tenure: Tenure) -> None:
         settings = self._settings

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
+    DOWN_AFTER_S,
     UNHEARD,
     NodeSeen,
     Signs,
@@ -81,6 +82,8 @@ class Fleet:
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
     """What is wanted of a node, and at which revision."""
+    leaving: set[str] = field(default_factory=set)
+    """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, Claimed] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
@@ -125,6 +128,7 @@ class Fleet:
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
+        (self.leaving.add if record.leaving else self.leaving.discard)(record.uid)
         return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
@@ -148,6 +152,7 @@ class Fleet:
         self.gone[uid] = revision
         if len(self.gone) > self.GONE_KEPT:
             self.forgotten_revision = self.gone.pop(next(iter(self.gone)))
+        self.leaving.discard(uid)
         held = self.vms.pop(uid, None)
         if held is None:
             return None
@@ -224,6 +229,15 @@ class Fleet:
         """True when the node takes no VM and what it said of its VMs is no longer known."""
         return self.node_state(node, now_s) in UNHEARD
 
+    def may_be_off(self, node: str, now_s: float) -> bool:
+        """True when nothing speaks against a node's being off: it is silent, or said that it left.
+
+        Without the brake: what a person says of a node holds for many of them as well.
+        """
+        seen = self.nodes.get(node)
+        left = seen is not None and seen.record.state is NodeState.LEFT
+        return left or self.silence_s(node, now_s) > DOWN_AFTER_S
+
     def known_nodes(self) -> list[str]:
         """Nodes that were heard or hold VMs, by name."""
         return sorted({*self.nodes, *self.promises.on} - {UNPLACED})
@@ -252,7 +266,8 @@ class Fleet:
         """The same of a record that was just read or written."""
         status = self.status_of(held.record)
         node = self.node_state(held.record.node, now_s)
-        return view(held.record, held.revision, status[0] if status else None, node)
+        fence = self.wish_of(held.record.node).fenced if held.record.node in self.wishes else None
+        return view(held.record, held.revision, status[0] if status else None, node, fence)
 
     def sorted_uids(self, namespace: str | None, labels: dict[str, str]) -> list[str]:
         """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""

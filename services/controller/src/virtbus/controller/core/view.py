@@ -1,7 +1,8 @@
 """A VM as users see it: the record and the status that its node last wrote, joined."""
 
+from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
-from virtbus.schemas.node import NodeState
+from virtbus.schemas.node import Fence, NodeState
 from virtbus.schemas.states import VmEvent, VmState, advance
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
 
@@ -20,14 +21,29 @@ def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) ->
     return advance(state, VmEvent.LOST) if node in UNHEARD else state
 
 
-def view(record: VmRecord, revision: int, status: VmStatus | None, node: NodeState) -> VmView:
-    """The API's VM. `revision` is the record's, to be given back in an update."""
+def view(
+    record: VmRecord,
+    revision: int,
+    status: VmStatus | None,
+    node: NodeState,
+    fence: Fence | None = None,
+) -> VmView:
+    """The API's VM. `revision` is the record's, to be given back in an update.
+
+    `fence` is the proof that its node is off, where there is one.
+    """
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
     reason, message = (seen.reason, seen.message) if seen else ("", "")
     if node in UNHEARD:
         reason, message = f"node_{node}", WHY_UNKNOWN[node].format(node=record.node)
+        if fence is not None:
+            reason, message = "node_fenced", fenced(record, fence)
         conditions += (Condition(type="NodeSilent", status=True, reason=reason, message=message),)
+    if record.leaving:
+        goal = record.leaving_to or "another node"
+        why = f"leaves {record.node} for {goal}, as soon as that can take it"
+        conditions += (Condition(type="Leaving", status=True, message=why),)
     return VmView(
         uid=record.uid,
         namespace=record.namespace,

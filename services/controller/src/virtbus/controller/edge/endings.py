@@ -8,6 +8,7 @@ from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.moves import Moves
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
 from virtbus.schemas.vm import VmRecord
@@ -25,6 +26,7 @@ class Endings:
         self._fleet = fleet
         self._facts = facts
         self._commits = Commits(bus)
+        self._moves = Moves(bus)
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
         """Purge each deleted VM once its status says that nothing is left on the host."""
@@ -78,16 +80,20 @@ class Endings:
                     held = self._fleet.vms.get(_uid(item))
                     if item.time_ns < before_ns and not _belongs(item, held):
                         orphans.append(item)
-        removed = 0
-        for entry in orphans:
-            if _belongs(entry, await self._commits.latest(_uid(entry))):
-                continue
-            try:
-                await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
-            except ConflictError:
-                continue
-            removed += 1
-        return removed
+        return sum([await self._sweep_secret(entry) for entry in orphans])
+
+    async def _sweep_secret(self, entry: Entry) -> bool:
+        """Purge a secret that is no VM's; where a move lost the other copy, it is brought there."""
+        latest = await self._commits.latest(_uid(entry))
+        if _belongs(entry, latest):
+            return False
+        try:
+            if latest is not None:
+                await self._moves.rescue(entry, latest.record)
+            await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
+        except ConflictError:
+            return False
+        return True
 
     async def sweep_forever(self, tenure: Tenure, interval_s: float, grace_s: float) -> None:
         """Sweep each `interval_s`, while the lease is held."""

@@ -6,12 +6,21 @@ from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, ConflictError, EntryKind, Request
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.nodes import unheard
+from virtbus.controller.core.leaving import Places, stays
+from virtbus.controller.core.nodes import DOWN_AFTER_S, unheard
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.schemas import subjects
-from virtbus.schemas.api import Empty, NodeDetail, NodePage, NodeRef, NodeVm
-from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeView, NodeWish
+from virtbus.schemas.api import (
+    Empty,
+    NodeDetail,
+    NodeDrain,
+    NodeFence,
+    NodePage,
+    NodeRef,
+    NodeVm,
+)
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
 from virtbus.schemas.wire import encode, read, validate
 
 log = logging.getLogger(__name__)
@@ -45,6 +54,75 @@ class NodeApi:
         await self._change(node, lambda wish: wish.model_copy(update=open_again))
         return self._show(node)
 
+    async def drain(self, request: Request) -> NodeDetail:
+        want = validate(NodeDrain, request.data)
+        node = self._known(want.node)
+        now_ns = self._bus.sources.time_ns()
+
+        def drained(wish: NodeWish) -> NodeWish:
+            before = wish.draining or Drain(since_ns=now_ns)
+            discard = want.discard_local_disks or before.discard_local_disks
+            draining = before.model_copy(update={"discard_local_disks": discard})
+            return wish.model_copy(update={"cordoned": True, "draining": draining})
+
+        await self._change(node, drained)
+        return self._show(node)
+
+    async def fence(self, request: Request) -> NodeDetail:
+        want = validate(NodeFence, request.data)
+        node = self._known(want.node)
+        now_s = asyncio.get_running_loop().time()
+        if not self._fleet.may_be_off(node, now_s):
+            raise not_off(node, self._fleet.silence_s(node, now_s))
+        seen = self._fleet.nodes.get(node)
+        fence = Fence(
+            instance=seen.record.instance if seen else "",
+            started_ns=seen.record.started_ns if seen else 0,
+            by="operator",
+            why=want.confirm,
+            time_ns=self._bus.sources.time_ns(),
+            discard_local_disks=want.discard_local_disks,
+        )
+        await self._change(node, lambda wish: fenced(wish, fence))
+        return self._show(node)
+
+    async def unfence(self, request: Request) -> NodeDetail:
+        node = self._known(validate(NodeRef, request.data).node)
+        wish = self._fleet.wish_of(node)
+        if wish.fenced is not None:
+            self._check_back(node, wish.fenced)
+            await self._change(node, lambda wish: wish.model_copy(update={"fenced": None}))
+        return self._show(node)
+
+    def _check_back(self, node: str, fence: Fence) -> None:
+        """Raise 409 unless the node answers, has read its records, and let old copies go (F25).
+
+        Markers by which it learns of those last for a day; what is left then was never its own.
+        """
+        now_s = asyncio.get_running_loop().time()
+        seen = self._fleet.nodes.get(node)
+        if seen is None or self._fleet.silent(node, now_s):
+            message = f"{node} does not answer; start its services, then repeat"
+            raise VirtbusError(Code.CONFLICT, "node_silent", message, after_ms=5000)
+        if seen.record.state is not NodeState.READY:
+            message = f"{node} still compares its host with its records; repeat in a moment"
+            raise VirtbusError(Code.CONFLICT, "node_recovering", message, after_ms=2000)
+        if self._bus.sources.time_ns() - fence.time_ns > MARKER_TTL_S * 1e9:
+            return
+        vms = self._fleet.vms
+        old = [
+            uid
+            for there, uid in self._fleet.statuses
+            if there == node and (uid not in vms or vms[uid].record.node != node)
+        ]
+        if old:
+            message = (
+                f"{node} still removes what is left there of {len(old)} VM(s) that run elsewhere "
+                "by now; repeat in a moment"
+            )
+            details = tuple(Detail(path=f"vm/{uid}", message="not let go yet") for uid in old[:20])
+            raise VirtbusError(Code.CONFLICT, "old_copies", message, after_ms=2000, details=details)
+
     # --- shared ---------------------------------------------------------------------------
     async def _change(self, node: str, change: Change) -> NodeWish:
         """Change what is wanted of a node, whatever else changes it; an empty wish is purged."""
@@ -72,6 +150,23 @@ class NodeApi:
         message = f"what is wanted of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
+    def _stays(self, node: str, now_s: float) -> dict[str, str]:
+        """Why VMs of a node that is drained or fenced do not leave it, by uid."""
+        wish = self._fleet.wish_of(node)
+        if wish.draining is None and wish.fenced is None:
+            return {}
+        discard = any(
+            word is not None and word.discard_local_disks for word in (wish.draining, wish.fenced)
+        )
+        places = Places(self._fleet.candidates(now_s))
+        found = {}
+        for uid, held in self._fleet.vms.items():
+            record = held.record
+            if record.node == node and not record.deleting:
+                why = "" if record.leaving else stays(record, discard=discard)
+                found[uid] = why or places.find(record, home=record.leaving)[1]
+        return found
+
     def _known(self, node: str) -> str:
         """The node, if it was heard, holds VMs, or something is wanted of it; else 404."""
         fleet = self._fleet
@@ -89,11 +184,38 @@ class NodeApi:
             for held in sorted(self._fleet.vms.values(), key=lambda held: held.record.created_ns)
             if held.record.node == node
         ]
+        stays = self._stays(node, now_s)
         vms = tuple(
-            NodeVm(uid=vm.uid, namespace=vm.namespace, name=vm.name, state=vm.state) for vm in shown
+            NodeVm(
+                uid=vm.uid,
+                namespace=vm.namespace,
+                name=vm.name,
+                state=vm.state,
+                leaving=vm.uid in self._fleet.leaving,
+                stays=stays.get(vm.uid, ""),
+            )
+            for vm in shown
         )
         return NodeDetail(
             node=views.get(node)
             or NodeView(**unheard(node).model_dump(), wish=self._fleet.wish_of(node)),
             vms=vms,
         )
+
+
+def fenced(wish: NodeWish, fence: Fence) -> NodeWish:
+    """The wish with the proof; one that stands already stays, but for what may be discarded."""
+    if wish.fenced is not None:
+        if not fence.discard_local_disks:
+            return wish
+        fence = wish.fenced.model_copy(update={"discard_local_disks": True})
+    return wish.model_copy(update={"fenced": fence})
+
+
+def not_off(node: str, silence_s: float) -> VirtbusError:
+    """409: a node that was heard is not off."""
+    message = (
+        f"{node} was heard {silence_s:.0f} s ago, and a node that is off is silent for "
+        f"{DOWN_AFTER_S:.0f} s; to empty a node that runs: `virtbus node drain {node}`"
+    )
+    return VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)

@@ -10,6 +10,7 @@ from virtbus.bus.ports import Bus, ConflictError, Request
 from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.leaving import Places, leaving, loses
 from virtbus.controller.core.placement import no_node, place
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
@@ -18,6 +19,7 @@ from virtbus.schemas.api import (
     VmCreated,
     VmDelete,
     VmList,
+    VmMove,
     VmPage,
     VmRef,
     VmStop,
@@ -26,6 +28,7 @@ from virtbus.schemas.api import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord, VmView
 from virtbus.schemas.wire import validate
 
@@ -155,6 +158,42 @@ class VmApi:
             want, lambda r: changes.powered(r, on=False, grace_s=want.grace_s), request
         )
 
+    async def move(self, request: Request) -> VmView:
+        want = validate(VmMove, request.data)
+
+        def begin(record: VmRecord) -> VmRecord:
+            changes.refuse_deleting(record)
+            if record.leaving or record.node == want.to:
+                return record
+            self._check_move(record, want)
+            status = self._fleet.status_of(record)
+            return leaving(record, status[0] if status else None, want.to)
+
+        return await self._change(want, begin, request)
+
+    def _check_move(self, record: VmRecord, want: VmMove) -> None:
+        """Raise 409 where the VM cannot leave, 429 where no node can take it."""
+        now_s = asyncio.get_running_loop().time()
+        node = record.node
+        if node == UNPLACED:
+            message = f"{record.name} has no node yet; it goes to one as soon as one can take it"
+            raise VirtbusError(Code.CONFLICT, "unplaced", message)
+        if self._fleet.silent(node, now_s) and self._fleet.wish_of(node).fenced is None:
+            message = (
+                f"{node} does not answer, so nobody can say that the guest has ended; when the "
+                f"host is off for sure: `virtbus node fence {node} --confirm REASON`"
+            )
+            raise VirtbusError(Code.CONFLICT, "node_silent", message)
+        if record.spec.eviction_strategy is None and not want.discard_local_disks:
+            why = loses(record)
+            if why:
+                message = f"{record.name} stays: {why}"
+                raise VirtbusError(Code.CONFLICT, "local_disks", message)
+        there = record.model_copy(update={"leaving_to": want.to})
+        _, why = Places(self._fleet.candidates(now_s)).find(there)
+        if why:
+            raise VirtbusError(Code.EXHAUSTED, "no_capacity", why, after_ms=5000)
+
     async def delete(self, request: Request) -> VmView:
         want = validate(VmDelete, request.data)
         return await self._change(want, lambda r: changes.deleting(r, want.grace_s), request)
@@ -182,6 +221,8 @@ class VmApi:
             self._apply(held)
             if record.deleting:
                 self._facts.emit(Kind.VM_DELETING, record, "")
+            elif record.leaving:
+                self._facts.emit(Kind.VM_LEAVING, record, f"to {record.leaving_to or 'a node'}")
             return self._show(held)
         message = f"{held.record.name} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)

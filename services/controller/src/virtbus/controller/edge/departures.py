@@ -1,0 +1,166 @@
+"""VMs leave their nodes: what a drain, a fence or `vm.move` began goes on here (ADR 0014).
+
+All that is to be known is on the bus, in wishes, records and statuses; so whichever controller
+holds the lease goes on where the one before it stopped.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.leaving import Places, leaving, let_go, runs_after, stays
+from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.moves import Moves
+from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.events import Kind
+from virtbus.schemas.node import Fence, NodeState, NodeWish
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 0.5
+SETTLE_S = 6.0
+"""A node that came back just before its fence was written is heard within this: a beat is 4 s."""
+
+Check = Callable[[], object]
+
+
+class Departures:
+    """One round after the other, while the lease is held."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts) -> None:
+        self._fleet = fleet
+        self._watches = watches
+        self._facts = facts
+        self._commits = Commits(bus)
+        self._moves = Moves(bus)
+        self._fences: dict[str, tuple[Fence, float]] = {}
+        """The fences that stand, and since when this process knows of each."""
+
+    async def run(self, tenure: Tenure) -> None:
+        """Rounds until cancelled."""
+        while True:
+            try:
+                await self.round(tenure.check)
+            except BusError as error:
+                log.info("departures wait: %s", error, extra={"code": "departures_wait"})
+            await asyncio.sleep(ROUND_S)
+
+    async def round(self, check: Check) -> None:
+        """Move what can be moved now, and let leave what may; `check` comes before each write."""
+        fleet = self._fleet
+        wishes = {node: wish for node, (wish, _) in fleet.wishes.items() if wish.closed}
+        self._fences = {node: kept for node, kept in self._fences.items() if node in wishes}
+        if not fleet.leaving and not wishes:
+            return
+        places = Places(fleet.candidates(asyncio.get_running_loop().time()))
+        for uid in sorted(fleet.leaving):
+            held = fleet.vms.get(uid)
+            if held is not None:
+                await self._go_on(held, places, check)
+        for node, wish in sorted(wishes.items()):
+            if wish.fenced is not None:
+                await self._fenced(node, wish, wish.fenced, places, check)
+            elif wish.draining is not None:
+                await self._drained(node, places, check, discard=wish.draining.discard_local_disks)
+
+    def _on(self, node: str) -> list[Held]:
+        """The VMs of a node, the oldest first."""
+        there = [held for held in self._fleet.vms.values() if held.record.node == node]
+        return sorted(there, key=lambda held: held.record.created_ns)
+
+    async def _go_on(self, held: Held, places: Places, check: Check) -> None:
+        """A VM that leaves: move it once its node has let go of it; else keep it a place."""
+        status = self._fleet.status_of(held.record)
+        node, _ = places.find(held.record, home=True)
+        if node and let_go(held.record, status[0] if status else None):
+            await self._move(held, held.record, node, check)
+
+    async def _drained(self, node: str, places: Places, check: Check, *, discard: bool) -> None:
+        """Let the VMs of a node leave for which there is a place."""
+        for held in self._on(node):
+            record = held.record
+            if record.ending or stays(record, discard=discard) or not places.find(record)[0]:
+                continue
+            status = self._fleet.status_of(record)
+            check()
+            try:
+                wanted = leaving(record, status[0] if status else None, None)
+                left = await self._commits.replace(held, wanted)
+            except ConflictError:
+                continue  # its echo brings us back
+            self._apply(left)
+            self._facts.emit(Kind.VM_LEAVING, left.record, f"{node} is drained")
+
+    async def _fenced(
+        self, node: str, wish: NodeWish, fence: Fence, places: Places, check: Check
+    ) -> None:
+        """Move the VMs of a node that is off for sure, and is not back."""
+        if not self._is_off(node, fence):
+            return
+        discard = fence.discard_local_disks or (
+            wish.draining is not None and wish.draining.discard_local_disks
+        )
+        for held in self._on(node):
+            record = held.record
+            if record.deleting:
+                check()
+                await self._finish(held)
+            elif record.leaving or not stays(record, discard=discard):
+                there, _ = places.find(record)
+                if there:
+                    status = self._fleet.status_of(record)
+                    runs = runs_after(record, status[0] if status else None)
+                    await self._move(
+                        held, record.model_copy(update={"powered": runs}), there, check
+                    )
+
+    def _is_off(self, node: str, fence: Fence) -> bool:
+        """True when the node was not heard since, and for long enough to be sure of that.
+
+        A node that is back holds what it has (its agent reads the fence), until it is unfenced.
+        """
+        now_s = asyncio.get_running_loop().time()
+        kept, since_s = self._fences.get(node, (None, now_s))
+        if kept != fence:
+            since_s = now_s
+            self._fences[node] = (fence, since_s)
+        seen = self._fleet.nodes.get(node)
+        said = seen.record.state if seen is not None else NodeState.LEFT
+        heard = seen is not None and seen.heard_s > since_s and said is not NodeState.LEFT
+        return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
+
+    async def _finish(self, held: Held) -> None:
+        """End a delete whose node will not answer; what is on its disk goes when it is back."""
+        try:
+            await self._commits.finish(held)
+        except ConflictError:
+            return
+        self._facts.emit(Kind.VM_DELETED, held.record, "its node is fenced")
+
+    async def _move(self, held: Held, record: VmRecord, node: str, check: Check) -> None:
+        old = held.record.node
+        fence = self._fleet.wishes.get(old)
+        if fence is not None and fence[0].fenced is None:
+            fence = None
+        check()
+        try:
+            new = await self._moves.move(Held(record, held.revision), node, fence=fence)
+        except ConflictError as error:
+            extra = {"code": "move_lost", "uid": record.uid}
+            log.info("%s is looked at again: %s", record.name, error, extra=extra)
+            return
+        if fence is not None:
+            self._fleet.wish(fence[0], new.revision - 2)
+        self._apply(new)
+        self._facts.emit(Kind.VM_MOVED, new.record, f"from {old}")
+        extra = {"code": "vm_moved", "uid": record.uid}
+        log.info("moved %s from %s to %s", record.name, old, node, extra=extra)
+
+    def _apply(self, held: Held) -> None:
+        if self._fleet.apply(held):
+            self._watches.changed(held.record.uid)

@@ -1,0 +1,121 @@
+"""The write that moves a VM: purged here and put there in one batch, secrets first (ADR 0014)."""
+
+import hashlib
+import logging
+from typing import NamedTuple
+
+from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
+from virtbus.controller.core.fleet import Held
+from virtbus.controller.core.leaving import moved
+from virtbus.controller.edge.commit import MARKER_TTL_S
+from virtbus.schemas import subjects
+from virtbus.schemas.node import NodeWish
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode
+
+log = logging.getLogger(__name__)
+
+
+class _Secret(NamedTuple):
+    """A VM's secrets while it moves, and the revisions of both copies."""
+
+    value: bytes
+    old: int
+    new: int
+
+
+class Moves:
+    """Moves records between nodes; safe to repeat, and in any number of controllers."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def move(
+        self, held: Held, node: str, *, fence: tuple[NodeWish, int] | None = None
+    ) -> Held:
+        """The record on `node`, with a higher epoch.
+
+        With `fence` the move is written only while that wish still stands at that revision: a
+        node that was unfenced meanwhile keeps its VMs. Its revision is then two below the record's.
+
+        Raises:
+            ConflictError: record, fence or the new place is not what it was; nothing has moved.
+            BusError: nothing happened, or the outcome is unknown.
+        """
+        record = moved(held.record, node)
+        secret = await self._bring(held.record, node)
+        try:
+            revision = await self._write(held, record, fence)
+        except ConflictError:
+            await self._take_back(record, secret)
+            raise
+        try:
+            await self._settle(held.record, record, secret)
+        except BusError as error:
+            extra = {"code": "secret_left", "uid": record.uid}
+            log.info("left to the sweep: %s", error, extra=extra)
+        return Held(record, revision)
+
+    async def _write(self, held: Held, record: VmRecord, fence: tuple[NodeWish, int] | None) -> int:
+        old_key = subjects.vm_record(held.record.node, record.uid)
+        new_key = subjects.vm_record(record.node, record.uid)
+        if old_key == new_key:
+            return await self._bus.put(new_key, encode(record), expect=held.revision)
+        there = await self._bus.get(new_key)
+        if there is not None and there.kind is EntryKind.PUT:
+            msg = f"{new_key} is there already"
+            raise ConflictError(msg)
+        writes = [
+            Write(old_key, None, held.revision, ttl_s=MARKER_TTL_S),
+            Write(new_key, encode(record), there.revision if there else 0),
+        ]
+        if fence is not None:
+            wish, revision = fence
+            writes.insert(0, Write(subjects.node_wish(wish.node), encode(wish), revision))
+        return await self._bus.batch(writes)
+
+    # --- its secrets ----------------------------------------------------------------------
+    async def _bring(self, record: VmRecord, node: str) -> _Secret | None:
+        """Put the secrets where the new node will look; it must not see the record first."""
+        if record.sec_digest is None or node == record.node:
+            return None
+        entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
+        if entry is None or entry.kind is EntryKind.PURGE:
+            return None
+        new = await self._bus.put(subjects.vm_secret(node, record.uid), entry.value)
+        return _Secret(entry.value, entry.revision, new)
+
+    async def _take_back(self, record: VmRecord, secret: _Secret | None) -> None:
+        """Nothing was moved by us: remove what we brought, where no record has followed it."""
+        if secret is None:
+            return
+        try:
+            last = await self._bus.get(subjects.vm_anywhere(record.uid))
+            if last is None or last.key != subjects.vm_record(record.node, record.uid):
+                await self._purge(subjects.vm_secret(record.node, record.uid), secret.new)
+        except BusError as error:
+            extra = {"code": "secret_left", "uid": record.uid}
+            log.info("left to the sweep: %s", error, extra=extra)
+
+    async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
+        """A sweep may have come between: what the record names is there, the old is not."""
+        if secret is None:
+            return
+        key = subjects.vm_secret(new.node, new.uid)
+        entry = await self._bus.get(key)
+        if entry is None or entry.kind is EntryKind.PURGE:
+            await self._bus.put(key, secret.value, expect=entry.revision if entry else 0)
+        await self._purge(subjects.vm_secret(old.node, old.uid), secret.old)
+
+    async def _purge(self, key: str, revision: int) -> None:
+        """Only the very copy that we know: the VM may have come back meanwhile."""
+        await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
+
+    async def rescue(self, orphan: Entry, record: VmRecord) -> None:
+        """An orphan secret of a VM that was moved is the last copy, or none is needed."""
+        if hashlib.sha256(orphan.value).hexdigest() != record.sec_digest:
+            return
+        key = subjects.vm_secret(record.node, record.uid)
+        entry = await self._bus.get(key)
+        if entry is None or entry.kind is EntryKind.PURGE:
+            await self._bus.put(key, orphan.value, expect=entry.revision if entry else 0)
