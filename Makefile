@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit integration e2e test demo bench install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit integration e2e test hosts-test upgrade-test demo bench install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,12 @@ e2e: setup ## tests that boot real guests (root)
 
 test: setup ## all tests, real guests included (root)
 	@$(PYTEST) $(ARGS)
+
+hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)
+	@VMS=$(or $(VMS),100) SEED=$(SEED) $(PYTEST) -s tests/hosts/test_hosts.py $(ARGS)
+
+upgrade-test: setup ## each service at an older commit beside the newer, and back; FROM=commit VMS= (root)
+	@FROM=$(or $(FROM),HEAD~1) VMS=$(or $(VMS),20) $(PYTEST) -s tests/hosts/test_upgrade.py $(ARGS)
 
 demo: setup ## one VM, from create to delete (root)
 	@tools/in-host-netns tools/demo

@@ -1,0 +1,79 @@
+"""Kills processes and servers of a fleet by a seed, and says what it did."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from tests.hosts.fleet import Fleet, Member
+
+OF_A_HOST = ("imaged", "netd", "nodeagent", "up", "libvirtd")
+OF_A_SERVER = ("controller", "nats-server", "up")
+PAUSE_S = (1.0, 4.0)
+DARK_S = 6.0
+"""How long a server of the bus is without power."""
+
+
+class Killer:
+    """One blow after the other, never two at once: three servers bear one that is away."""
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        self._fleet = fleet
+        self._random = random.Random(seed)
+        self._over = threading.Event()
+        self.blows: list[str] = []
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Strike until told to end."""
+        try:
+            while not self._over.wait(self._random.uniform(*PAUSE_S)):
+                self._strike()
+        except BaseException as error:  # noqa: BLE001  told by the test that waits for us
+            self.failure = error
+
+    def _strike(self) -> None:
+        kind = self._random.choices(("host", "server", "power"), (6, 3, 1))[0]
+        blows: dict[str, Callable[[], None]] = {
+            "host": lambda: self._kill(self._of(self._fleet.hosts), OF_A_HOST),
+            "server": lambda: self._kill(self._of(self._fleet.servers), OF_A_SERVER),
+            "power": self._cut_power,
+        }
+        blows[kind]()
+
+    def _of(self, members: Mapping[str, Member]) -> Member:
+        return members[self._random.choice(sorted(members))]
+
+    def _kill(self, member: Member, services: tuple[str, ...]) -> None:
+        service = self._random.choice(services)
+        pid = member.pids().get(service)
+        if pid is not None:
+            self.blows.append(f"kill -9 {service} of {member.name}")
+            member.box.kill(pid)
+
+    def _cut_power(self) -> None:
+        name = self._random.choice(sorted(self._fleet.servers))
+        self.blows.append(f"power off {name} for {DARK_S:g} s")
+        server = self._fleet.servers[name]
+        server.off()
+        self._over.wait(DARK_S)
+        server.on()
+
+    def end(self) -> None:
+        """No more blows."""
+        self._over.set()
+
+
+@contextmanager
+def killing(fleet: Fleet, seed: int) -> Iterator[Killer]:
+    """Blows while the context is open; all that was struck is on again at its end."""
+    killer = Killer(fleet, seed)
+    thread = threading.Thread(target=killer.run, name="killer")
+    thread.start()
+    try:
+        yield killer
+    finally:
+        killer.end()
+        thread.join()
+    if killer.failure is not None:
+        raise killer.failure
