@@ -45,3 +45,22 @@ async def test_failed_send_tells_that_the_connection_ended(nats: server.Server) 
         with pytest.raises(UnavailableError):
             await link.send("virtbus.tele.x", b"")
         await _again(link)
+
+
+async def test_credentials_that_are_away_for_a_moment_are_waited_for(
+    nats: server.Server,
+) -> None:
+    settings = nats.settings("controller")
+    assert settings.creds is not None
+    kept = settings.creds.read_text()
+    link = NatsLink(settings, "c")
+    await link.first()
+    async with background() as tasks:
+        tasks.start(link.run())
+        settings.creds.unlink()
+        await _end_without_a_word(link)
+        async with asyncio.timeout(10):
+            while "does not exist" not in link.fault:
+                await asyncio.sleep(0.05)
+        settings.creds.write_text(kept)
+        await _again(link)

@@ -276,8 +276,12 @@ class NatsLink:
 
         try:
             settings = self._settings.resolved()
-            self._prefix = settings.inbox_prefix
-            self._mux = f"{self._prefix}.{secrets.token_hex(11)}."
+        except BusError as error:  # no credentials yet, or none for a moment
+            self._fault = str(error)
+            return False
+        self._prefix = settings.inbox_prefix
+        self._mux = f"{self._prefix}.{secrets.token_hex(11)}."
+        try:
             async with asyncio.timeout(ATTEMPT_S):
                 await client.connect(
                     settings.servers,
@@ -300,7 +304,7 @@ class NatsLink:
                 for subscribed in tuple(self._subscribed):
                     await self._subscribe(client, subscribed)
                 await self._barrier(client)
-        except (nats.errors.Error, OSError, TimeoutError, BusError) as error:
+        except (nats.errors.Error, OSError, TimeoutError) as error:
             self._fault = str(error).lower() or self._fault or "no answer in time"
             with suppress(nats.errors.Error, OSError):
                 await client.close()
