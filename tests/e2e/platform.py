@@ -84,6 +84,9 @@ class Refused(AssertionError):  # noqa: N818  what a refusal is called everywher
 class Platform:
     """One `virtbus up` and the means to use, hurt and inspect it. All methods block."""
 
+    words: tuple[str, ...] = ("up",)
+    """The command that runs it."""
+
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="virtbus-e2e-", dir="/var/tmp"))
         self.base.chmod(0o711)  # QEMU's user reaches the disks through it
@@ -116,7 +119,11 @@ class Platform:
         said_before = self._times_up()
         with self.log.open("ab") as log:
             self._up = subprocess.Popen(
-                ["virtbus", "up"], env=self.environ, stdout=log, stderr=log, start_new_session=True
+                ["virtbus", *self.words],
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         if whole:
             until(self._ended_or(lambda: self._times_up() > said_before), "up", within_s=READY_S)

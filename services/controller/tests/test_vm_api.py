@@ -114,7 +114,7 @@ async def test_a_burst_is_spread_before_its_echo_comes(made: World) -> None:
 @played()
 async def test_a_nearly_full_bus_takes_deletes_and_no_creates(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
-    made.controllers["c1"]._vms.fill = 0.81
+    made.controllers["c1"]._storage.fill = 0.81
     error = await refused(made.ask("create", name="db", image="tiny"))
     assert (error.code, error.reason) == (429, "bus_full")
     assert error.body.after_ms

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from virtbus.schemas import api, events, image, lease, node, nodework, subjects, vm
+from virtbus.schemas import api, events, image, lease, node, nodework, storage, subjects, vm
 from virtbus.schemas.ids import name_token
 
 _SAMPLES = {
@@ -289,6 +289,13 @@ CHANNELS: tuple[Channel, ...] = (
         events.Span,
         "client → controller",
         "A client's own span of a request.",
+    ),
+    _said(
+        subjects.bus_storage,
+        Plane.CORE,
+        storage.BusStorage,
+        "`virtbus up` → controller",
+        "How much room the bus's disk has, and whether the server still stores.",
     ),
     _said(
         subjects.event,

@@ -132,3 +132,13 @@ def console_input(node: str, session: str) -> str:
 def client_span() -> str:
     """`virtbus.tele.client.span`: a client's own span of a request; droppable."""
     return f"{PREFIX}.tele.client.span"
+
+
+def bus_storage() -> str:
+    """`virtbus.tele.bus.storage`: the disk of the bus, as who runs its server sees it."""
+    return f"{PREFIX}.tele.bus.storage"
+
+
+def storage_probe(bucket: str) -> str:
+    """`$KV.<bucket>._probe`: purged, with a marker of a second, to see whether it is stored."""
+    return f"$KV.{check_id(bucket)}._probe"

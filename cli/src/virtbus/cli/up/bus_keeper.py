@@ -13,7 +13,8 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError
 from virtbus.bus.server import DEFAULT_PORT, Server, ServerFiles, binary, running
 from virtbus.cli.failures import CliError, Exit
-from virtbus.cli.up.plan import ALL, Place, rest_s
+from virtbus.cli.up.bus_disk import BusDisk
+from virtbus.cli.up.plan import ALL, STEADY_S, Place, rest_s
 from virtbus.cli.up.terminal import Terminal
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
@@ -42,6 +43,10 @@ class BusKeeper:
         self._terminal = terminal
         self._declared_at = -1
         self._waits = ""
+        self._planned = False
+        self._disk = BusDisk(
+            ServerFiles(place.state_dir, place.run_dir), admin, terminal, self.restart
+        )
 
     @property
     def url(self) -> str:
@@ -53,6 +58,12 @@ class BusKeeper:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.keep_running())
             group.create_task(self.keep_declared())
+            group.create_task(self._disk.keep())
+
+    async def restart(self) -> None:
+        """End the server; `keep_running` starts it again at once."""
+        self._planned = True
+        await self.server.stop()
 
     async def declare(self) -> None:
         """Ensure streams, this node's consumers and its join record."""
@@ -82,19 +93,23 @@ class BusKeeper:
 
     async def keep_running(self) -> None:
         """Start the server again, on the same port, whenever it ends by itself."""
+        loop = asyncio.get_running_loop()
         deaths = 0
         while True:
+            started = loop.time()
             code = await self.server.wait()
-            deaths += 1
-            pause_s = rest_s(deaths)
-            self._terminal.say(
-                f"nats-server ended ({code}); it is started again in {pause_s:g} s", "WARNING"
-            )
-            await asyncio.sleep(pause_s)
+            deaths = 1 if loop.time() - started > STEADY_S else deaths + 1
+            if not self._planned:
+                pause_s = rest_s(deaths)
+                self._terminal.say(
+                    f"nats-server ended ({code}); it is started again in {pause_s:g} s", "WARNING"
+                )
+                await asyncio.sleep(pause_s)
+            self._planned = False
             try:
                 await self.server.start(binary(), self.server.port)
-            except BusError as error:
-                self._terminal.say(str(error), "ERROR")
+            except (BusError, OSError) as error:  # OSError: its files, on a full disk
+                self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
         """How many VMs this node has; None where nobody can say."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from virtbus.bus.joining import Nodes
-from virtbus.bus.ports import Bus, BusError, Endpoint, Handler, Request, ServiceInfo
+from virtbus.bus.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.departures import Departures
@@ -19,6 +19,7 @@ from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.spans import ClientSpans
+from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.vm_api import VmApi
 from virtbus.controller.edge.watching import Watches
 from virtbus.controller.settings import Settings
@@ -28,8 +29,12 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
-FILL_INTERVAL_S = 5.0
 WATCHERS_INTERVAL_S = 5.0
+READS = frozenset({"get", "list", "events", "status", "pull"})
+"""Verbs that store nothing on the bus; the others are told where it does not store.
+
+`image pull` and `image delete` ask nodes; a delete goes through the guard without need or harm.
+"""
 
 
 class Controller:
@@ -51,8 +56,9 @@ class Controller:
         facts = Facts(bus)
         self._watches = Watches(self._fleet, bus, self._instance)
         self._feeds = Feeds(bus, self._fleet, self._watches)
-        self._vms = VmApi(bus, self._fleet, self._watches, facts)
-        self._about = FleetApi(bus, self._fleet)
+        self._storage = Storage(bus)
+        self._vms = VmApi(bus, self._fleet, self._watches, facts, self._storage)
+        self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = NodeApi(bus, self._fleet)
         self._endings = Endings(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
@@ -75,7 +81,7 @@ class Controller:
             group.create_task(self._endings.finish_released(self._feeds.released))
             group.create_task(self._beat())
             group.create_task(self._duties.run())
-            group.create_task(self._watch_fill())
+            group.create_task(self._storage.run())
             group.create_task(self._spans.run())
             async with self._bus.serve(info, self._endpoints()):
                 await self._feeds.synced()
@@ -118,7 +124,7 @@ class Controller:
             Endpoint(
                 f"{resource}-{verb}",
                 subjects.api(resource, verb),
-                self._when_ready(handler),
+                self._when_ready(handler if verb in READS else self._storage.guarded(handler)),
                 limit=limit,
             )
             for (resource, verb), handler in handlers.items()
@@ -160,11 +166,3 @@ class Controller:
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
-
-    async def _watch_fill(self) -> None:
-        while True:
-            try:
-                self._vms.fill = await self._bus.fill("vm")
-            except BusError as error:
-                log.debug("fill unknown: %s", error)
-            await asyncio.sleep(FILL_INTERVAL_S)

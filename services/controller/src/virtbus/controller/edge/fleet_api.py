@@ -7,6 +7,7 @@ from typing import Any
 
 from virtbus.bus.ports import Bus, BusError, Request, StreamReport
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     BusStatus,
@@ -40,8 +41,9 @@ COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STAR
 class FleetApi:
     """The handlers that ask about nodes, or ask nodes."""
 
-    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, storage: Storage) -> None:
         self._bus = bus
+        self._storage = storage
         self._fleet = fleet
 
     async def networks(self, request: Request) -> NetworkPage:
@@ -185,7 +187,7 @@ class FleetApi:
             servers=min((stream.replicas for stream in report), default=0),
             servers_current=min((stream.current for stream in report), default=0),
             highly_available=all(stream.replicas >= 3 for stream in report) and bool(report),
-            alarms=(*self._fleet.alarms(), *_dead_letters(dead)),
+            alarms=(*self._storage.alarms(), *self._fleet.alarms(), *_dead_letters(dead)),
         )
 
 

@@ -14,6 +14,7 @@ from virtbus.controller.core.leaving import Places, leaving, loses
 from virtbus.controller.core.placement import no_node, place
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas.api import (
     VmCreated,
@@ -34,30 +35,28 @@ from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
-CREATES_UNTIL_FULL = 0.8
-"""Creates stop at this fill of the bucket, so that deletes still fit (design §3 rule 9)."""
-
 
 class VmApi:
     """The handlers of `vm.*`; each takes a Request and returns the answer's model."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts) -> None:
+    def __init__(
+        self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts, storage: Storage
+    ) -> None:
         self._bus = bus
         self._fleet = fleet
         self._watches = watches
         self._facts = facts
         self._commits = Commits(bus)
         self._sources = bus.sources
-        self.fill = 0.0
+        self._storage = storage
 
     # --- create ---------------------------------------------------------------------------
     async def create(self, request: Request) -> VmCreated:
         admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             known = self._fleet.vms.get(admitted.uid)
-            if known is None and self.fill >= CREATES_UNTIL_FULL:
-                message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
-                raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
+            if known is None:
+                self._storage.refuse_create()
             record, why = self._place(admitted, known.record if known else None)
             committed = await self._commits.create(record, admitted.secrets)
             self._apply(committed.held)

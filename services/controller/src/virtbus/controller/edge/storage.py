@@ -1,0 +1,146 @@
+"""Whether the bus still stores: what its keeper says of the disk, and what a write of ours shows.
+
+A NATS server whose disk is full does not refuse: it leaves writes without an answer, for ever,
+until it is started again with room (nats-server 2.15; reliability.md F16). So that a client is
+told at once and why, and not after its own time-out, every write goes through `guarded`.
+"""
+
+import asyncio
+import logging
+
+from virtbus.bus.ports import (
+    Bus,
+    BusError,
+    Handler,
+    OutcomeUnknownError,
+    Request,
+    UnavailableError,
+)
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.storage import BusStorage
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+CREATES_UNTIL_FULL = 0.8
+"""Creates stop at this fill of the bucket, so that deletes still fit (design §3 rule 9)."""
+LOOK_S = 5.0
+PROBE_S = 1.5
+"""How long a probe may take: a write that is stored takes milliseconds."""
+TOLD_S = 15.0
+"""For how long the keeper's word holds; it is renewed every few seconds."""
+
+
+class Storage:
+    """What is known of the bus's storage. `fill` is that of the bucket `vm`, 0.0-1.0."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.fill = 0.0
+        self._stalled = False
+        self._told = BusStorage()
+        self._told_s = float("-inf")
+
+    async def run(self) -> None:
+        """Keep the picture; never returns by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear())
+            while True:
+                try:
+                    self.fill = await self._bus.fill("vm")
+                except BusError as error:
+                    log.debug("fill unknown: %s", error)
+                if self._stalled:
+                    await self.stalls()
+                await asyncio.sleep(LOOK_S)
+
+    async def _hear(self) -> None:
+        async with self._bus.subscribe(subjects.bus_storage()) as messages:
+            async for message in messages:
+                try:
+                    told = validate(BusStorage, open_envelope(message.body).data)
+                except (VirtbusError, ValueError) as error:
+                    log.warning("unreadable word: %s", error, extra={"code": "bad_event"})
+                    continue
+                if self._told.stalled and not told.stalled:
+                    self._stalled = False  # the keeper has tried every stream
+                self._told, self._told_s = told, asyncio.get_running_loop().time()
+
+    # --- answers --------------------------------------------------------------------------
+    @property
+    def told(self) -> BusStorage:
+        """The keeper's last word, or an empty one where there is no keeper."""
+        fresh = asyncio.get_running_loop().time() - self._told_s < TOLD_S
+        return self._told if fresh else BusStorage()
+
+    @property
+    def message(self) -> str:
+        """What a person should know; empty when the bus stores."""
+        if self.told.message:
+            return self.told.message
+        return _NOT_STORED if self._stalled else ""
+
+    def alarms(self) -> tuple[str, ...]:
+        """What `virtbus status` shows of it."""
+        return (self.message,) if self.message else ()
+
+    def refuse_create(self) -> None:
+        """Raise 429 where a create could take the room that deletes need."""
+        if self.fill >= CREATES_UNTIL_FULL:
+            message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
+            raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
+        if self.told.low:
+            raise VirtbusError(Code.EXHAUSTED, "bus_full", self.told.message, after_ms=10_000)
+
+    def guarded(self, handler: Handler) -> Handler:
+        """The handler of a request that writes; 503 `bus_storage` where nothing is stored."""
+
+        async def handle(request: Request) -> object:
+            if self._stalled or self.told.stalled:
+                raise self._refusal()
+            try:
+                return await handler(request)
+            except (OutcomeUnknownError, UnavailableError):
+                if await self.stalls():
+                    raise self._refusal() from None
+                raise
+
+        return handle
+
+    async def stalls(self) -> bool:
+        """Ask the bus: True where it answers reads and does not store."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._bus.fill("vm")
+        except (BusError, TimeoutError):
+            return False  # the bus is away: another matter, and its own error
+        was = self._stalled
+        self._stalled = not await self._stores()
+        if self._stalled and not was:
+            log.error("the bus stores nothing", extra={"code": "bus_storage"})
+        elif was and not self._stalled:
+            log.info("the bus stores again", extra={"code": "bus_stores"})
+        return self._stalled
+
+    async def _stores(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._bus.purge(subjects.storage_probe("vm"), marker_ttl_s=1)
+        except (BusError, TimeoutError):
+            return False
+        return True
+
+    def _refusal(self) -> VirtbusError:
+        message = self.message or _NOT_STORED
+        return VirtbusError(
+            Code.UNAVAILABLE, "bus_storage", message, retry=Retry.SAME_ID, after_ms=10_000
+        )
+
+
+_NOT_STORED = (
+    "the bus answers but stores nothing: its server's disk is full or failing; free space there"
+    " (`virtbus up` then mends it; a server of your own: restart it), then repeat with the same id;"
+    " VMs run on"
+)

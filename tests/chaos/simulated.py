@@ -1,0 +1,83 @@
+"""A platform without QEMU (`up --simulate`), for faults in which a real guest adds nothing."""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.e2e import host
+from tests.e2e.platform import Platform, until
+
+from virtbus.bus.ports import BusError
+from virtbus.schemas.errors import VirtbusError
+
+MIB = 1024**2
+
+
+class Simulated(Platform):
+    """The controller, the bus and an agent on libvirt's test driver."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        super().__init__(environ)
+        self.words = ("up", "--simulate", "--port", "-1", "--data", str(self.base))
+
+    def wait_whole(self, within_s: float = 60) -> None:
+        """Return once the API answers and the agent is ready; nothing else runs here."""
+
+        def whole() -> bool:
+            try:
+                nodes = self.ask("node.list", timeout_s=2)["items"]
+            except (BusError, VirtbusError):
+                return False
+            return [node["state"] for node in nodes] == ["ready"] and nodes[0]["age_s"] < 10
+
+        until(whole, "the agent ready", within_s=within_s)
+
+    def own_disk(self, folder: Path, size_bytes: int) -> None:
+        """Give a folder of this platform a small file system of its own; unmounted at its end."""
+        folder.mkdir(parents=True, exist_ok=True)
+        host.run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "chaos", str(folder))
+        self.at_end.callback(host.run, "umount", "-l", str(folder))
+
+
+@contextmanager
+def simulated(platform: Platform | None = None) -> Iterator[Simulated]:
+    """A simulated platform, started, and wiped at the end."""
+    held = platform if isinstance(platform, Simulated) else Simulated()
+    try:
+        held.start()
+        held.wait_whole()
+        yield held
+        held.stop()
+    finally:
+        held.wipe()
+
+
+class Ballast:
+    """A file that takes what is free of a disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "ballast"
+
+    def fill(self) -> None:
+        """Take every byte that is free now."""
+        descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            for size in (MIB, 4096, 1):
+                self._until_full(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _until_full(descriptor: int, size_bytes: int) -> None:
+        try:
+            while True:
+                os.write(descriptor, bytes(size_bytes))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+    def free(self) -> None:
+        """Give it all back."""
+        self._path.unlink(missing_ok=True)
