@@ -154,6 +154,7 @@ def test_console_on_a_terminal_leaves_with_its_escape_and_the_guest_runs_on(
     platform: Platform,
 ) -> None:
     view = platform.create("con", wait="ready")
+    until(lambda: "GUEST-READY" in platform.console_log("con"), "its shell")
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         ["virtbus", "vm", "console", "con"],
