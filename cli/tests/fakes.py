@@ -21,9 +21,15 @@ from virtbus.schemas.vm import Condition, ImageVolume, VmSpec, VmView, Volume
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 VERBS = [
-    *(("vm", verb) for verb in ("create", "get", "list", "delete", "start", "stop", "events")),
+    *(
+        ("vm", verb)
+        for verb in ("create", "get", "list", "delete", "start", "stop", "move", "events")
+    ),
     ("vm", "watch"),
-    *(("node", verb) for verb in ("list", "get", "cordon", "uncordon")),
+    *(
+        ("node", verb)
+        for verb in ("list", "get", "cordon", "uncordon", "drain", "fence", "unfence")
+    ),
     ("image", "list"),
     ("image", "pull"),
     ("image", "delete"),

@@ -23,6 +23,9 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
         "get": ("virtbus.cli.nodes.wishes:get", "One host, what is wanted of it, and its VMs."),
         "cordon": ("virtbus.cli.nodes.wishes:cordon", "Let a host take no new VM."),
         "uncordon": ("virtbus.cli.nodes.wishes:uncordon", "Let it take VMs again."),
+        "drain": ("virtbus.cli.nodes.drain", "Empty a host: its VMs go to others."),
+        "fence": ("virtbus.cli.nodes.fence:fence", "Say that a silent host is off for sure."),
+        "unfence": ("virtbus.cli.nodes.fence:unfence", "Let a host that is back take part."),
     },
 )
 def command() -> None:

@@ -31,6 +31,7 @@ def get(invocation: Invocation, *, name: str) -> None:
     epilog=examples(
         """
         virtbus node cordon n1               no new VM comes to n1; those there run on
+        virtbus node drain n1                and the VMs there leave
         virtbus node uncordon n1             as before
         """
     )

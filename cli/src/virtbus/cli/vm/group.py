@@ -16,6 +16,7 @@ _HERE = "virtbus.cli.vm"
         "delete": (f"{_HERE}.delete", "Delete VMs and all they hold."),
         "start": (f"{_HERE}.start", "Start a stopped VM."),
         "stop": (f"{_HERE}.stop", "Stop a VM; it keeps its disk and its place."),
+        "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),
         "logs": (f"{_HERE}.logs", "Print what a VM wrote to its serial console."),
         "events": (f"{_HERE}.events", "What happened to a VM, step by step."),

@@ -1,0 +1,109 @@
+"""`virtbus node drain`: ask, then follow the VMs as they leave."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.cli import units
+from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.nodes.target import node_argument
+from virtbus.cli.nodes.wishes import show
+from virtbus.cli.progress import Steps
+
+_POLL_S = 0.5
+_STILL = 3
+"""Looks in a row without anything on its way: what is left then stays."""
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus node drain n1                          VMs that may leave go elsewhere
+        virtbus node drain n1 --discard-local-disks    also those whose disks are only there
+        virtbus node drain n1 --no-wait -o json
+        virtbus node uncordon n1                       end it; what has left does not come back
+        """
+    )
+)
+@node_argument
+@click.option(
+    "--discard-local-disks",
+    is_flag=True,
+    help="VMs without an eviction strategy leave too; what they wrote to their disks is lost.",
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all have left.")
+@click.option("--timeout", default=600.0, show_default=True, metavar="S", help="How long to wait.")
+@verb
+def command(
+    invocation: Invocation, *, name: str, discard_local_disks: bool, wait: bool, timeout: float
+) -> None:
+    """Let the host NAME take no new VM, and the VMs there leave it.
+
+    Each VM is stopped with its grace, and started on another host from its images: a running guest
+    is not migrated. A VM with writable disks stays, unless its spec says eviction_strategy None or
+    you say --discard-local-disks. What stays runs on, and is listed with its reason (exit code 1).
+    The controllers go on with it whether or not this command waits; repeat it to look again.
+    """
+    asked = {"node": name, "discard_local_disks": discard_local_disks}
+    detail: Mapping[str, Any] = invocation.call("node", "drain", asked)
+    if wait:
+        detail = _emptied(invocation, name, detail, timeout)
+    show(invocation, detail)
+    left = detail.get("vms") or []
+    if wait and left:
+        raise CliError(
+            Exit.REFUSED,
+            "vms_stay",
+            f"{len(left)} VM(s) stay on {name}",
+            hint=f"mend the reasons, or end the drain: virtbus node uncordon {name}",
+            details=[{"path": _name(vm), "message": vm.get("stays") or "stays"} for vm in left],
+        )
+
+
+def _emptied(
+    invocation: Invocation, name: str, detail: Mapping[str, Any], timeout_s: float
+) -> Mapping[str, Any]:
+    """The node once nothing more leaves it."""
+    steps = Steps(shown=invocation.for_eyes)
+    seen: dict[str, Mapping[str, Any]] = {}
+    told: set[str] = set()
+    still, until_s = 0, time.monotonic() + timeout_s
+    try:
+        while True:
+            there = {str(vm["uid"]): vm for vm in detail.get("vms") or ()}
+            for uid in seen.keys() - there.keys():
+                steps.step("left", f"{_name(seen.pop(uid))} {_whereto(invocation, uid)}")
+            for uid, vm in there.items():
+                if vm.get("leaving") and uid not in told:
+                    told.add(uid)
+                    steps.step("leaves", _name(vm))
+            seen |= there
+            going = [vm for vm in there.values() if vm.get("leaving") or not vm.get("stays")]
+            still = 0 if going else still + 1
+            if not there or still >= _STILL:
+                return detail
+            if time.monotonic() > until_s:
+                raise unknown(
+                    f"{len(going)} VM(s) still leave {name} after {units.duration(timeout_s)}",
+                    f"it goes on by itself: `virtbus node get {name}`",
+                )
+            steps.status(f"{len(there)} VM(s) on {name}, {len(going)} on their way")
+            time.sleep(_POLL_S)
+            detail = invocation.call("node", "get", {"node": name})
+    finally:
+        steps.close()
+
+
+def _whereto(invocation: Invocation, uid: str) -> str:
+    try:
+        return f"is on {invocation.call('vm', 'get', {'uid': uid}).get('node')}"
+    except CliError as error:
+        return "is deleted" if error.exit_code is Exit.NOT_FOUND else "has left"
+
+
+def _name(vm: Mapping[str, Any]) -> str:
+    return f"{vm.get('namespace')}/{vm.get('name')}"

@@ -1,0 +1,90 @@
+"""`virtbus vm move`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from virtbus.cli import known, units
+from virtbus.cli.failures import CliError, Exit, unknown
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.progress import Steps
+from virtbus.cli.vm import view as views
+from virtbus.cli.vm.target import name_argument, namespace_option, ref
+from virtbus.cli.vm.waiting import Waiting
+
+_SETTLED = frozenset({"Running", "Stopped", "Succeeded"})
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm move web                          to the best other host
+        virtbus vm move web --to n2 --discard-local-disks
+        """
+    )
+)
+@name_argument
+@click.option(
+    "--to", metavar="NODE", shell_complete=known.nodes, help="The host.  [default: the best one]"
+)
+@click.option(
+    "--discard-local-disks",
+    is_flag=True,
+    help="Give up what the VM wrote to its disks; they are on its host only.",
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is there.")
+@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@namespace_option
+@verb
+def command(  # noqa: PLR0913  one parameter for each option
+    invocation: Invocation,
+    *,
+    name: str,
+    to: str | None,
+    discard_local_disks: bool,
+    wait: bool,
+    timeout: float,
+    namespace: str,
+) -> None:
+    """Stop the VM NAME, and start it on another host from its images.
+
+    The guest is not migrated while it runs. A VM that was stopped is stopped there, too.
+    """
+    asked: dict[str, Any] = ref(name, namespace) | {"discard_local_disks": discard_local_disks}
+    view: Mapping[str, Any] = invocation.call("vm", "move", asked | ({"to": to} if to else {}))
+    if wait and any(one.get("type") == "Leaving" for one in view.get("conditions") or ()):
+        view = _arrived(invocation, view, timeout)
+    invocation.show(view, lambda: views.table([view]))
+
+
+def _arrived(
+    invocation: Invocation, view: Mapping[str, Any], timeout_s: float
+) -> Mapping[str, Any]:
+    """The VM once it has settled in its next assignment."""
+    name, epoch = view.get("name"), int(view.get("epoch") or 0)
+    steps = Steps(shown=invocation.for_eyes)
+    waiting = Waiting(invocation.session, str(view.get("uid")), steps)
+
+    def verdict(seen: Mapping[str, Any] | None) -> bool:
+        if seen is None:
+            raise CliError(Exit.NOT_FOUND, "deleted", f"{name} was deleted meanwhile")
+        if int(seen.get("epoch") or 0) <= epoch:
+            return False
+        if views.state(seen) == "Failed":
+            why = seen.get("message") or seen.get("reason") or "no reason is known"
+            hint = f"`virtbus vm events {name}` shows each step"
+            raise CliError(Exit.REFUSED, "failed", f"{name} is Failed: {why}", hint=hint)
+        return views.state(seen) in _SETTLED
+
+    try:
+        waiting.listen()
+        if waiting.until(verdict, timeout_s):
+            return waiting.view or view
+    finally:
+        steps.close()
+    raise unknown(
+        f"{name} has not arrived after {units.duration(timeout_s)}",
+        f"it goes on by itself: `virtbus vm get {name}`",
+    )

@@ -1,0 +1,93 @@
+"""Drain, fence and move as a person types them, against scripted services."""
+
+from typing import Any
+
+import pytest
+from cli.tests.fakes import UID, Cli, Script, vm_view
+
+from virtbus.bus.ports import Request
+from virtbus.schemas.api import NodeDetail, NodeVm, WatchReply
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import Condition
+
+pytestmark = pytest.mark.integration
+
+
+def detail(*vms: NodeVm, **wish: Any) -> NodeDetail:
+    node = NodeView(
+        node="n1",
+        hostname="n1",
+        instance="i",
+        state=NodeState.READY,
+        cpus=4,
+        memory_bytes=8 << 30,
+        wish=NodeWish(node="n1", cordoned=True, **wish),
+    )
+    return NodeDetail(node=node, vms=vms)
+
+
+def vm(**more: Any) -> NodeVm:
+    return NodeVm(uid=UID, namespace="default", name="web", state=VmState.RUNNING, **more)
+
+
+async def test_drain_tells_who_leaves_and_where_it_went(script: Script, cli: Cli) -> None:
+    looks = [detail(vm(leaving=True)), detail()]
+
+    async def get(_: Request) -> NodeDetail:
+        return looks.pop(0)
+
+    script.answer("node", "drain", detail(vm(), draining=Drain(since_ns=1)))
+    script.handlers["node", "get"] = get
+    script.answer("vm", "get", vm_view(node="n2"))
+    ended = await cli("node", "drain", "n1", "--discard-local-disks")
+    assert ended.code == 0, ended.err
+    assert "leaves              default/web" in ended.err
+    assert "default/web is on n2" in ended.err
+    assert script.data("node.drain") == [{"node": "n1", "discard_local_disks": True}]
+
+
+async def test_drain_lists_what_stays_and_exits_1(script: Script, cli: Cli) -> None:
+    stays = detail(vm(stays="its disks are on this node (root)"), draining=Drain(since_ns=1))
+    script.answer("node", "drain", stays)
+    script.answer("node", "get", stays)
+    ended = await cli("node", "drain", "n1")
+    assert ended.code == 1
+    assert "default/web: its disks are on this node (root)" in ended.err
+    assert "virtbus node uncordon n1" in ended.err
+    quick = await cli("node", "drain", "n1", "--no-wait", "-o", "json")
+    assert quick.code == 0
+    assert quick.json["vms"][0]["stays"] == "its disks are on this node (root)"
+
+
+async def test_drain_that_takes_too_long_is_unknown_and_goes_on(script: Script, cli: Cli) -> None:
+    going = detail(vm(leaving=True), draining=Drain(since_ns=1))
+    script.answer("node", "drain", going)
+    script.answer("node", "get", going)
+    ended = await cli("node", "drain", "n1", "--timeout", "0.1")
+    assert ended.code == 4
+    assert "it goes on by itself" in ended.err
+
+
+async def test_fence_needs_a_word_and_shows_who_waits(script: Script, cli: Cli) -> None:
+    proof = Fence(by="operator", why="powered off", time_ns=1)
+    script.answer("node", "fence", detail(vm(stays="its disks are on this node"), fenced=proof))
+    assert (await cli("node", "fence", "n1")).code == 2
+    ended = await cli("node", "fence", "n1", "--confirm", "powered off")
+    assert ended.code == 0, ended.err
+    assert "ready,fenced,cordoned" in ended.out
+    assert "its disks are on this node" in ended.out
+    script.answer("node", "unfence", VirtbusError(Code.CONFLICT, "node_silent", "no answer"))
+    assert (await cli("node", "unfence", "n1")).code == 1
+
+
+async def test_move_waits_until_the_vm_runs_there(script: Script, cli: Cli) -> None:
+    leaving = Condition(type="Leaving", status=True)
+    script.answer("vm", "move", vm_view(conditions=(leaving,)))
+    there = vm_view(node="n2", epoch=2)
+    await script.see(WatchReply(items=(there,)), WatchReply(synced=True))
+    ended = await cli("vm", "move", "web", "--to", "n2")
+    assert ended.code == 0, ended.err
+    assert " n2 " in ended.out
+    assert script.data("vm.move")[0]["to"] == "n2"
