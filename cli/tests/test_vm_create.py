@@ -248,23 +248,49 @@ class _Relay:
         self._server.close()
 
 
-async def test_create_that_no_node_can_take_is_shown_at_once_with_every_reason(
+async def test_create_that_no_node_could_hold_is_refused_at_once_with_every_reason(
     script: Script, cli: Cli
 ) -> None:
     error = VirtbusError(
-        Code.EXHAUSTED,
+        Code.UNSUPPORTED,
         "no_capacity",
-        "none of 1 node(s) can take this VM",
-        after_ms=5000,
+        "none of 1 node(s) could hold this VM",
         details=(Detail(path="node/n1", message="has no network named nonet"),),
     )
     script.answer("vm", "create", error)
     ended = await cli(*CREATE)
-    assert ended.code == 5
+    assert ended.code == 1
     assert ended.err == (
-        "error: none of 1 node(s) can take this VM\n  node/n1: has no network named nonet\n"
+        "error: none of 1 node(s) could hold this VM\n  node/n1: has no network named nonet\n"
     )
     assert len(script.data("vm.create")) == 1
+
+
+WHY = "no node can take it now: n1 is draining"
+WAITS = vm_view(state=VmState.PENDING, node="_", reason="unplaced", message=WHY)
+
+
+async def test_create_that_waits_for_a_node_is_accepted_and_says_why(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("vm", "create", VmCreated(vm=WAITS, created=True))
+    ended = await cli(*CREATE)
+    assert ended.code == 0
+    assert "Pending" in ended.out
+    assert f"it is Pending: {WHY}\n" in ended.err
+
+
+async def test_wait_shows_why_a_vm_has_no_node_once(script: Script, cli: Cli) -> None:
+    script.answer("vm", "create", VmCreated(vm=WAITS, created=True))
+    await script.see(
+        WatchReply(items=(WAITS,), renew="virtbus.api.v1.vm.renew.1"),
+        WatchReply(synced=True),
+        WatchReply(change=WAITS),
+        WatchReply(change=vm_view()),
+    )
+    ended = await cli(*CREATE, "--wait", "running")
+    assert ended.code == 0, ended.err
+    assert ended.err.count(WHY) == 1
 
 
 async def test_refusal_that_lasts_until_the_end_is_shown_and_not_taken_for_absence(

@@ -74,7 +74,7 @@ def test_the_purge_of_what_is_unknown_is_no_vm_that_went(key: str) -> None:
 
 
 def test_a_purge_ends_a_vm_and_frees_its_name() -> None:
-    fleet, one = Fleet(), record()
+    fleet, one = Fleet(), record(deleting=True)
     put(fleet, one, 5)
     assert fleet.purge_vm(subjects.vm_record("n1", one.uid), 6) == one.uid
     assert (fleet.vms, fleet.names, fleet.gone) == ({}, {}, {one.uid: 6})
@@ -82,7 +82,7 @@ def test_a_purge_ends_a_vm_and_frees_its_name() -> None:
 
 def test_a_purge_keeps_a_name_that_another_vm_took() -> None:
     fleet = Fleet()
-    put(fleet, record(1), 5)
+    put(fleet, record(1, deleting=True), 5)
     put(fleet, record(2), 6)
     fleet.purge_vm(subjects.vm_record("n1", uid(1)), 7)
     assert fleet.names == {("default", "web"): uid(2)}
@@ -93,13 +93,24 @@ def test_a_move_is_no_delete() -> None:
     fleet = Fleet()
     put(fleet, record(), 5)
     moved = record(node="n2", epoch=2)
-    fleet.purge_vm(subjects.vm_record("n1", uid(1)), 6)
+    assert fleet.purge_vm(subjects.vm_record("n1", uid(1)), 6) is None
+    assert uid(1) in fleet.vms, "nobody is told that it went"
     assert put(fleet, moved, 7) == uid(1)
+    assert fleet.drop_moved(uid(1), 6) is None
     assert (fleet.vms[uid(1)].record, fleet.gone) == (moved, {})
     # The old node's marker comes once more with a list: it is older, and of another node.
     assert fleet.purge_vm(subjects.vm_record("n1", uid(1)), 6) is None
     assert fleet.purge_vm(subjects.vm_record("n1", uid(1)), 8) is None
     assert uid(1) in fleet.vms
+
+
+def test_a_purge_without_a_delete_that_is_no_move_ends_the_vm_after_a_while() -> None:
+    fleet = Fleet()
+    put(fleet, record(), 5)
+    fleet.purge_vm(subjects.vm_record("n1", uid(1)), 6)
+    assert fleet.drop_moved(uid(1), 5) is None
+    assert fleet.drop_moved(uid(1), 6) == uid(1)
+    assert (fleet.vms, fleet.gone) == ({}, {uid(1): 6})
 
 
 def test_our_own_write_is_not_undone_by_an_older_marker() -> None:

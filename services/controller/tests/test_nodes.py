@@ -220,6 +220,7 @@ async def test_a_node_that_left_is_no_silent_one_and_ends_with_its_record(made: 
         await asyncio.sleep(2)
         assert (await states(made))[left] == "left", "it holds a VM"
         await made.host.purge(f"$KV.vm.{left}.{uid(1)}")
+        await asyncio.sleep(3)
         await made.host.purge(f"$KV.node.{left}")
         await asyncio.sleep(2)
         assert left not in await states(made)

@@ -13,9 +13,10 @@ from virtbus.controller.core.placement import (
     QEMU_OVERHEAD_BYTES,
     Candidate,
     disk_of,
+    impossible,
     kind_of,
-    no_node,
     place,
+    why_unplaced,
 )
 from virtbus.schemas.errors import Code
 from virtbus.schemas.node import NodeState, ServiceState
@@ -163,19 +164,61 @@ def test_the_order_of_the_nodes_does_not_matter() -> None:
 
 
 def test_no_node_at_all_says_how_to_start_one() -> None:
-    error = no_node({})
-    assert (error.code, error.reason) == (Code.EXHAUSTED, "no_node")
-    assert "virtbus up" in str(error)
-    assert error.body.after_ms
+    assert "virtbus up" in why_unplaced({})
+    assert impossible(spec(), []) is None, "one may join"
 
 
-def test_no_fitting_node_says_why_of_each_by_name() -> None:
-    error = no_node({"n2": "is draining", "n1": "does not answer"})
-    assert (error.code, error.reason) == (Code.EXHAUSTED, "no_capacity")
-    assert [(d.path, d.message) for d in error.body.details] == [
-        ("node/n1", "does not answer"),
-        ("node/n2", "is draining"),
-    ]
+def test_why_a_vm_waits_names_each_node_and_stays_short() -> None:
+    why = why_unplaced({"n2": "is draining", "n1": "does not answer"})
+    assert why == "no node can take it now: n1 does not answer; n2 is draining"
+    many = why_unplaced({f"n{number:03}": "is draining" for number in range(200)})
+    assert many.endswith("; and 192 more")
+
+
+BIG = spec(domain={"memory": {"guest": 64 * GIB}})
+NEVER: list[tuple[Candidate, VmSpec, bool]] = [
+    (candidate(), BIG, True),
+    (candidate(), spec(domain={"cpu": {"cores": 65}}), True),
+    (candidate(max_vcpus=4), spec(domain={"cpu": {"cores": 5}}), True),
+    (candidate(labels={"zone": "b"}), spec(node_selector={"zone": "a"}), True),
+    (candidate(), spec(domain={"accelerator": "kvm"}), True),
+    (candidate(), spec(networks=[{"name": "x", "network": "blue"}]), True),
+    (
+        candidate(services={"netd": ServiceState(message="does not answer")}),
+        spec(networks=[{"name": "x", "network": "blue"}]),
+        False,
+    ),
+    (candidate(silent=True), spec(), False),
+    (candidate(state=NodeState.RECOVERING), spec(), False),
+    (candidate(state=NodeState.DRAINING), spec(), False),
+    (candidate(vcpus=64), spec(), False),
+    (candidate(promised=16 * GIB), spec(), False),
+    (candidate(disk_free_bytes=1, disk_reserve_bytes=GIB), spec(), False),
+]
+
+
+@pytest.mark.parametrize(("there", "wanted", "ever"), NEVER, ids=lambda one: str(one)[-40:])
+def test_what_passes_is_waited_for_and_what_never_will_is_refused(
+    there: Candidate, wanted: VmSpec, ever: bool
+) -> None:
+    refusal = impossible(wanted, [there])
+    assert (refusal is not None) is ever
+    assert place(wanted, [there]).nodes == ()
+    if refusal is not None:
+        assert (refusal.code, refusal.reason) == (Code.UNSUPPORTED, "no_capacity")
+        assert refusal.body.retry == "never"
+        assert [detail.path for detail in refusal.body.details] == ["node/n1"]
+
+
+def test_one_node_that_could_hold_it_when_empty_is_enough_to_wait_for() -> None:
+    large = candidate("n2", memory_bytes=128 * GIB, promised=127 * GIB)
+    assert impossible(BIG, [candidate(), large]) is None
+
+
+def test_a_stopped_vm_needs_no_memory_now_but_a_node_that_could_run_it() -> None:
+    full = candidate(promised=16 * GIB, vcpus=64)
+    assert place(spec(), [full], powered=False).nodes == ("n1",)
+    assert place(BIG, [full], powered=False).nodes == ()
 
 
 def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:

@@ -81,21 +81,6 @@ async def test_the_same_vm_under_another_uid_is_told_unchanged_with_its_uid(made
     assert uid(1) in str(error)
 
 
-@played(nodes=0)
-async def test_without_nodes_nothing_is_created(made: World) -> None:
-    error = await refused(made.ask("create", name="web", image="tiny"))
-    assert (error.code, error.reason) == (429, "no_node")
-    assert made.server.shelf("$KV.vm.x").revision == 0
-
-
-@played()
-async def test_a_node_that_fits_not_is_told_with_its_reason(made: World) -> None:
-    await made.hear(node("n1", state=NodeState.DRAINING))
-    await settle()
-    error = await refused(made.ask("create", name="web", image="tiny"))
-    assert [(d.path, d.message) for d in error.body.details] == [("node/n1", "is draining")]
-
-
 @played()
 async def test_a_repeat_succeeds_where_no_node_has_room_any_more(made: World) -> None:
     request = {"name": "web", "image": "tiny", "uid": uid(1)}

@@ -247,6 +247,8 @@ class VmRecord(Fact):
     """The node ends the guest and lets all of it go; then a controller moves the record."""
     leaving_to: str | None = None
     """The node that it was asked to go to; None: wherever placement says."""
+    lease: int = 0
+    """The revision of the lease under which a singleton last moved it; 0: none did."""
     traceparent: str | None = None
     sec_digest: str | None = None
 

@@ -87,6 +87,9 @@ def command(
 
     Returns when the VM is accepted (stored durably), or with --wait when it runs. While waiting,
     each step is shown with its time. Interrupting the wait does not undo the VM.
+
+    When no node has room for it now, the VM is Pending, and is placed once one has; what no node
+    could hold even if it were empty is refused.
     """
     wanted = _wanted(name, flags)
     create = _Create(invocation, wanted, goal, timeout)
@@ -94,6 +97,8 @@ def command(
     if not created:
         invocation.note(f"{view.get('name')} was there already, unchanged")
     invocation.show(view, lambda: views.table([view]))
+    if not goal and views.node(view) == "-":
+        invocation.note(f"it is Pending: {view.get('message')}")
     if not goal:
         invocation.note(f"accepted; follow it with: virtbus vm events {view.get('name')} --follow")
 

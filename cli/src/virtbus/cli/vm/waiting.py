@@ -27,6 +27,7 @@ class Waiting(Sees):
     def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:
         self._label = f"{label}  " if label else ""
         self._grace_s = 0
+        self._why = ""
         self._session = session
         self._uid = uid
         self._steps = steps
@@ -79,6 +80,14 @@ class Waiting(Sees):
         # a change names the VM as surely as the list does
         self.synced_once = True
         self._steps.status(f"{self._label}{_status(view)}")
+        self._pending(view)
+
+    def _pending(self, view: Mapping[str, Any]) -> None:
+        """Say once for each reason why it waits for a node."""
+        why = str(view.get("message") or "") if views.node(view) == "-" else ""
+        if why and why != self._why:
+            self._steps.step(f"{self._label}{'vm.pending':<18}", why)
+        self._why = why
 
     def gone(self, uid: str) -> None:
         if uid == self._uid:

@@ -17,6 +17,7 @@ from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
+from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
@@ -65,7 +66,12 @@ class Controller:
         self._leases = Leases(bus, self._instance)
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
         self._departures = Departures(bus, self._fleet, self._watches, facts)
-        self._duties = Duties(self._leases, [self._sweep, self._pulse.tell, self._depart])
+        self._placing = Placing(bus, self._fleet, self._watches, facts)
+        self._pulse.listeners.append(self._placing.wake)
+        self._feeds.listeners.append(self._placing.wake)
+        self._duties = Duties(
+            self._leases, [self._sweep, self._pulse.tell, self._depart, self._place]
+        )
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -166,3 +172,7 @@ class Controller:
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
+
+    async def _place(self, tenure: Tenure) -> None:
+        await self._feeds.synced()
+        await self._placing.run(tenure)

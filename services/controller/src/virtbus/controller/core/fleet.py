@@ -18,7 +18,14 @@ from virtbus.controller.core.nodes import (
     state_of,
     unheard,
 )
-from virtbus.controller.core.placement import Candidate, kind_of
+from virtbus.controller.core.placement import (
+    Candidate,
+    Demand,
+    demand_of,
+    kind_of,
+    place,
+    why_unplaced,
+)
 from virtbus.controller.core.promises import NOTHING, Promises
 from virtbus.controller.core.view import view
 from virtbus.schemas import subjects
@@ -31,6 +38,8 @@ from virtbus.schemas.wire import decode, validate
 
 PROOF_FRESH_S = 5.0
 """A lease is renewed each 4 s: without a proof for longer the bus may be away, not the nodes."""
+TOLD_FRESH_S = 1.0
+TOLD_KEPT = 1000
 SUSPECT, DOWN = NodeState.SUSPECT, NodeState.DOWN
 
 
@@ -86,6 +95,11 @@ class Fleet:
     """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, Claimed] = field(default_factory=dict)
+    unplaced: dict[str, None] = field(default_factory=dict)
+    """Uids of VMs that wait for a node."""
+    moving: dict[str, int] = field(default_factory=dict)
+    """Uids whose record was purged without a delete, and at which revision: the other half of a
+    move is on its way."""
     gone: dict[str, int] = field(default_factory=dict)
     forgotten_revision: int = 0
     """What was deleted up to here may be missing in `gone`."""
@@ -97,6 +111,7 @@ class Fleet:
     """When the bus was last seen to take a write: silence counts only until then."""
     braked: bool = False
     """Too many nodes are silent together: nothing is done about them."""
+    _told: dict[tuple[Demand, bool], tuple[float, str]] = field(default_factory=dict)
 
     # --- what the watches bring ---------------------------------------------------------------
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
@@ -125,6 +140,11 @@ class Fleet:
         if known is not None:
             self.promises.take_back(known.record)
         self.promises.add(record)
+        self.moving.pop(record.uid, None)
+        if record.node == UNPLACED:
+            self.unplaced[record.uid] = None
+        else:
+            self.unplaced.pop(record.uid, None)
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
@@ -144,7 +164,14 @@ class Fleet:
         held = self.vms.get(uid)
         if held is not None and (held.revision > revision or held.record.node != tokens[2]):
             return None  # the purge half of a move
+        if held is not None and not held.record.deleting:
+            self.moving[uid] = revision  # of a move that is still to come
+            return None
         return self.drop_vm(uid, revision)
+
+    def drop_moved(self, uid: str, revision: int) -> str | None:
+        """Forget a VM whose record was purged at `revision` and never came back."""
+        return self.drop_vm(uid, revision) if self.moving.get(uid) == revision else None
 
     def drop_vm(self, uid: str, revision: int) -> str | None:
         """Forget a VM; its uid if it was known."""
@@ -153,6 +180,8 @@ class Fleet:
         if len(self.gone) > self.GONE_KEPT:
             self.forgotten_revision = self.gone.pop(next(iter(self.gone)))
         self.leaving.discard(uid)
+        self.moving.pop(uid, None)
+        self.unplaced.pop(uid, None)
         held = self.vms.pop(uid, None)
         if held is None:
             return None
@@ -267,7 +296,28 @@ class Fleet:
         status = self.status_of(held.record)
         node = self.node_state(held.record.node, now_s)
         fence = self.wish_of(held.record.node).fenced if held.record.node in self.wishes else None
-        return view(held.record, held.revision, status[0] if status else None, node, fence)
+        seen = status[0] if status else None
+        return view(
+            held.record, held.revision, seen, node, fence, self._unplaced(held.record, now_s)
+        )
+
+    def _unplaced(self, record: VmRecord, now_s: float) -> str:
+        """Why it waits for a node; empty where it has one. Alike VMs are judged once a second."""
+        if record.node != UNPLACED:
+            return ""
+        demand = (demand_of(record.spec), record.powered)
+        told = self._told.get(demand)
+        if told is None or now_s - told[0] > TOLD_FRESH_S:
+            if len(self._told) > TOLD_KEPT:
+                self._told.clear()
+            refused = place(record.spec, self.candidates(now_s), powered=record.powered).refused
+            refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
+            told = self._told[demand] = (now_s, why_unplaced(refused))
+        return told[1]
+
+    def unheard_nodes(self) -> list[str]:
+        """Nodes that hold VMs and were not heard by this controller: what they have is unknown."""
+        return [node for node in self.known_nodes() if node not in self.nodes]
 
     def sorted_uids(self, namespace: str | None, labels: dict[str, str]) -> list[str]:
         """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""
@@ -279,22 +329,21 @@ class Fleet:
 
     def candidates(self, now_s: float) -> list[Candidate]:
         """The nodes with what is promised on them, for placement."""
-        found = []
-        for node, seen in self.nodes.items():
-            load = self.promises.on.get(node, NOTHING)
-            found.append(
-                Candidate(
-                    seen.record,
-                    load.vms,
-                    load.vcpus,
-                    load.memory_bytes,
-                    self.silent(node, now_s),
-                    seen.kind,
-                    self.wish_of(node).closed if node in self.wishes else "",
-                    max(0, load.vms - seen.vms),
-                )
-            )
-        return found
+        return [self.candidate(node, now_s) for node in self.nodes]
+
+    def candidate(self, node: str, now_s: float) -> Candidate:
+        """One node that was heard, with what is promised on it."""
+        seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
+        return Candidate(
+            seen.record,
+            load.vms,
+            load.vcpus,
+            load.memory_bytes,
+            self.silent(node, now_s),
+            seen.kind,
+            self.wish_of(node).closed if node in self.wishes else "",
+            max(0, load.vms - seen.vms),
+        )
 
     def node_views(self, now_s: float) -> Iterator[NodeView]:
         """The nodes as the API shows them."""

@@ -4,7 +4,7 @@ A create looks at every node, so nodes of one kind (same labels, networks, image
 judged once, and only what each has left is looked at: a quarter of the time with 200 nodes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ QEMU_OVERHEAD_BYTES = 48 * 1024**2
 OVERLAY_BYTES = 64 * 1024**2
 """Of a disk's size this much counts: overlays are thin, and a small guest's first boot writes
 less. Disks are shared like CPUs; what older ones grew to shows in the node's free bytes."""
+
+NODES_TOLD = 8
+"""Of a large fleet so many reasons are in a VM's message; `virtbus node list` shows the rest."""
 
 
 class Candidate(NamedTuple):
@@ -49,6 +52,29 @@ class Placement:
 
     nodes: tuple[str, ...]
     refused: Mapping[str, str]
+
+
+class Demand(NamedTuple):
+    """What of a spec decides which nodes can take it: alike VMs have the same."""
+
+    vcpus: int
+    memory_bytes: int
+    disk_bytes: int
+    accelerator: str
+    networks: frozenset[str]
+    labels: frozenset[tuple[str, str]]
+
+
+def demand_of(spec: VmSpec) -> Demand:
+    """The demand of a VM."""
+    return Demand(
+        spec.domain.cpu.vcpus,
+        memory_of(spec),
+        disk_of(spec),
+        spec.domain.accelerator,
+        frozenset(network.network for network in spec.networks),
+        frozenset(spec.node_selector.items()),
+    )
 
 
 def memory_of(spec: VmSpec) -> int:
@@ -198,11 +224,30 @@ def _judge(spec: VmSpec, node: Candidate) -> _Verdict:
     return _Verdict(refused, score)
 
 
-def _full(spec: VmSpec, node: Candidate) -> str | None:
-    return _vcpus(spec, node) or _memory(spec, node) or _disk(spec, node)
+def room(spec: VmSpec, node: Candidate, *, powered: bool = True, disk: bool = True) -> str | None:
+    """Why the VM does not fit beside what is promised on the node.
+
+    One that is not to run now takes no CPU or memory of it; one that is there (`disk` False) has
+    its disks.
+    """
+    there = node if powered else _emptied(node)
+    return _vcpus(spec, there) or _memory(spec, there) or (_disk(spec, node) if disk else None)
 
 
-def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
+def _emptied(node: Candidate) -> Candidate:
+    return node._replace(vms=0, vcpus=0, memory_bytes=0, fresh_vms=0)
+
+
+def never(spec: VmSpec, node: Candidate) -> str | None:
+    """Why the node could not hold the VM even if it were empty and all of it ready."""
+    netd = node.record.services.get("netd")
+    checks: tuple[Filter, ...] = (_labels, _accelerator, _vcpus, _memory)
+    if netd is None or netd.state is NodeState.READY:  # else its networks are not known
+        checks = (*checks, _networks)
+    return next((why for check in checks if (why := check(spec, _emptied(node)))), None)
+
+
+def place(spec: VmSpec, nodes: Sequence[Candidate], *, powered: bool = True) -> Placement:
     """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
     refused: dict[str, str] = {}
     fit: list[tuple[float, int, str]] = []
@@ -213,7 +258,7 @@ def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
         if verdict is None:
             verdict = verdicts[node.kind or name] = _judge(spec, node)
         closed = _open(spec, node) or _alive(spec, node)
-        reason = closed or verdict.refused or _full(spec, node)
+        reason = closed or verdict.refused or room(spec, node, powered=powered)
         if reason is None:
             fit.append((-verdict.score - SPREAD * _spread(spec, node), node.vms, name))
         else:
@@ -221,19 +266,36 @@ def place(spec: VmSpec, nodes: list[Candidate]) -> Placement:
     return Placement(tuple(name for _, _, name in sorted(fit)), refused)
 
 
-def no_node(refused: Mapping[str, str]) -> VirtbusError:
-    """429 with the reason for each node; nothing was created."""
+def why_unplaced(refused: Mapping[str, str]) -> str:
+    """In one sentence, why a VM waits for a node."""
     if not refused:
-        return VirtbusError(
-            Code.EXHAUSTED,
-            "no_node",
-            "no node has joined; start one with `virtbus up`, see them with `virtbus node list`",
-            after_ms=5000,
-        )
+        return "no node has joined; start one with `virtbus up`"
+    told = [f"{node} {why}" for node, why in sorted(refused.items())]
+    more = f"; and {len(told) - NODES_TOLD} more" if len(told) > NODES_TOLD else ""
+    return f"no node can take it now: {'; '.join(told[:NODES_TOLD])}{more}"
+
+
+def impossible(spec: VmSpec, nodes: Sequence[Candidate]) -> VirtbusError | None:
+    """422 with each node's reason where none of them could ever hold the VM; None if one could."""
+    refused = {node.record.node: why for node in nodes if (why := never(spec, node))}
+    if not refused or len(refused) < len(nodes):
+        return None
     return VirtbusError(
-        Code.EXHAUSTED,
+        Code.UNSUPPORTED,
         "no_capacity",
-        f"none of {len(refused)} node(s) can take this VM; ask for less, remove VMs, or add a node",
-        after_ms=5000,
+        f"none of {len(refused)} node(s) could hold this VM, not even an empty one; ask for less, "
+        "or add a node",
         details=tuple(Detail(path=f"node/{n}", message=why) for n, why in sorted(refused.items())),
     )
+
+
+def never_room(node: str, why: str) -> VirtbusError:
+    """422: the VM's own node is too small for what it shall become."""
+    message = f"{node} {why}, even if it were empty; ask for less"
+    return VirtbusError(Code.UNSUPPORTED, "no_capacity", message)
+
+
+def no_room(node: str, why: str) -> VirtbusError:
+    """429: the VM's own node has no room for it now."""
+    message = f"{node} {why}; stop or delete VMs there, or move this one, then repeat"
+    return VirtbusError(Code.EXHAUSTED, "no_room", message, after_ms=5000)

@@ -9,6 +9,11 @@ from virtbus.controller.core.placement import memory_of
 from virtbus.schemas.vm import VmRecord
 
 
+def takes_room(record: VmRecord) -> bool:
+    """A stopped VM promises nothing but its disks; its start asks for room anew (ADR 0012)."""
+    return record.powered
+
+
 @dataclass(slots=True)
 class Load:
     """The sum over a node's VMs; memory with QEMU's overhead."""
@@ -31,14 +36,16 @@ class Promises:
         """A record is on its node now."""
         load = self.on.setdefault(record.node, Load())
         load.vms += 1
-        load.vcpus += record.spec.domain.cpu.vcpus
-        load.memory_bytes += memory_of(record.spec)
+        if takes_room(record):
+            load.vcpus += record.spec.domain.cpu.vcpus
+            load.memory_bytes += memory_of(record.spec)
 
     def take_back(self, record: VmRecord) -> None:
         """The same record, which was added, is no more or changes."""
         load = self.on[record.node]
         load.vms -= 1
-        load.vcpus -= record.spec.domain.cpu.vcpus
-        load.memory_bytes -= memory_of(record.spec)
+        if takes_room(record):
+            load.vcpus -= record.spec.domain.cpu.vcpus
+            load.memory_bytes -= memory_of(record.spec)
         if not load.vms:
             del self.on[record.node]

@@ -2,6 +2,7 @@
 
 from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import Fence, NodeState
 from virtbus.schemas.states import VmEvent, VmState, advance
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
@@ -9,7 +10,9 @@ from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
     """The state to show. A delete wins; a silent node makes what it said unknown (I9)."""
-    if status is None or status.epoch < record.epoch:
+    if record.node == UNPLACED:
+        state = VmState.PENDING
+    elif status is None or status.epoch < record.epoch:
         state = advance(VmState.PENDING, VmEvent.SCHEDULE)
     else:
         state = status.state
@@ -27,10 +30,12 @@ def view(
     status: VmStatus | None,
     node: NodeState,
     fence: Fence | None = None,
+    unplaced: str = "",
 ) -> VmView:
     """The API's VM. `revision` is the record's, to be given back in an update.
 
     `fence` is the proof that its node is off, where there is one.
+    `unplaced` is why it waits for a node.
     """
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
@@ -44,6 +49,17 @@ def view(
         goal = record.leaving_to or "another node"
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
         conditions += (Condition(type="Leaving", status=True, message=why),)
+    if unplaced and not record.deleting:
+        reason, message = "unplaced", unplaced
+        conditions = (
+            Condition(
+                type="Placed",
+                status=False,
+                reason=reason,
+                message=message,
+                since_ns=record.created_ns,
+            ),
+        )
     return VmView(
         uid=record.uid,
         namespace=record.namespace,

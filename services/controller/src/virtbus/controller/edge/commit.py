@@ -153,13 +153,8 @@ class Commits:
             # Who buried us goes on to take the claim over at the revision that it read before.
             # A new revision, made after we saw the tombstone, lets only one of us succeed.
             await self._claim(record, anew=True)
-            key = subjects.vm_record(record.node, record.uid)
-            move = [
-                Write(last.key, None, expect=last.revision),
-                Write(key, encode(record), expect=0),
-            ]
             try:
-                revision = await self._bus.batch(move)
+                revision = await self._unbury(record, last)
             except ConflictError:
                 return None
             return Committed(Held(record, revision), created=True)
@@ -173,6 +168,18 @@ class Commits:
             message_text = f"uid {record.uid} was deleted; create the VM under a new uid"
             raise VirtbusError(Code.GONE, "deleted", message_text)
         return None
+
+    async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
+        """Put the record where its tombstone stands, or move from there to its node."""
+        key, body = subjects.vm_record(record.node, record.uid), encode(record)
+        if key == tombstone.key:
+            anywhere = subjects.vm_anywhere(record.uid)
+            return await self._bus.put(key, body, expect=tombstone.revision, expect_over=anywhere)
+        move = [
+            Write(tombstone.key, None, expect=tombstone.revision, ttl_s=MARKER_TTL_S),
+            Write(key, body, expect=0),
+        ]
+        return await self._bus.batch(move)
 
     async def _withdraw(self, record: VmRecord) -> None:
         """Give back what a refused create took, where nobody can commit it any more."""

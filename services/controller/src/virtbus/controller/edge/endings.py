@@ -11,7 +11,8 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
-from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.vm import VmRecord, VmStatus
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,9 @@ class Endings:
     async def _finish(self, uid: str) -> None:
         held = self._fleet.vms.get(uid)
         status = self._fleet.status_of(held.record) if held is not None else None
-        if held is None or status is None or not held.record.deleting:
+        if held is None or not held.record.deleting:
             return
-        if not status[0].released or status[0].epoch < held.record.epoch:
+        if held.record.node != UNPLACED and not _released(held.record, status):
             return
         try:
             await self._commits.finish(held)
@@ -107,6 +108,11 @@ class Endings:
                 continue
             if removed:
                 log.info("swept %d orphan(s)", removed, extra={"code": "swept"})
+
+
+def _released(record: VmRecord, status: tuple[VmStatus, int] | None) -> bool:
+    """True when the record's node says that nothing is left there."""
+    return status is not None and status[0].released and status[0].epoch >= record.epoch
 
 
 def _named(record: VmRecord) -> str:

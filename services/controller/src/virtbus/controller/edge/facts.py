@@ -29,8 +29,11 @@ class Facts:
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
 
-    def emit(self, kind: Kind, record: VmRecord, message: str) -> None:
-        """Store one fact; its id makes a repeat of the same step one fact."""
+    def emit(self, kind: Kind, record: VmRecord, message: str, *, revision: int = 0) -> None:
+        """Store one fact; its id makes a repeat of the same step one fact.
+
+        `revision` tells apart steps that change neither epoch, generation nor power epoch.
+        """
         event = Event(
             kind=kind,
             uid=record.uid,
@@ -46,5 +49,5 @@ class Facts:
         self._bus.emit(
             subjects.event(record.node, record.uid, kind),
             event,
-            message_id=f"{record.uid}:{record.epoch}:{record.generation}:{record.power_epoch}:{kind}",
+            message_id=f"{record.uid}:{record.epoch}:{record.generation}:{record.power_epoch}:{revision}:{kind}",
         )

@@ -10,8 +10,13 @@ from virtbus.controller.edge.watching import Watches
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import DeadLetter
+from virtbus.schemas.ids import UNPLACED
 
 log = logging.getLogger(__name__)
+
+WAITING = f"$KV.vm.{UNPLACED}."
+MOVE_S = 2.0
+"""The two halves of a move are one batch; a purge alone is an operator's."""
 
 
 class Feeds:
@@ -22,6 +27,8 @@ class Feeds:
         self._fleet = fleet
         self._watches = watches
         self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
+        self.listeners: list[Callable[[], None]] = []
+        """Called when anything of the fleet may have changed."""
         self._bad: dict[str, int] = {}
         self.released: asyncio.Queue[str] = asyncio.Queue()
         """Uids whose status or record changed: candidates for the end of their delete."""
@@ -57,6 +64,8 @@ class Feeds:
                     if item.kind is EntryKind.PUT:
                         missing.discard(_name(item.key))
                     self._changed(uid)
+                    for listener in self.listeners:
+                        listener()
 
     def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
         try:
@@ -106,8 +115,18 @@ class Feeds:
 
     def _vm(self, entry: Entry) -> str | None:
         if entry.kind is EntryKind.PURGE:
-            return self._fleet.purge_vm(entry.key, entry.revision)
+            gone = self._fleet.purge_vm(entry.key, entry.revision)
+            uid = _name(entry.key)
+            if self._fleet.moving.get(uid) == entry.revision:
+                loop = asyncio.get_running_loop()
+                loop.call_later(MOVE_S, self._not_moved, uid, entry.revision)
+            return gone
+        if entry.key.startswith(WAITING):  # no node will tell that nothing is left of it
+            self.released.put_nowait(_name(entry.key))
         return self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
+
+    def _not_moved(self, uid: str, revision: int) -> None:
+        self._changed(self._fleet.drop_moved(uid, revision))
 
     def _status(self, entry: Entry) -> str | None:
         if entry.kind is EntryKind.PURGE:

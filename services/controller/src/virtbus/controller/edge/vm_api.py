@@ -11,7 +11,16 @@ from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import Places, leaving, loses
-from virtbus.controller.core.placement import no_node, place
+from virtbus.controller.core.placement import (
+    demand_of,
+    impossible,
+    never_room,
+    no_room,
+    place,
+    room,
+    why_unplaced,
+)
+from virtbus.controller.core.promises import takes_room
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.storage import Storage
@@ -66,15 +75,9 @@ class VmApi:
     def _place(self, admitted: Admitted, known: VmRecord | None) -> tuple[VmRecord, str]:
         """The record to commit, and why its node was chosen."""
         if known is not None:
-            nodes: tuple[str, ...] = (known.node,)
-            why = "as before"
+            node, why = known.node, "as before"
         else:
-            now_s = asyncio.get_running_loop().time()
-            placement = place(admitted.spec, self._fleet.candidates(now_s))
-            nodes = placement.nodes
-            why = f"best of {len(nodes)}, {len(placement.refused)} refused"
-            if not nodes:
-                raise no_node(placement.refused)
+            node, why = self._choose(admitted)
         record = VmRecord(
             uid=admitted.uid,
             namespace=admitted.namespace,
@@ -83,19 +86,33 @@ class VmApi:
             annotations=admitted.annotations,
             spec=admitted.spec,
             spec_hash=admitted.spec_hash,
-            node=nodes[0],
+            node=node,
             created_ns=self._sources.time_ns(),
             powered=admitted.powered,
             traceparent=tracing.current_traceparent(),
         )
         return record, why
 
+    def _choose(self, admitted: Admitted) -> tuple[str, str]:
+        """The best node, or `_` where none can take it now; 422 where none ever could."""
+        spec = admitted.spec
+        nodes = self._fleet.candidates(asyncio.get_running_loop().time())
+        placement = place(spec, nodes, powered=admitted.powered)
+        if placement.nodes:
+            fit = len(placement.nodes)
+            return placement.nodes[0], f"best of {fit}, {len(placement.refused)} refused"
+        refusal = None if self._fleet.unheard_nodes() else impossible(spec, nodes)
+        if refusal is not None:
+            raise refusal
+        return UNPLACED, why_unplaced(placement.refused)
+
     def _tell_created(self, committed: Committed, why: str) -> None:
         record = committed.held.record
         if not committed.created:
             return
         self._facts.emit(Kind.VM_ACCEPTED, record, f"{record.namespace}/{record.name}")
-        self._facts.emit(Kind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        if record.node != UNPLACED:
+            self._facts.emit(Kind.VM_SCHEDULED, record, f"on {record.node}: {why}")
         log.info(
             "accepted %s/%s on %s",
             record.namespace,
@@ -137,13 +154,14 @@ class VmApi:
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
+        self._check_room(held.record, record)
         try:
             held = await self._commits.replace(held, record)
         except ConflictError:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message) from None
         self._apply(held)
-        self._facts.emit(Kind.VM_UPDATED, record, "")
+        self._facts.emit(Kind.VM_UPDATED, record, "", revision=held.revision)
         return self._show(held)
 
     async def start(self, request: Request) -> VmView:
@@ -206,6 +224,7 @@ class VmApi:
             record = change(held.record)
             if record == held.record:
                 return self._show(held)
+            self._check_room(held.record, record)
             with tracing.span("virtbus change vm", uid=record.uid, parent=request.traceparent):
                 traced = {"traceparent": tracing.current_traceparent() or record.traceparent}
                 record = record.model_copy(update=traced)
@@ -240,7 +259,27 @@ class VmApi:
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:
             raise not_found(ref)
+        _check_named(ref, held.record)
         return held
+
+    def _check_room(self, before: VmRecord, after: VmRecord) -> None:
+        """Raise 422 or 429 where a start, or more CPUs or memory, do not fit on the VM's node."""
+        if after.ending or not takes_room(after) or after.node not in self._fleet.nodes:
+            return
+        own = demand_of(before.spec)
+        if takes_room(before) and own == demand_of(after.spec):
+            return
+        node = self._fleet.candidate(after.node, asyncio.get_running_loop().time())
+        why = room(after.spec, node, powered=False, disk=False)
+        if why is not None:
+            raise never_room(after.node, why)
+        if takes_room(before):
+            node = node._replace(
+                vcpus=node.vcpus - own.vcpus, memory_bytes=node.memory_bytes - own.memory_bytes
+            )
+        why = room(after.spec, node, disk=False)
+        if why is not None:
+            raise no_room(after.node, why)
 
     def _apply(self, held: Held) -> None:
         """Take in our own write before its echo: a burst must not be placed on a stale picture."""
@@ -249,6 +288,21 @@ class VmApi:
 
     def _show(self, held: Held) -> VmView:
         return self._fleet.show_held(held, asyncio.get_running_loop().time())
+
+
+def _check_named(ref: VmRef, record: VmRecord) -> None:
+    """409 where a request names a VM by uid and by another one's name."""
+    there = (record.namespace, record.name)
+    asked = (
+        ref.namespace if "namespace" in ref.model_fields_set else there[0],
+        ref.name or there[1],
+    )
+    if asked != there:
+        message = (
+            f"uid {record.uid} is {there[0]}/{there[1]}, not {asked[0]}/{asked[1]}; "
+            "give the uid or the name"
+        )
+        raise VirtbusError(Code.CONFLICT, "not_its_name", message)
 
 
 def not_found(ref: VmRef) -> VirtbusError:

@@ -1,0 +1,122 @@
+"""Placing of VMs that wait for a node: by the one with the lease, oldest first, as room appears."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.placement import Demand, demand_of, place
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.moves import Moves
+from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.events import Kind
+from virtbus.schemas.vm import VmRecord
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 5.0
+"""A round at least this often: room may appear without a word, as on a disk."""
+SETTLE_S = 0.2
+"""After a wake: what changes together is placed in one round."""
+AT_ONCE = 16
+"""Moves in flight; the bus takes 50 atomic batches a stream at once (ADR-50)."""
+
+
+class Choice(NamedTuple):
+    """A VM and the node that it goes to."""
+
+    held: Held
+    node: str
+    why: str
+
+
+class Placing:
+    """Finds nodes for VMs under `_`."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts) -> None:
+        self._fleet = fleet
+        self._watches = watches
+        self._facts = facts
+        self._moves = Moves(bus)
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Room may have appeared, or somebody who waits for it."""
+        if self._fleet.unplaced:
+            self._wake.set()
+
+    async def run(self, tenure: Tenure) -> None:
+        """Place while the lease is held."""
+        while True:
+            if self._fleet.unplaced:
+                await self._round(tenure)
+            try:
+                async with asyncio.timeout(ROUND_S):
+                    await self._wake.wait()
+                    await asyncio.sleep(SETTLE_S)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _round(self, tenure: Tenure) -> None:
+        choices = list(self._choices(asyncio.get_running_loop().time()))
+        for first in range(0, len(choices), AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                for choice in choices[first : first + AT_ONCE]:
+                    group.create_task(self._move(choice, tenure))
+
+    def _choices(self, now_s: float) -> Iterable[Choice]:
+        """Who goes where, counting who was just given room; a younger one may fit in between."""
+        fleet = self._fleet
+        nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
+        waiting = [fleet.vms[uid] for uid in fleet.unplaced]
+        hopeless: set[tuple[Demand, bool]] = set()
+        for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
+            record = held.record
+            demand = demand_of(record.spec)
+            if record.deleting or (demand, record.powered) in hopeless:
+                continue
+            found = place(record.spec, list(nodes.values()), powered=record.powered)
+            if not found.nodes:
+                hopeless.add((demand, record.powered))
+                continue
+            node = nodes[found.nodes[0]]
+            nodes[found.nodes[0]] = node._replace(
+                vms=node.vms + 1,
+                fresh_vms=node.fresh_vms + 1,
+                vcpus=node.vcpus + (demand.vcpus if record.powered else 0),
+                memory_bytes=node.memory_bytes + (demand.memory_bytes if record.powered else 0),
+            )
+            why = f"best of {len(found.nodes)}, {len(found.refused)} refused"
+            yield Choice(held, found.nodes[0], why)
+
+    async def _move(self, choice: Choice, tenure: Tenure) -> None:
+        record = choice.held.record.model_copy(update={"lease": tenure.check()})
+        try:
+            held = await self._moves.move(Held(record, choice.held.revision), choice.node)
+        except ConflictError:
+            return  # it changed, or is placed: its echo brings it back if it still waits
+        except BusError as error:
+            log.warning(
+                "%s is placed later: %s",
+                record.name,
+                error,
+                extra={"code": "place_retry", "uid": record.uid},
+            )
+            return
+        if self._fleet.apply(held):
+            self._watches.changed(record.uid)
+        self._tell(held.record, choice.why)
+
+    def _tell(self, record: VmRecord, why: str) -> None:
+        self._facts.emit(Kind.VM_SCHEDULED, record, f"on {record.node}: {why}")
+        log.info(
+            "placed %s/%s on %s",
+            record.namespace,
+            record.name,
+            record.node,
+            extra={"code": "vm_placed", "uid": record.uid},
+        )
