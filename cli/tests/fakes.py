@@ -35,6 +35,7 @@ VERBS = [
     ("image", "delete"),
     ("network", "list"),
     ("bus", "status"),
+    ("bus", "rebuild"),
 ]
 Handler = Callable[[Request], Awaitable[Any]]
 

@@ -158,6 +158,15 @@ class ImageDelete(Command):
     node: Id | None = None
 
 
+class BusRebuild(Command):
+    """`bus.rebuild`: write back what the hosts know and the bus has lost, or only tell (`dry_run`).
+
+    Then each node that answered follows this bus, whichever it had joined before.
+    """
+
+    dry_run: bool = False
+
+
 class Empty(Command):
     """A request with nothing to say."""
 
@@ -308,3 +317,31 @@ class BusStatus(Fact):
     highly_available: bool = False
     alarms: tuple[str, ...] = ()
     """What a person should look at, a sentence each."""
+
+
+class RebuiltVm(Fact):
+    """What became of one VM: `step` is add, raise, move, end, keep or conflict."""
+
+    uid: Uid
+    namespace: str = ""
+    name: str = ""
+    node: str = ""
+    step: str
+    message: str = ""
+
+
+class RebuiltNode(Fact):
+    """A node that was asked: `joined` when it follows this bus now."""
+
+    node: str
+    vms: int = 0
+    joined: bool = False
+    message: str = ""
+
+
+class BusRebuilt(Fact):
+    """The answer of `bus.rebuild`. VMs that the bus had as they are (`keep`) are only counted."""
+
+    vms: tuple[RebuiltVm, ...] = ()
+    nodes: tuple[RebuiltNode, ...] = ()
+    kept: int = 0

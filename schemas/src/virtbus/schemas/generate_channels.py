@@ -134,6 +134,8 @@ _ASKERS = {
     "list": "controller",
     "pull": "controller",
     "delete": "controller",
+    "records": "controller",
+    "join": "controller",
     "inspect": "tools and tests",
 }
 
@@ -177,6 +179,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
     _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
     _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
+    _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Write what the hosts know to the bus."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
     _said(
         subjects.watch_renewal, Plane.CORE, api.Empty, "client → controller", "Keep a watch alive."
@@ -260,6 +263,8 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("netd", "release", nodework.Release, nodework.Released, "Remove a VM's network."),
     _rpc("netd", "inspect", nodework.Inspect, nodework.Held, "Networks on the host."),
     _rpc("agent", "inspect", nodework.Inspect, nodework.Held, "VMs of the agent, with phases."),
+    _rpc("agent", "records", nodework.RecordsRead, nodework.KnownRecords, "What the host knows."),
+    _rpc("agent", "join", nodework.JoinBus, nodework.JoinedBus, "Follow a bus made anew."),
     _rpc("agent", "console", nodework.ConsoleOpen, nodework.ConsoleData, "A serial console."),
     _rpc("agent", "logs", nodework.LogsRead, nodework.ConsoleData, "A console's log."),
     _said(

@@ -170,3 +170,40 @@ class Armed(Fact):
 
     uid: str
     error: ErrorBody | None = None
+
+
+class RecordsRead(Fact):
+    """`rpc.agent.records`: what this host knows of its VMs, so that a lost bus is made anew.
+
+    Pages of at most `limit` records, those with a uid above `after`.
+    """
+
+    after: str = ""
+    limit: int = Field(100, ge=1, le=500)
+
+
+class KnownRecords(Fact):
+    """One page. `removed` (in the first page): uids that left this host of late, with their epoch.
+
+    `nonce` is the bus incarnation that the node joined; `more` when a further page follows.
+    """
+
+    node: str
+    nonce: str = ""
+    records: tuple[VmRecord, ...] = ()
+    removed: dict[str, int] = Field(default_factory=dict)
+    more: bool = False
+
+
+class JoinBus(Fact):
+    """`rpc.agent.join`: take this bus, whose nonce is given, as the node's own from now on."""
+
+    nonce: str
+
+
+class JoinedBus(Fact):
+    """The node follows the bus that it was told of; `vms` actors go on."""
+
+    node: str
+    nonce: str
+    vms: int = 0

@@ -19,6 +19,7 @@ from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
+from virtbus.controller.edge.rebuild import Rebuilds
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.vm_api import VmApi
@@ -62,6 +63,7 @@ class Controller:
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = NodeApi(bus, self._fleet)
         self._endings = Endings(bus, self._fleet, facts)
+        self._rebuilds = Rebuilds(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
@@ -125,6 +127,7 @@ class Controller:
             ("image", "delete"): about.delete_image,
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
+            ("bus", "rebuild"): self._rebuilds.rebuild,
         }
         endpoints = [
             Endpoint(

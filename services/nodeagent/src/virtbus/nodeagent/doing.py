@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S = 5.0
 RETRY_S = (0.5, 10.0)
 ADOPT_LIMIT_S = 60.0
+LEAVING = frozenset({Phase.RELEASING, Phase.RELEASED, Phase.GONE})
+"""No file of the VM may come back."""
 
 Work = Callable[[], Awaitable[None]]
 """Begun by its task, so that one cancelled before it ran leaves nothing behind."""
@@ -40,6 +42,8 @@ class Doing:
         self.group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._prepared = 0
+        self._saved: VmRecord | None = None
+        self._saving = asyncio.Lock()
 
     @property
     def _record(self) -> VmRecord:
@@ -76,6 +80,30 @@ class Doing:
         if task is not None:
             task.cancel()
 
+    # --- the record on disk ---------------------------------------------------------------
+    def save(self) -> None:
+        """Make the latest record durable here, soon; nobody waits for it."""
+        running = self._tasks.get("save")
+        if self.group is None or self._guest.phase in LEAVING:
+            return
+        if self._saved != self._record and (running is None or running.done()):
+            self._spawn("save", self._save_soon)
+
+    async def _save_soon(self) -> None:
+        try:
+            await self._save()
+        except VirtbusError as error:
+            extra = {"code": error.reason, "uid": self._record.uid}
+            log.warning("the record is not on disk: %s", error, extra=extra)
+
+    async def _save(self) -> None:
+        """Durable on return; raises VirtbusError."""
+        async with self._saving:
+            while self._saved != self._record:
+                record = self._record
+                await self._tools.files.write(record)
+                self._saved = record
+
     # --- the way up -----------------------------------------------------------------------
     def prepare(self) -> None:
         self._spawn("prepare", self._prepare, Event.PARTS_FAILED)
@@ -91,7 +119,7 @@ class Doing:
         after_s = 0.0 if again else tools.settings.ask_after_s
         with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
             try:
-                await tools.files.write(record)
+                await self._save()
                 net = await guest.net.get(record, ask_after_s=after_s) if _nics(record) else None
                 await self._seed(record, net)
                 await guest.image.get(record, ask_after_s=after_s)
@@ -284,6 +312,9 @@ class Doing:
             async with asyncio.TaskGroup() as group:
                 for service in ("netd", "imaged"):
                     group.create_task(self._let_go(service, record))
+            saving = self._tasks.get("save")
+            if saving is not None:
+                await asyncio.wait({saving})
             await tools.files.remove_work(record.uid)
             # Before anybody is told: an agent that is killed after the purge must not find the
             # record of a deleted VM on disk and start it again (I3).

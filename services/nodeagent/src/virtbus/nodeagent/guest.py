@@ -98,6 +98,7 @@ class Guest:
         self._timer: asyncio.TimerHandle | None = None
         self._actions: dict[Action, Callable[[], None]] = {
             Action.PREPARE: self._doing.prepare,
+            Action.SAVE: self._doing.save,
             Action.START: self._doing.start,
             Action.AWAIT_START: self._doing.await_start,
             Action.SHUTDOWN: self._begin_shutdown,
@@ -179,6 +180,7 @@ class Guest:
         if self.held:
             self.report()
             return
+        self._doing.save()
         event = wish(record, self._taken, self.phase)
         if event is not Event.RUN or self.phase is not Phase.STOPPING:
             self._taken = taken(record)  # a start while it stops is taken up once it rests

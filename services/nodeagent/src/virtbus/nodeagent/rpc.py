@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from virtbus.bus.ports import Bus, Endpoint, Message, Request, ServiceInfo
@@ -33,11 +33,13 @@ class AgentRpc:
         self._guests: Mapping[str, Guest] = {}
 
     @asynccontextmanager
-    async def serve(self, guests: Mapping[str, Guest]) -> AsyncIterator[None]:
+    async def serve(
+        self, guests: Mapping[str, Guest], more: Sequence[Endpoint] = ()
+    ) -> AsyncIterator[None]:
         """Answer while the context is open; `guests` is the agent's own, live map."""
         self._guests = guests
         info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
-        async with self._bus.serve(info, self._endpoints()):
+        async with self._bus.serve(info, [*self._endpoints(), *more]):
             yield
 
     def _endpoints(self) -> list[Endpoint]:

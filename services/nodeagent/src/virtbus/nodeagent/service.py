@@ -9,9 +9,11 @@ from virtbus.bus.process import notify
 from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.core.recovery import found
+from virtbus.nodeagent.core.wishes import overtaken
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.rebuilding import Rebuilding
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
@@ -100,8 +102,8 @@ class NodeAgent:
             async with (
                 self._bus.subscribe(subjects.ready_all(self._node)) as ready,
                 self._tools.hypervisor.events() as events,
-                self._rpc.serve(self._guests),
                 self._bus.node_watch(self._node, "agent") as watch,
+                self._rpc.serve(self._guests, self._rebuilding(watch.relist).endpoints()),
             ):
                 group.create_task(self._hear_ready(ready))
                 self._on_disk = dict(await self._tools.files.list())
@@ -111,6 +113,15 @@ class NodeAgent:
                 group.create_task(self._stay_healthy())
                 async for item in watch:
                     self._take(item)
+
+    def _rebuilding(self, relist: Callable[[], None]) -> Rebuilding:
+        return Rebuilding(
+            self._node,
+            self._tools.files,
+            self._guests,
+            lambda: self._nonce if self._told_ready else None,
+            relist,
+        )
 
     async def _domains_when_up(self) -> list[DomainFacts]:
         """What libvirt has; waits for it, for without it nothing is known."""
@@ -163,7 +174,15 @@ class NodeAgent:
             return
         self._marked.discard(uid)
         guest = self._guests.get(uid)
-        if guest is None:
+        known = guest.record if guest is not None else self._on_disk.get(uid)
+        if known is not None and overtaken(record, known):
+            extra = {"code": "stale_record", "uid": uid}
+            log.warning("the bus has an older record than this host", extra=extra)
+            record = known
+        if guest is None and not record.ending and record.epoch <= self._tools.files.left(uid):
+            # Of a restored backup: nothing is left of it here, and no empty one takes its place.
+            log.warning("it left this host already", extra={"code": "left_before", "uid": uid})
+        elif guest is None:
             self._adopt(record)
         elif guest.ends and record.epoch > guest.record.epoch:
             self._next[uid] = record  # it left, and comes back: as new, once the old is gone

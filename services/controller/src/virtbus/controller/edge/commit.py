@@ -15,6 +15,7 @@ from virtbus.controller.core.claims import (
     standing,
 )
 from virtbus.controller.core.fleet import Held, read_vm_key
+from virtbus.controller.core.rebuilding import Known
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -200,6 +201,44 @@ class Commits:
         """CAS the record over the revision that was read; raises ConflictError when it moved."""
         key = subjects.vm_record(held.record.node, record.uid)
         return Held(record, await self._bus.put(key, encode(record), expect=held.revision))
+
+    async def known(self, uid: str) -> Known:
+        """What the leader has of a uid, whatever it is."""
+        last = await self._bus.get(subjects.vm_anywhere(uid))
+        message = _message(last)
+        return Known(
+            standing(message, purged=_purged(last)),
+            message if isinstance(message, VmRecord) else None,
+            last.revision if last else 0,
+            last.key.split(".")[2] if last else "",
+        )
+
+    async def write_back(self, record: VmRecord, known: Known) -> None:
+        """Put a host's newer copy in the place of the bus's, with its name; CAS over `known`.
+
+        Raises:
+            VirtbusError: another VM has the name, or the uid is gone for good.
+            ConflictError: the record moved meanwhile.
+        """
+        if known.record is None:
+            await self.create(record, None)
+            return
+        await self._claim(record)
+        key, old = subjects.vm_record(record.node, record.uid), known.record
+        if known.node == record.node:
+            await self._bus.put(key, encode(record), expect=known.revision)
+            return
+        secret = await self._bus.get(subjects.vm_secret(known.node, record.uid))
+        if secret is not None and secret.kind is EntryKind.PUT and old.sec_digest:
+            await self._bus.put(subjects.vm_secret(record.node, record.uid), secret.value)
+        former = subjects.vm_record(known.node, record.uid)
+        await self._bus.batch(
+            [Write(former, None, expect=known.revision), Write(key, encode(record), expect=0)]
+        )
+
+    async def ensure_name(self, record: VmRecord) -> None:
+        """Hold the name for a record that stands; raises as `create`."""
+        await self._claim(record)
 
     async def latest(self, uid: str) -> Held | None:
         """The record as the leader has it."""

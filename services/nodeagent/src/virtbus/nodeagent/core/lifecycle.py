@@ -68,6 +68,8 @@ class Action(StrEnum):
 
     PREPARE = "prepare"
     """Record on disk, seed, and what imaged and netd made; ends in PARTS_*."""
+    SAVE = "save"
+    """Record on disk, so that a lost bus can be made anew from the hosts."""
     START = "start"
     """Define and create; ends in STARTED or START_*."""
     AWAIT_START = "await start"
@@ -90,7 +92,7 @@ P, E, A = Phase, Event, Action
 TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     # A record arrives, or the agent restarts and looks at what is there.
     (P.NEW, E.RUN): (P.PREPARING, (A.PREPARE,)),
-    (P.NEW, E.HALT): (P.STOPPED, ()),
+    (P.NEW, E.HALT): (P.STOPPED, (A.SAVE,)),
     (P.NEW, E.STARTED): (P.RUNNING, ()),
     (P.NEW, E.PAUSED): (P.PAUSED, ()),
     (P.NEW, E.FOUND_STARTING): (P.STARTING, (A.AWAIT_START,)),

@@ -133,6 +133,12 @@ class RecordFiles(Protocol):
     def epoch(self, uid: str) -> int:
         """The highest epoch ever acted on; 0 for an unknown uid."""
 
+    def left(self, uid: str) -> int:
+        """The epoch at which a VM left this host; 0 for one that is here, or was never."""
+
+    def removed(self) -> Mapping[str, int]:
+        """The uids whose VM left this host in the last 24 h, with the epoch it had."""
+
     def nonce(self) -> str:
         """The bus incarnation that this node joined; empty before the first join."""
 

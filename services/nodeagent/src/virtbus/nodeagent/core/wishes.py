@@ -53,3 +53,12 @@ def grace_s(record: VmRecord) -> int:
     else:
         asked = record.stop_grace_s
     return record.spec.termination_grace_s if asked is None else asked
+
+
+def overtaken(record: VmRecord, known: VmRecord) -> bool:
+    """True for a record that is older than one that this host has seen (I15)."""
+    return (record.epoch, record.generation, record.power_epoch) < (
+        known.epoch,
+        known.generation,
+        known.power_epoch,
+    )

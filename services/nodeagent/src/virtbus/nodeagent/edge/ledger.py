@@ -51,6 +51,15 @@ class EpochLedger:
         """The highest epoch ever acted on; 0 for an unknown uid."""
         return self._entries.get(uid, Entry(0)).epoch
 
+    def all_removed(self) -> dict[str, int]:
+        """The uids whose VM left this host, with the epoch that it had."""
+        return {uid: entry.epoch for uid, entry in self._entries.items() if entry.removed_s}
+
+    def left(self, uid: str) -> int:
+        """The epoch at which a VM left this host; 0 for one that is here, or was never."""
+        entry = self._entries.get(uid, Entry(0))
+        return entry.epoch if entry.removed_s else 0
+
     def acted(self, uid: str, epoch: int) -> None:
         """This host acts on `epoch`; `save` makes it durable."""
         self._entries[uid] = Entry(max(self.epoch(uid), epoch))

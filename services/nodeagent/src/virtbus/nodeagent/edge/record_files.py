@@ -101,6 +101,12 @@ class StateFiles:
     def epoch(self, uid: str) -> int:
         return self._ledger.epoch(uid)
 
+    def left(self, uid: str) -> int:
+        return self._ledger.left(uid)
+
+    def removed(self) -> dict[str, int]:
+        return self._ledger.all_removed()
+
     # --- records --------------------------------------------------------------------------
     async def write(self, record: VmRecord) -> None:
         """Durable on return, with its epoch; a ledger entry without a record is harmless."""

@@ -1,0 +1,47 @@
+"""`virtbus bus VERB` against scripted services."""
+
+from typing import Any
+
+import pytest
+from cli.tests.fakes import UID, Cli, Script
+
+from virtbus.schemas.api import BusRebuilt, RebuiltNode, RebuiltVm
+
+pytestmark = pytest.mark.integration
+
+
+def rebuilt(step: str = "add", *, joined: bool = True, why: str = "") -> BusRebuilt:
+    vm: dict[str, Any] = {"uid": UID, "namespace": "default", "name": "web", "node": "n1"}
+    return BusRebuilt(
+        vms=(RebuiltVm(**vm, step=step, message=why),),
+        nodes=(RebuiltNode(node="n1", vms=1, joined=joined, message="" if joined else "holds"),),
+        kept=3,
+    )
+
+
+async def test_a_rebuild_shows_what_was_written_and_who_follows(script: Script, cli: Cli) -> None:
+    script.answer("bus", "rebuild", rebuilt())
+    done = await cli("bus", "rebuild")
+    assert done.code == 0
+    assert script.data("bus.rebuild") == [{"dry_run": False}]
+    assert "web   default    n1    add   -" in done.out
+    assert "n1    1    yes" in done.out
+    assert "3 VM(s) were as they should be" in done.out
+
+
+async def test_a_dry_run_asks_for_nothing_more(script: Script, cli: Cli) -> None:
+    script.answer("bus", "rebuild", rebuilt(joined=False))
+    done = await cli("bus", "rebuild", "--dry-run", "-o", "json")
+    assert (done.code, script.data("bus.rebuild")) == (0, [{"dry_run": True}])
+    assert done.json["vms"][0]["step"] == "add"
+
+
+async def test_what_is_left_to_settle_is_a_refusal_with_the_next_step(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("bus", "rebuild", rebuilt("conflict", joined=False, why="the name is taken"))
+    done = await cli("bus", "rebuild")
+    assert done.code == 1
+    assert "the name is taken" in done.out
+    assert "1 VM(s) in conflict; not following: n1" in done.err
+    assert "virtbus bus rebuild" in done.err

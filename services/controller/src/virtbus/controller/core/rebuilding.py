@@ -1,0 +1,120 @@
+"""What a bus that lost records gets back from the hosts: who is right about each VM (I15).
+
+A host's copy is of what it acted on; the bus may hold an older one (a restored backup), a newer
+one, or none. The higher (epoch, generation, power_epoch) is right, whoever has it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from virtbus.controller.core.claims import Standing
+from virtbus.schemas.nodework import KnownRecords
+from virtbus.schemas.vm import VmRecord
+
+
+class Step(StrEnum):
+    """What to do about one VM."""
+
+    ADD = "add"
+    """The bus has nothing of it: claim and commit what the host knows."""
+    RAISE = "raise"
+    """The host moved on: its copy takes the place of the bus's older one."""
+    MOVE = "move"
+    """The same, from another node's key."""
+    END = "end"
+    """The host let go of it after this copy was made: it was deleted."""
+    KEEP = "keep"
+    CONFLICT = "conflict"
+    """Nobody can say: a person decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The last message of a uid on the bus; `record` None where it is none, `node` of its key."""
+
+    where: Standing
+    record: VmRecord | None = None
+    revision: int = 0
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """One VM's step. `record` is the host's copy, or the bus's where no host has one."""
+
+    step: Step
+    record: VmRecord
+    why: str = ""
+
+
+def age(record: VmRecord) -> tuple[int, int, int, bool, bool]:
+    """What makes one copy of a record newer than another."""
+    return record.epoch, record.generation, record.power_epoch, record.leaving, record.deleting
+
+
+def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str, str]]:
+    """The newest copy of each VM, and the VMs that two hosts claim under one epoch, with why."""
+    newest: dict[str, VmRecord] = {}
+    disputed: dict[str, str] = {}
+    for report in reports:
+        for record in report.records:
+            other = newest.get(record.uid)
+            if other is None or record.epoch > other.epoch:
+                newest[record.uid] = record
+                disputed.pop(record.uid, None)
+            elif record.epoch == other.epoch:
+                if record.node != other.node:
+                    disputed[record.uid] = f"{other.node} and {record.node} both have it"
+                elif age(record) > age(other):
+                    newest[record.uid] = record
+    return newest, disputed
+
+
+def left(reports: Iterable[KnownRecords]) -> dict[tuple[str, str], int]:
+    """The epoch at which a VM left a node, by uid and node."""
+    return {
+        (uid, report.node): epoch for report in reports for uid, epoch in report.removed.items()
+    }
+
+
+def step_of(record: VmRecord, known: Known) -> Rebuilt:
+    """What to do with a host's newest copy."""
+    if known.where is Standing.MARKER:
+        return Rebuilt(Step.KEEP, record, "it was deleted; its host ends what is left of it")
+    if known.record is None:
+        return Rebuilt(Step.ADD, record)
+    if age(known.record) >= age(record):
+        return Rebuilt(Step.KEEP, record)
+    if known.node == record.node:
+        return Rebuilt(Step.RAISE, record)
+    return Rebuilt(Step.MOVE, record, f"from {known.node}")
+
+
+def plan(
+    reports: Mapping[str, KnownRecords], bus: Mapping[str, Known], silent: Iterable[str]
+) -> list[Rebuilt]:
+    """A step for each VM that a host or the bus knows, by uid; `silent` nodes did not answer.
+
+    A VM that left its node was deleted, or moved: only when every node has answered and none has
+    it, it was deleted.
+    """
+    newest, disputed = best(reports.values())
+    gone = left(reports.values())
+    unheard = sorted(silent)
+    steps = []
+    for uid in sorted({*newest, *bus}):
+        known = bus.get(uid, Known(Standing.NOTHING))
+        record = newest.get(uid)
+        if record is not None and uid in disputed:
+            steps.append(Rebuilt(Step.CONFLICT, record, disputed[uid]))
+        elif record is not None:
+            steps.append(step_of(record, known))
+        elif known.record is not None:
+            let_go = gone.get((uid, known.node), 0) >= known.record.epoch
+            if let_go and unheard:
+                why = f"it left {known.node}; start {', '.join(unheard)}, then repeat"
+                steps.append(Rebuilt(Step.CONFLICT, known.record, why))
+            else:
+                steps.append(Rebuilt(Step.END if let_go else Step.KEEP, known.record))
+    return steps

@@ -1,0 +1,181 @@
+"""`bus.rebuild`: asks every node what it knows, writes back what the bus lost, joins them anew.
+
+Safe to repeat and to be killed anywhere: each write is a CAS over what was read, and a node
+follows the bus only after what it knows is there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from virtbus.bus.ports import Bus, BusError, ConflictError, EntryKind, Request
+from virtbus.controller.core.claims import Standing
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.rebuilding import Known, Rebuilt, Step, plan
+from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.facts import Facts
+from virtbus.schemas import subjects
+from virtbus.schemas.api import BusRebuild, BusRebuilt, RebuiltNode, RebuiltVm
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.nodework import JoinBus, JoinedBus, KnownRecords, RecordsRead
+from virtbus.schemas.vm import JoinNonce, VmRecord
+from virtbus.schemas.wire import encode, read, validate
+
+log = logging.getLogger(__name__)
+
+ASK_S = 5.0
+WRITTEN = {
+    Step.ADD: "the bus had lost it",
+    Step.RAISE: "its host had moved on",
+    Step.MOVE: "its host had moved on",
+}
+
+
+class Rebuilds:
+    """The handler. Any controller may run it, two at once too."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._facts = facts
+        self._commits = Commits(bus)
+
+    async def rebuild(self, request: Request) -> BusRebuilt:
+        want = validate(BusRebuild, request.data)
+        now_s = asyncio.get_running_loop().time()
+        nodes = sorted(n for n in self._fleet.nodes if not self._fleet.silent(n, now_s))
+        reports, failed = await self._ask(nodes)
+        silent = {*failed, *(set(self._fleet.nodes) - set(nodes))}
+        bus = await self._known(reports.values())
+        steps = plan(reports, bus, silent)
+        done: list[Rebuilt] = []
+        for step in steps:
+            known = bus.get(step.record.uid, Known(Standing.NOTHING))
+            done.append(step if want.dry_run else await self._do(step, known))
+        disputed = {step.record.node for step in done if step.step is Step.CONFLICT}
+        told = [
+            await self._follow(report, dry=want.dry_run, disputed=report.node in disputed)
+            for report in reports.values()
+        ]
+        told += [RebuiltNode(node=node, message=failed.get(node, "is silent")) for node in silent]
+        return BusRebuilt(
+            vms=tuple(_told(step) for step in done if step.step is not Step.KEEP or step.why),
+            nodes=tuple(sorted(told, key=lambda each: each.node)),
+            kept=sum(step.step is Step.KEEP and not step.why for step in done),
+        )
+
+    # --- what is known ------------------------------------------------------------------------
+    async def _ask(self, nodes: Collection[str]) -> tuple[dict[str, KnownRecords], dict[str, str]]:
+        """Every node's report, and why others gave none."""
+        reports: dict[str, KnownRecords] = {}
+        failed: dict[str, str] = {}
+
+        async def ask(node: str) -> None:
+            try:
+                reports[node] = await self._report(node)
+            except (BusError, VirtbusError) as error:
+                failed[node] = str(error)
+
+        async with asyncio.TaskGroup() as group:
+            for node in nodes:
+                group.create_task(ask(node))
+        return reports, failed
+
+    async def _report(self, node: str) -> KnownRecords:
+        """All pages of one node as one; only records of its own count."""
+        subject = subjects.rpc(node, "agent", "records")
+        whole = KnownRecords(node=node)
+        after, more = "", True
+        while more:
+            answer = await self._bus.request(subject, RecordsRead(after=after), timeout_s=ASK_S)
+            page = validate(KnownRecords, answer)
+            own = tuple(record for record in page.records if record.node == node)
+            whole = KnownRecords(
+                node=node,
+                nonce=page.nonce,
+                records=(*whole.records, *own),
+                removed={**whole.removed, **page.removed},
+            )
+            more = page.more and bool(page.records)
+            after = page.records[-1].uid if page.records else ""
+        return whole
+
+    async def _known(self, reports: Collection[KnownRecords]) -> dict[str, Known]:
+        """What the bus has of each VM that a host knows, and of all that it lists itself."""
+        known = {
+            uid: Known(Standing.RECORD, held.record, held.revision, held.record.node)
+            for uid, held in self._fleet.vms.items()
+        }
+        for uid in {record.uid for report in reports for record in report.records}:
+            known[uid] = await self._commits.known(uid)
+        return known
+
+    # --- the deeds ----------------------------------------------------------------------------
+    async def _do(self, step: Rebuilt, known: Known) -> Rebuilt:
+        """Carry out one step; a refusal makes it a conflict."""
+        record = step.record
+        try:
+            await self._write(step.step, record, known)
+        except ConflictError:
+            return Rebuilt(Step.CONFLICT, record, "it changed meanwhile; repeat")
+        except VirtbusError as error:
+            return Rebuilt(Step.CONFLICT, record, str(error))
+        if step.step in {*WRITTEN, Step.END}:
+            extra = {"code": "rebuilt", "uid": record.uid}
+            log.info("%s %s of %s", step.step, record.name, record.node, extra=extra)
+        return step
+
+    async def _write(self, step: Step, record: VmRecord, known: Known) -> None:
+        if step in WRITTEN:
+            await self._commits.write_back(record, known)
+            self._facts.emit(Kind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
+        elif step is Step.END:
+            await self._commits.finish(Held(record, known.revision))
+            self._facts.emit(Kind.VM_DELETED, record, "its host had let go of it")
+        elif step is Step.KEEP and known.record is not None:
+            name = subjects.name_claim(record.namespace, record.name)
+            if name not in self._fleet.claims:
+                await self._commits.ensure_name(known.record)
+
+    async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
+        """Let a node follow this bus; one that does already compares anew.
+
+        Not one with a VM in conflict: it would end what the bus does not name.
+        """
+        node, vms = report.node, len(report.records)
+        try:
+            nonce = await self._nonce(node)
+            if nonce != report.nonce and (dry or disputed):
+                why = "it has a VM in conflict" if disputed else "it had joined another bus"
+                return RebuiltNode(node=node, vms=vms, message=f"holds its VMs: {why}")
+            if not dry:
+                subject = subjects.rpc(node, "agent", "join")
+                answer = await self._bus.request(subject, JoinBus(nonce=nonce), timeout_s=ASK_S)
+                validate(JoinedBus, answer)
+        except (BusError, VirtbusError) as error:
+            return RebuiltNode(node=node, vms=vms, message=str(error))
+        return RebuiltNode(node=node, vms=vms, joined=True)
+
+    async def _nonce(self, node: str) -> str:
+        """What names this bus to a node; made where it was lost."""
+        key = subjects.join_nonce(node)
+        entry = await self._bus.get(key)
+        if entry is None or entry.kind is not EntryKind.PUT:
+            nonce = JoinNonce(nonce=self._bus.sources.uuid7())
+            await self._bus.put(key, encode(nonce), expect=entry.revision if entry else 0)
+            message = "its join record was lost and is made anew; repeat in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "not_joined", message, after_ms=1000)
+        return read(JoinNonce, entry.value).nonce
+
+
+def _told(step: Rebuilt) -> RebuiltVm:
+    record = step.record
+    return RebuiltVm(
+        uid=record.uid,
+        namespace=record.namespace,
+        name=record.name,
+        node=record.node,
+        step=str(step.step),
+        message=step.why,
+    )

@@ -1,0 +1,80 @@
+"""What this host gives a bus that lost its records, and how it comes to follow that bus."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from virtbus.bus.ports import Endpoint, Request
+from virtbus.nodeagent.core.lifecycle import Phase
+from virtbus.nodeagent.core.ports import RecordFiles
+from virtbus.nodeagent.guest import Guest
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nodework import JoinBus, JoinedBus, KnownRecords, RecordsRead
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+LEFT = frozenset({Phase.RELEASED, Phase.GONE})
+
+
+class Rebuilding:
+    """`rpc.agent.records` and `rpc.agent.join`.
+
+    `listed` gives the nonce of the bus as it was listed last, None before the first list;
+    `follow` compares bus and host anew.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        files: RecordFiles,
+        guests: Mapping[str, Guest],
+        listed: Callable[[], str | None],
+        follow: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._files = files
+        self._guests = guests
+        self._listed = listed
+        self._follow = follow
+
+    def endpoints(self) -> list[Endpoint]:
+        """What the agent's service answers."""
+        handlers = {"records": self._records, "join": self._join}
+        return [
+            Endpoint(f"agent-{verb}", subjects.rpc(self._node, "agent", verb), handler)
+            for verb, handler in handlers.items()
+        ]
+
+    def _nonce_of_bus(self) -> str:
+        nonce = self._listed()
+        if nonce is None:
+            message = f"node {self._node} has not read this bus yet; repeat in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000)
+        return nonce
+
+    async def _records(self, request: Request) -> KnownRecords:
+        want = validate(RecordsRead, request.data)
+        self._nonce_of_bus()  # only then is what the host holds known
+        known = {uid: g.record for uid, g in self._guests.items() if g.phase not in LEFT}
+        page = sorted(uid for uid in known if uid > want.after)
+        removed = {} if want.after else dict(self._files.removed())
+        return KnownRecords(
+            node=self._node,
+            nonce=self._files.nonce(),
+            records=tuple(known[uid] for uid in page[: want.limit]),
+            removed=removed,
+            more=len(page) > want.limit,
+        )
+
+    async def _join(self, request: Request) -> JoinedBus:
+        """Take the bus for ours; a nonce that we do not see there is of another."""
+        want = validate(JoinBus, request.data)
+        if want.nonce != self._nonce_of_bus() and want.nonce != self._files.nonce():
+            message = f"node {self._node} sees another bus than that; repeat in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "other_bus", message, after_ms=1000)
+        if want.nonce != self._files.nonce():
+            self._files.set_nonce(want.nonce)
+            log.warning("the node follows a bus made anew", extra={"code": "joined_anew"})
+        self._follow()
+        return JoinedBus(node=self._node, nonce=want.nonce, vms=len(self._guests))

@@ -1,0 +1,182 @@
+"""A bus that lost records is made anew from what the hosts know: controller and agents together."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+
+from virtbus.bus.memory import MemoryBus
+from virtbus.controller.service import Controller
+from virtbus.controller.settings import Settings
+from virtbus.nodeagent.core.ports import DomainState
+from virtbus.schemas import subjects
+from virtbus.schemas.api import BusRebuilt
+from virtbus.schemas.node import NodeState
+from virtbus.schemas.vm import NameClaim, VmRecord
+from virtbus.schemas.wire import encode, read, validate
+
+A, B = uid(1), uid(2)
+
+
+async def _declared() -> None:
+    """The fake needs no declaration."""
+
+
+@asynccontextmanager
+async def controller(node: Node) -> AsyncIterator[MemoryBus]:
+    """A controller on the node's bus, and a client's connection."""
+    client = MemoryBus(node.server, "client")
+    async with asyncio.TaskGroup() as group:
+        serving = Controller(MemoryBus(node.server, "c1"), Settings(), _declared)
+        task = group.create_task(serving.run())
+        yield client
+        task.cancel()
+
+
+async def ask(client: MemoryBus, verb: str, **data: Any) -> Any:
+    return await client.request(f"virtbus.api.v1.{verb}", data, timeout_s=10)
+
+
+async def rebuild(client: MemoryBus, **data: Any) -> BusRebuilt:
+    async def node_is_known() -> bool:
+        return bool((await ask(client, "node.list"))["items"])
+
+    await eventually(node_is_known)
+    return validate(BusRebuilt, await ask(client, "bus.rebuild", **data))
+
+
+async def states(node: Node, *uids: str) -> list[str]:
+    return [await node.state(one) for one in uids]
+
+
+async def on_bus(node: Node, of: str) -> VmRecord | None:
+    entry = await node.bus.get(subjects.vm_anywhere(of))
+    return read(VmRecord, entry.value) if entry is not None and entry.value else None
+
+
+async def is_gone(node: Node, of: str) -> bool:
+    return await on_bus(node, of) is None
+
+
+async def node_says(node: Node, state: NodeState) -> None:
+    async def said() -> bool:
+        found = await node.liveness()
+        return found is not None and found.state is state
+
+    await eventually(said)
+
+
+async def two_vms(node: Node) -> None:
+    """One that runs and one that was stopped; the agent is gone since."""
+    await node.join()
+    await node.put(record(1))
+    await node.put(record(2))
+    async with node.agent():
+
+        async def running() -> bool:
+            return await states(node, A, B) == ["Running", "Running"]
+
+        await eventually(running)
+        await node.put(record(2, powered=False, power_epoch=1))
+
+        async def stopped() -> bool:
+            return await node.state(B) == "Stopped"
+
+        await eventually(stopped)
+    node.domains.done.clear()
+
+
+async def test_an_empty_bus_is_made_anew_and_nothing_is_started_or_ended(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await two_vms(node)
+    await node.other_bus()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        planned = await rebuild(client, dry_run=True)
+        assert [vm.step for vm in planned.vms] == ["add", "add"]
+        assert await on_bus(node, A) is None
+        done = await rebuild(client)
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add"), (B, "add")]
+        assert [(one.node, one.joined, one.vms) for one in done.nodes] == [(NODE, True, 2)]
+        await node_says(node, NodeState.READY)
+        assert await on_bus(node, A) == record(1)
+        assert await on_bus(node, B) == record(2, powered=False, power_epoch=1)
+        assert (await ask(client, "vm.get", name="vm-1"))["uid"] == A  # and the name is claimed
+        await asyncio.sleep(0.1)
+        assert node.domains.done == []
+        again = await rebuild(client)
+        assert (again.vms, again.kept) == ((), 2)
+        await ask(client, "vm.start", name="vm-2")
+        await eventually(lambda: node.domains.done == [("start", B)])
+
+
+async def test_a_single_lost_record_is_written_back_and_let_go_on(tmp_path: Path) -> None:
+    node = Node(tmp_path, resync_s=0.05)
+    await two_vms(node)
+    del node.server.shelf("$KV.vm.x").entries[subjects.vm_record(NODE, A)]
+    node.domains.set(A, DomainState.SHUT_OFF)
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.READY)
+        done = await rebuild(client)
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add")]
+        await eventually(lambda: node.domains.done == [("start", A)])
+
+
+async def test_a_deleted_vm_of_an_old_backup_does_not_come_back(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await two_vms(node)
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.READY)
+        await ask(client, "vm.delete", name="vm-1", grace_s=0)
+        await eventually(lambda: is_gone(node, A))
+    await node.other_bus()
+    await node.put(record(1))  # as the backup has it
+    await node.put(record(2))
+    node.domains.done.clear()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        done = await rebuild(client)
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "end"), (B, "raise")]
+        await node_says(node, NodeState.READY)
+        assert await on_bus(node, A) is None
+        assert await on_bus(node, B) == record(2, powered=False, power_epoch=1)
+        await asyncio.sleep(0.1)
+    assert node.domains.done == []
+
+
+async def test_without_a_rebuild_a_vm_that_left_is_not_made_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await two_vms(node)
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.READY)
+        await ask(client, "vm.delete", name="vm-1", grace_s=0)
+        await eventually(lambda: is_gone(node, A))
+    await node.put(record(1))
+    async with node.agent():
+        await node_says(node, NodeState.READY)
+        await asyncio.sleep(0.1)
+        assert A not in node.domains.there
+
+
+async def test_a_node_with_a_vm_in_conflict_keeps_holding(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await two_vms(node)
+    await node.other_bus()
+    other = record(9, name="vm-1", node="n2", spec_hash="x")
+    await node.put(other)
+    claim = subjects.name_claim("default", "vm-1")
+    await node.bus.put(claim, encode(NameClaim(uid=other.uid)))
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        done = await rebuild(client)
+        conflict = next(vm for vm in done.vms if vm.uid == A)
+        assert conflict.step == "conflict"
+        assert "the name vm-1 is taken" in conflict.message
+        assert [(one.joined, one.message) for one in done.nodes] == [
+            (False, "holds its VMs: it has a VM in conflict")
+        ]
+        await node_says(node, NodeState.RECOVERING)
+    assert node.domains.done == []
