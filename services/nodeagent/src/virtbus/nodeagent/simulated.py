@@ -137,6 +137,7 @@ class MemoryFiles:
     def __init__(self) -> None:
         self._records: dict[str, VmRecord] = {}
         self._epochs: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         self._nonce = ""
 
     def epoch(self, uid: str) -> int:
@@ -153,7 +154,14 @@ class MemoryFiles:
         """There is none."""
 
     async def forget(self, uid: str) -> None:
-        self._records.pop(uid, None)
+        if self._records.pop(uid, None) is not None:
+            self._left[uid] = self.epoch(uid)
+
+    def left(self, uid: str) -> int:
+        return 0 if uid in self._records else self._left.get(uid, 0)
+
+    def removed(self) -> Mapping[str, int]:
+        return self._left
 
     def nonce(self) -> str:
         return self._nonce
