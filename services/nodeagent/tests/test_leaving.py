@@ -158,10 +158,12 @@ async def test_a_fenced_node_starts_nothing_until_it_is_unfenced(node: Node) -> 
     await power_off(node)
     await fence(node)
     async with node.agent():
-        await asyncio.sleep(0.2)
-        status = await node.status(A)
-        assert status is not None
-        assert "node unfence n1" in status.message
+
+        async def told() -> bool:
+            status = await node.status(A)
+            return status is not None and "node unfence n1" in status.message
+
+        await eventually(told)
         assert node.domains.done == []
         await unfence(node)
         await eventually(in_state(node, "Running"))
