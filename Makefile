@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit integration e2e test hosts-test upgrade-test demo bench install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit integration e2e test hosts-test upgrade-test demo chaos bench install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,9 @@ hosts-test: setup ## three hosts, three servers of the bus: creates and deletes 
 
 upgrade-test: setup ## each service at an older commit beside the newer, and back; FROM=commit VMS= (root)
 	@FROM=$(or $(FROM),HEAD~1) VMS=$(or $(VMS),20) $(PYTEST) -s tests/hosts/test_upgrade.py $(ARGS)
+
+chaos: setup ## random faults under load, MINUTES=n SEED=s [SIMULATE=1], and what held (root)
+	@MINUTES=$(MINUTES) SEED=$(SEED) SIMULATE=$(SIMULATE) tools/in-host-netns $(BIN)/python -m tests.chaos
 
 demo: setup ## one VM, from create to delete (root)
 	@tools/in-host-netns tools/demo

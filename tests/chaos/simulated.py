@@ -10,7 +10,9 @@ from tests.e2e import host
 from tests.e2e.platform import Platform, until
 
 from virtbus.bus.ports import BusError
+from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeState
 
 MIB = 1024**2
 
@@ -27,10 +29,10 @@ class Simulated(Platform):
 
         def whole() -> bool:
             try:
-                nodes = self.ask("node.list", timeout_s=2)["items"]
+                nodes = NodePage.model_validate(self.ask("node.list", timeout_s=2)).items
             except (BusError, VirtbusError):
                 return False
-            return [node["state"] for node in nodes] == ["ready"] and nodes[0]["age_s"] < 10
+            return [node.state for node in nodes] == [NodeState.READY] and nodes[0].age_s < 10
 
         until(whole, "the agent ready", within_s=within_s)
 

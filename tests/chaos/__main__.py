@@ -1,0 +1,105 @@
+"""`make chaos MINUTES=n SEED=s`: random faults under load on one host, and what held.
+
+The schedule of a seed is the same each time (what the machine makes of it is not). Exit code 0:
+all held; 1: a violation, with its lines and the seed to repeat. SIMULATE=1 leaves QEMU out.
+"""
+
+import asyncio
+import os
+import random
+import sys
+import time
+import traceback
+
+from tests.chaos.field import Field
+from tests.chaos.holding import Holding
+from tests.chaos.lives import Lives
+from tests.chaos.schedule import strikes
+from tests.chaos.striking import Strikes, awake
+from tests.e2e import host
+
+AT_ONCE = 4
+"""VMs at a time: without KVM each boots on a core of its own."""
+SWEEPS = {"VIRTBUS_SWEEP_INTERVAL_S": "2", "VIRTBUS_ORPHAN_GRACE_S": "5"}
+
+
+class Run:
+    """One run of a seed; `say` writes a line with the time since its begin."""
+
+    def __init__(self, seed: int, minutes: float, *, simulate: bool) -> None:
+        self.seed, self.seconds, self.simulate = seed, minutes * 60, simulate
+        self._begun = time.monotonic()
+
+    def say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self._begun:7.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    async def on(self, field: Field) -> Holding:
+        """Strike a started field under load until the time is over; then all must be well."""
+        lives = Lives(self.seed, self.simulate)
+        holding = Holding(field, lives)
+        striking = Strikes(field, lives, self.say)
+        async with field.bus() as bus, asyncio.TaskGroup() as group:
+            watching = group.create_task(holding.watch())
+            living = group.create_task(lives.run(bus, AT_ONCE))
+            hearing = group.create_task(striking.hear())
+            with awake(field):
+                await self._strike(striking, living)
+            self.say("no more faults; what is under way ends")
+            lives.over.set()
+            await living
+            await holding.at_the_end(bus)
+            for task in (watching, hearing):
+                task.cancel()
+        self.say(f"{striking.count} faults; answered: {dict(sorted(lives.done.items()))}")
+        return holding
+
+    async def _strike(self, striking: Strikes, living: "asyncio.Task[None]") -> None:
+        end = self._begun + self.seconds
+        for strike in strikes(self.seed, simulate=self.simulate):
+            await asyncio.sleep(strike.pause_s)
+            if time.monotonic() + strike.lasts_s > end or living.done():
+                return
+            await striking.strike(strike)
+
+
+def run(seed: int, minutes: float, *, simulate: bool) -> list[str]:
+    """What was broken; empty when all held."""
+    host.refuse_the_machines_own_network()
+    one = Run(seed, minutes, simulate=simulate)
+    one.say(f"seed {seed}, {minutes:g} min, {'simulated' if simulate else 'real guests'}")
+    field = Field(SWEEPS, simulate=simulate, seed=seed)
+    try:
+        field.start()
+        field.quiet = field.census()
+        one._begun = time.monotonic()
+        holding = asyncio.run(one.on(field))
+        field.stop()
+    except Exception:  # noqa: BLE001  whatever ends a run is a violation, and said
+        return [traceback.format_exc()]
+    finally:
+        keep = os.environ.get("VIRTBUS_E2E_KEEP")
+        if keep:
+            os.makedirs(keep, exist_ok=True)
+            os.link(field.log, f"{keep}/chaos-{seed}-{os.getpid()}.log")
+        field.wipe()
+    for invariant, looks in sorted(holding.looks.items()):
+        held = not any(line.startswith(invariant) for line in holding.broken)
+        one.say(f"{'held' if held else 'BROKEN'}: {invariant} ({looks} looks)")
+    return holding.broken
+
+
+def main() -> int:
+    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
+    minutes = float(os.environ.get("MINUTES") or 3)
+    simulate = os.environ.get("SIMULATE", "") not in {"", "0"}
+    broken = run(seed, minutes, simulate=simulate)
+    for line in broken:
+        sys.stdout.write(f"VIOLATION {line}\n")
+    if broken:
+        sys.stdout.write(f"repeat: make chaos SEED={seed} MINUTES={minutes:g}\n")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,126 @@
+"""One node that reaches its bus over a wire which can be hurt; the rest as `virtbus up` runs it."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from tests.chaos.link import Link
+from tests.chaos.simulated import MIB, Simulated
+from tests.e2e import host
+from tests.e2e.platform import NODE, Platform, tiny_image, until
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.handshake import any_port
+from virtbus.bus.natsbus import NatsBus
+
+BUS_DISK_BYTES = 128 * MIB
+
+
+class Field(Simulated):
+    """`virtbus up --no-node` with a small disk of its own, and `virtbus node up` behind a Link."""
+
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, *, simulate: bool, seed: int = 0
+    ) -> None:
+        Platform.__init__(self, environ)
+        self._simulate = ("--simulate",) if simulate else ()
+        self.simulate = simulate
+        self.bus_dir = self.base / "bus"
+        self.store = self.bus_dir / "state" / "nats"
+        self._port = any_port("127.0.0.1")
+        self.link = Link(("127.0.0.1", self._port), seed)
+        self.at_end.callback(self.link.close)
+        self.environ["VIRTBUS_CREDS"] = str(self._creds("bus"))
+        self.own_disk(self.store, BUS_DISK_BYTES)
+        self._node: subprocess.Popen[bytes] | None = None
+
+    def _creds(self, user: str) -> Path:
+        return self.bus_dir / "run" / f"{user}.creds"
+
+    # --- its life -------------------------------------------------------------------------
+    def start(self, *, whole: bool = True) -> None:
+        """Run both, until the node is ready."""
+        sources = self.state_dir / "images" / "src"
+        if not sources.exists():
+            sources.mkdir(parents=True)
+            shutil.copy(tiny_image(), sources / "tiny.qcow2")
+        self.start_bus()
+        self.start_node()
+        if whole:
+            self.wait_whole()
+
+    def start_bus(self) -> None:
+        """`virtbus up --no-node`, until the API answers."""
+        argv = ("up", "--no-node", "--nodes", NODE, "--port", str(self._port))
+        self._up = self._run(*argv, "--data", str(self.bus_dir))
+        until(lambda: self.try_cli("vm", "list").returncode == 0, "the API")
+
+    def start_node(self) -> None:
+        """`virtbus node up`; it is ready a moment later."""
+        argv = ("--name", NODE, "--creds", str(self._creds(f"node-{NODE}")))
+        wire = ("--nats", f"nats://127.0.0.1:{self.link.port}", "--data", str(self.base))
+        self._node = self._run("node", "up", *argv, *wire, *self._simulate)
+
+    def _run(self, *argv: str) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                ["virtbus", *argv, *(self._simulate if argv[0] == "up" else ())],
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def node_up(self) -> "subprocess.Popen[bytes]":
+        assert self._node is not None, "not started"
+        return self._node
+
+    def kill_node(self) -> None:
+        """End every process of ours on the node at once, as OOM or a panic of systemd would."""
+        pids = [self.node_up.pid, *host.children(self.node_up.pid)]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.node_up.wait(10)
+
+    def stop(self) -> None:
+        node, self._node = self._node, None
+        if node is not None and node.poll() is None:
+            node.send_signal(signal.SIGCONT)
+            node.terminate()
+            try:
+                node.wait(60)
+            except subprocess.TimeoutExpired:
+                node.kill()
+                node.wait(10)
+                raise
+        super().stop()
+
+    def wait_whole(self, within_s: float = 60) -> None:
+        """Return once the API answers and what runs on the node is ready."""
+        if self.simulate:
+            super().wait_whole(within_s)
+        else:
+            Platform.wait_whole(self, within_s)
+
+    def pids(self) -> dict[str, int]:
+        """Services of both, by name."""
+        found = super().pids()
+        if self._node is not None:
+            for pid, argv in host.children(self._node.pid).items():
+                if argv[1:2] == ["-m"] and argv[2].startswith("virtbus."):
+                    found[argv[2].removeprefix("virtbus.")] = pid
+        return found
+
+    @asynccontextmanager
+    async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
+        """A connection past the wire."""
+        settings = BusSettings(creds=self._creds("bus" if user == "client" else user))
+        async with connect(settings, name="test") as bus:
+            yield bus

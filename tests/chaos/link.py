@@ -1,0 +1,141 @@
+"""The wire between a node and its bus, to be hurt: a TCP proxy in user space.
+
+This kernel has no netem. What a proxy can do to a stream: cut it (reset, and refuse), let it hang
+half-open (taken, never answered), slow it, and garble it.
+"""
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_CHUNK = 64 * 1024
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER on, 0 s: close sends RST and no FIN."""
+
+
+class State(StrEnum):
+    """What the wire is like."""
+
+    WELL = "well"
+    CUT = "cut"
+    HALF_OPEN = "half-open"
+    SLOW = "slow"
+    GARBLED = "garbled"
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """Of a slow wire: what each chunk waits, and how often one waits for a retransmission."""
+
+    delay_s: float = 0.25
+    lost: float = 0.1
+    retransmit_s: float = 1.0
+
+
+class Link:
+    """One listening port before one server; methods may be called from any thread."""
+
+    def __init__(self, target: tuple[str, int], seed: int = 0) -> None:
+        self._target = target
+        self._random = random.Random(seed)
+        self._slowness = Slowness()
+        self.state = State.WELL
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._moved = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._server = self._call(asyncio.start_server(self._serve, sock=self._listener))
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    def become(self, state: State) -> None:
+        """Be so from now on, for connections that are and that come."""
+        self._call(self._become(state))
+
+    async def _become(self, state: State) -> None:
+        self.state = state
+        if state is State.CUT:
+            for pair in tuple(self._pairs):
+                self._reset(pair)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def close(self) -> None:
+        """End it and all connections through it."""
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._server.close()
+        await self._become(State.CUT)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- one connection -------------------------------------------------------------------
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.state is State.CUT:
+            self._reset((writer, writer))
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = (writer, far_writer)
+        self._pairs.add(pair)
+        try:
+            with contextlib.suppress(OSError):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pump(reader, far_writer))
+                    group.create_task(self._pump(far_reader, writer))
+        except* OSError:
+            pass
+        finally:
+            self._pairs.discard(pair)
+            for end in pair:
+                end.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            chunk = await reader.read(_CHUNK)
+            while self.state is State.HALF_OPEN:
+                await self._moved.wait()
+            if self.state is State.SLOW:
+                slowness = self._slowness
+                lost = self._random.random() < slowness.lost
+                await asyncio.sleep(slowness.retransmit_s if lost else slowness.delay_s)
+            if not chunk:
+                raise ConnectionResetError
+            if self.state is State.GARBLED:
+                chunk = self._garbled(chunk)
+            writer.write(chunk)
+            await writer.drain()
+
+    def _garbled(self, chunk: bytes) -> bytes:
+        """One byte of it is another: what TCP's checksum lets through, once in a while."""
+        at = self._random.randrange(len(chunk))
+        return chunk[:at] + bytes([chunk[at] ^ 0x5A]) + chunk[at + 1 :]
+
+    @staticmethod
+    def _reset(pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+        for end in pair:
+            with contextlib.suppress(OSError):
+                sock = end.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            end.transport.abort()
