@@ -28,6 +28,7 @@ _SAMPLES = {
     "session": "sample-session",
     "instance": "sample-instance",
     "number": "1234567",
+    "bucket": "sample-bucket",
 }
 PARAMETERS = {
     "uid": "the VM's UUID",
@@ -42,6 +43,7 @@ PARAMETERS = {
     "session": "the id that the client chose for its console session",
     "instance": "the controller that serves the watch",
     "number": "the watch among those of its controller",
+    "bucket": "a KV bucket, such as `vm`",
 }
 
 
@@ -243,6 +245,13 @@ CHANNELS: tuple[Channel, ...] = (
         node.NodeRecord,
         "nodeagent → controller",
         "Liveness and capacity; TTL 15 s.",
+    ),
+    _said(
+        subjects.storage_probe,
+        Plane.RECORD,
+        None,
+        "controller, virtbus up → the bus",
+        "A purge that only asks whether the bus stores again; gone after a second.",
     ),
     _said(
         subjects.lease,

@@ -13,6 +13,7 @@ from virtbus.bus.tasks import background
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.driver_file import test_host
 from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.kvm_probe import usable
@@ -23,7 +24,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import SimulatedNode, test_host
+from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.vm import VmRecord
 

@@ -9,8 +9,6 @@ import logging
 import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from pydantic import Field
@@ -19,13 +17,14 @@ from virtbus.bus import client, process
 from virtbus.bus.settings import load
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.driver_file import scratch, test_host
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 from virtbus.nodeagent.edge.libvirt_calls import Inline
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import MemoryFiles, NoSeeds, SimulatedNode, test_host
+from virtbus.nodeagent.simulated import MemoryFiles, NoSeeds, SimulatedNode
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.quantity import Bytes
 
@@ -73,10 +72,10 @@ async def serve(settings: FleetSettings) -> None:
     """Run every node until cancelled."""
     joining, rollcall = asyncio.Semaphore(JOINING_AT_ONCE), Rollcall(settings.count)
     host = _host(settings)
-    with TemporaryDirectory(prefix="virtbus-simulate-") as folder:
+    with scratch() as folder:
         async with asyncio.TaskGroup() as group:
             for node in settings.nodes:
-                uri = test_host(Path(folder) / f"{node}.xml")
+                uri = test_host(folder / f"{node}.xml")
                 run = _node(settings.of(node), host, uri, joining, rollcall.up)
                 group.create_task(run, name=node)
 

@@ -122,12 +122,6 @@ def _interface(record: VmRecord, index: int) -> InterfaceStatus:
     return InterfaceStatus(name=nic.name, mac=mac, addresses=(address,))
 
 
-def test_host(path: Path) -> str:
-    """The URI of libvirt's test driver with an empty host, so that nothing but ours is in it."""
-    path.write_text("<node><cpu><mhz>2000</mhz><model>x86_64</model></cpu></node>\n")
-    return f"test://{path.absolute()}"
-
-
 class MemoryFiles:
     """The `RecordFiles` port without a disk: what a simulated node knows ends with its process.
 
