@@ -35,6 +35,8 @@ class Kind(StrEnum):
     NODE_SUSPECT = "node.suspect"
     NODE_DOWN = "node.down"
     NODE_LEFT = "node.left"
+    NODE_FENCED = "node.fenced"
+    NODE_UNFENCED = "node.unfenced"
     SPAN = "trace.span"
 
 

@@ -9,6 +9,7 @@ from virtbus.bus.joining import Nodes
 from virtbus.bus.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge import fencing
 from virtbus.controller.edge.departures import Departures
 from virtbus.controller.edge.duties import Duties
 from virtbus.controller.edge.endings import Endings
@@ -61,7 +62,7 @@ class Controller:
         self._storage = Storage(bus)
         self._vms = VmApi(bus, self._fleet, self._watches, facts, self._storage)
         self._about = FleetApi(bus, self._fleet, self._storage)
-        self._nodes = NodeApi(bus, self._fleet)
+        self._nodes = NodeApi(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
         self._rebuilds = Rebuilds(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
@@ -72,7 +73,7 @@ class Controller:
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
         self._duties = Duties(
-            self._leases, [self._sweep, self._pulse.tell, self._depart, self._place]
+            self._leases, [self._sweep, self._pulse.tell, self._depart, self._fence, self._place]
         )
 
     async def run(self) -> None:
@@ -168,6 +169,14 @@ class Controller:
     async def _depart(self, tenure: Tenure) -> None:
         await self._feeds.synced()
         await self._departures.run(tenure)
+
+    async def _fence(self, tenure: Tenure) -> None:
+        settings = self._settings
+        if not settings.fence_command:
+            return
+        await self._feeds.synced()
+        turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
+        await fencing.FenceAgent(self._fleet, self._nodes, turn_off).run(tenure)
 
     async def _sweep(self, tenure: Tenure) -> None:
         settings = self._settings

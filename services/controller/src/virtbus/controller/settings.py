@@ -23,6 +23,16 @@ class Settings(ServiceSettings):
     )
     watches_at_once: int = Field(1000, ge=1, description="client watches served at once")
 
+    fence_command: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description="argv that turns a Down node off for sure, {node} being its id; exit code 0 "
+        "is taken as proof, and its VMs may then start elsewhere; empty: only people fence",
+    )
+    fence_timeout_s: float = Field(
+        60.0, ge=1, le=600, description="seconds after which fence_command is ended and has failed"
+    )
+
     @property
     def bus_user(self) -> str:
         return "controller"

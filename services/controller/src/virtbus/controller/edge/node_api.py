@@ -7,8 +7,9 @@ from collections.abc import Callable
 from virtbus.bus.ports import Bus, ConflictError, EntryKind, Request
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.leaving import Places, stays
-from virtbus.controller.core.nodes import DOWN_AFTER_S, unheard
+from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
+from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     Empty,
@@ -20,6 +21,7 @@ from virtbus.schemas.api import (
     NodeVm,
 )
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.events import Kind
 from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
 from virtbus.schemas.wire import encode, read, validate
 
@@ -31,9 +33,10 @@ Change = Callable[[NodeWish], NodeWish]
 class NodeApi:
     """The handlers of `node.*`; each takes a Request and returns the answer's model."""
 
-    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
         self._bus = bus
         self._fleet = fleet
+        self._facts = facts
 
     async def list(self, request: Request) -> NodePage:
         validate(Empty, request.data)
@@ -74,24 +77,53 @@ class NodeApi:
         now_s = asyncio.get_running_loop().time()
         if not self._fleet.may_be_off(node, now_s):
             raise not_off(node, self._fleet.silence_s(node, now_s))
-        seen = self._fleet.nodes.get(node)
-        fence = Fence(
+        proof = self.proof(self._fleet.nodes.get(node), "operator", want.confirm)
+        await self.prove(
+            node, proof.model_copy(update={"discard_local_disks": want.discard_local_disks})
+        )
+        return self._show(node)
+
+    def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
+        """That a node is off, of the life of it that was last heard."""
+        return Fence(
             instance=seen.record.instance if seen else "",
             started_ns=seen.record.started_ns if seen else 0,
-            by="operator",
-            why=want.confirm,
+            by=by,
+            why=why,
             time_ns=self._bus.sources.time_ns(),
-            discard_local_disks=want.discard_local_disks,
         )
-        await self._change(node, lambda wish: fenced(wish, fence))
-        return self._show(node)
+
+    async def prove(self, node: str, proof: Fence, lease_revision: int = 0) -> None:
+        """Write that a node is off; a singleton gives the revision of its lease.
+
+        Raises:
+            VirtbusError: 409: a later holder of the lease has written since (I15).
+        """
+
+        def proved(wish: NodeWish) -> NodeWish:
+            if 0 < lease_revision < wish.lease_revision:
+                message = f"what is wanted of {node} was written under a later lease"
+                raise VirtbusError(Code.CONFLICT, "lease_lost", message)
+            update = {"lease_revision": lease_revision or wish.lease_revision}
+            return fenced(wish, proof).model_copy(update=update)
+
+        await self._change(node, proved)
+        identity = f"{proof.instance}:{proof.started_ns}"
+        self._facts.node(Kind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
 
     async def unfence(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
         wish = self._fleet.wish_of(node)
         if wish.fenced is not None:
             self._check_back(node, wish.fenced)
-            await self._change(node, lambda wish: wish.model_copy(update={"fenced": None}))
+            update = {"fenced": None, "lease_revision": 0}
+            await self._change(node, lambda wish: wish.model_copy(update=update))
+            seen = self._fleet.nodes[node].record
+            same = seen.instance == wish.fenced.instance
+            message = "back, and as the same agent: it was never off" if same else "back"
+            level = logging.WARNING if same else logging.INFO
+            log.log(level, "%s is %s", node, message, extra={"code": "unfenced", "node": node})
+            self._facts.node(Kind.NODE_UNFENCED, node, message, f"{wish.fenced.time_ns}")
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:

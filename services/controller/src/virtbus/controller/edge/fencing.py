@@ -1,0 +1,139 @@
+"""The fence agent: a command of the operator's that turns a node off, and says so by exit code 0.
+
+Run by the holder of the lease alone, for one node at a time, only while that node is Down and the
+brake on mass silence is off: what fell silent together is nobody's to turn off.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from virtbus.bus.ports import BusError
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.node_api import NodeApi
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import check_id
+from virtbus.schemas.node import NodeState
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+RETRY_S = 30.0
+SAID_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the command ended; `said` is the end of its output."""
+
+    done: bool
+    said: str
+
+
+Command = Callable[[str], Awaitable[Answer]]
+"""Turns the node of that id off for sure, or says why it could not."""
+
+
+def command(argv: Sequence[str], timeout_s: float) -> Command:
+    """The configured command; `{node}` in an argument is the node's id. No shell sees it."""
+
+    async def run(node: str) -> Answer:
+        words = [word.replace("{node}", check_id(node)) for word in argv]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Answer(False, f"{words[0]}: {error.strerror}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                said = await _end_of(process)
+                code = await process.wait()
+        except TimeoutError:
+            return Answer(False, f"did not end in {timeout_s:g} s")
+        finally:
+            if process.returncode is None:  # and with it what it started
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return Answer(code == 0, f"exit code {code}" + (f": {said}" if said else ""))
+
+    return run
+
+
+async def _end_of(process: asyncio.subprocess.Process) -> str:
+    """Read all that it writes, keep the end."""
+    kept = b""
+    assert process.stdout is not None  # noqa: S101  it is a pipe
+    while chunk := await process.stdout.read(4096):
+        kept = (kept + chunk)[-SAID_BYTES:]
+    return " ".join(kept.decode("utf-8", "replace").split())
+
+
+class FenceAgent:
+    """Fences Down nodes that hold VMs, while the lease is held."""
+
+    def __init__(self, fleet: Fleet, nodes: NodeApi, turn_off: Command) -> None:
+        self._fleet = fleet
+        self._nodes = nodes
+        self._turn_off = turn_off
+        self._tried_s: dict[str, float] = {}
+
+    async def run(self, tenure: Tenure) -> None:
+        """Look each second; never returns by itself."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for node in self._fleet.known_nodes():
+                if not self._due(node):
+                    continue
+                self._tried_s[node] = asyncio.get_running_loop().time()
+                tenure.check()
+                try:
+                    await self._fence(node, tenure)
+                except (BusError, VirtbusError) as error:
+                    log.warning("%s: %s", node, error, extra={"code": "fence_retry", "node": node})
+
+    def _down(self, node: str) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return not self._fleet.braked and self._fleet.node_state(node, now_s) is NodeState.DOWN
+
+    def _due(self, node: str) -> bool:
+        """True for a node that is Down with VMs on it, is not fenced, and was not just tried."""
+        now_s = asyncio.get_running_loop().time()
+        return (
+            self._down(node)
+            and node in self._fleet.promises.on
+            and self._fleet.wish_of(node).fenced is None
+            and now_s - self._tried_s.get(node, -RETRY_S) >= RETRY_S
+        )
+
+    async def _fence(self, node: str, tenure: Tenure) -> None:
+        seen = self._fleet.nodes.get(node)
+        log.warning("%s is down: fencing it", node, extra={"code": "fencing", "node": node})
+        answer = await self._turn_off(node)
+        if not answer.done:
+            extra = {"code": "fence_failed", "node": node}
+            log.error(
+                "%s is not fenced: %s; tried again in %.0f s, or say it is off: "
+                "`virtbus node fence %s --confirm HOW`",
+                node,
+                answer.said,
+                RETRY_S,
+                node,
+                extra=extra,
+            )
+            return
+        if not self._down(node):
+            extra = {"code": "fence_void", "node": node}
+            log.warning("%s is back, or many are silent: not fenced", node, extra=extra)
+            return
+        revision = tenure.check()
+        await self._nodes.prove(node, self._nodes.proof(seen, "agent", answer.said), revision)

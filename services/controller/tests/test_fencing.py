@@ -1,0 +1,140 @@
+"""The fence agent: who is turned off, when, and what that is worth (F24)."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.controller.tests.fleets import uid
+from services.controller.tests.test_departures import FREE, Site, site
+from services.controller.tests.test_vm_api import refused
+from services.controller.tests.virtual import run, world
+
+from virtbus.bus.tasks import background
+from virtbus.controller.edge.fencing import Answer, FenceAgent, command
+from virtbus.controller.edge.lease import Tenure
+
+FOREVER = Tenure("fleet", 7, float("inf"))
+
+
+class Switch:
+    """A fence command that a test answers for."""
+
+    def __init__(self) -> None:
+        self.pulled: list[str] = []
+        self.answer = Answer(True, "exit code 0")
+
+    async def __call__(self, node: str) -> Answer:
+        self.pulled.append(node)
+        await asyncio.sleep(1)
+        return self.answer
+
+
+@asynccontextmanager
+async def agent(there: Site) -> AsyncIterator[Switch]:
+    """The first controller has a fence agent."""
+    switch = Switch()
+    controller = there.made.controllers["c1"]
+    async with background() as tasks:
+        tasks.start(FenceAgent(controller._fleet, controller._nodes, switch).run(FOREVER))
+        yield switch
+
+
+@site()
+async def test_a_down_node_is_fenced_and_its_vms_start_elsewhere_within_a_minute(
+    there: Site,
+) -> None:
+    async with agent(there) as switch, there.host("n2").on():
+        n1 = there.host("n1")
+        async with n1.on():
+            await there.until(lambda: "n1" in there.made.controllers["c1"]._fleet.nodes)
+            await there.node("cordon", "n2")
+            await there.vm(1, "n1", **FREE)
+            await there.node("uncordon", "n2")
+        off_s = asyncio.get_running_loop().time()
+        await there.runs_on(1, "n2")
+        assert asyncio.get_running_loop().time() - off_s < 60
+        assert switch.pulled == ["n1"]
+        wish = (await there.node("get", "n1")).node.wish
+        assert wish is not None
+        assert wish.fenced is not None
+        assert (wish.fenced.by, wish.fenced.instance, wish.lease_revision) == ("agent", "n1-1", 7)
+
+
+@site()
+async def test_a_command_that_fails_proves_nothing_and_is_tried_again(there: Site) -> None:
+    async with agent(there) as switch, there.host("n2").on():
+        switch.answer = Answer(False, "exit code 1: no route to the BMC")
+        async with there.host("n1").on():
+            await there.until(lambda: "n1" in there.made.controllers["c1"]._fleet.nodes)
+            await there.node("cordon", "n2")
+            await there.vm(1, "n1", **FREE)
+            await there.node("uncordon", "n2")
+        await asyncio.sleep(100)
+        assert 2 <= len(switch.pulled) <= 4
+        assert uid(1) not in there.guests.running
+        switch.answer = Answer(True, "exit code 0")
+        await there.runs_on(1, "n2")
+
+
+@site()
+async def test_nodes_that_fall_silent_together_are_never_turned_off(there: Site) -> None:
+    async with agent(there) as switch, there.host("n3").on():
+        async with there.host("n1").on(), there.host("n2").on():
+            await asyncio.sleep(5)
+            for number in range(1, 5):
+                await there.made.vm("create", name=f"v{number}", image="tiny", uid=uid(number))
+            await asyncio.sleep(5)
+        await asyncio.sleep(3600)
+        assert switch.pulled == []
+
+
+@site()
+async def test_a_node_that_is_back_before_the_command_has_ended_is_not_fenced(
+    there: Site,
+) -> None:
+    async with agent(there) as switch, there.host("n2").on():
+        n1 = there.host("n1")
+        async with n1.on():
+            await there.until(lambda: "n1" in there.made.controllers["c1"]._fleet.nodes)
+            await there.node("cordon", "n2")
+            await there.vm(1, "n1", **FREE)
+            await there.node("uncordon", "n2")
+        await there.until(lambda: switch.pulled)
+        async with n1.on():
+            await asyncio.sleep(60)
+            assert there.guests.running == {uid(1): "n1"}
+            wish = (await there.node("get", "n1")).node.wish
+            assert wish is None or wish.fenced is None
+
+
+def test_a_fence_by_one_whose_lease_has_gone_on_is_refused() -> None:
+    async def body() -> None:
+        async with world(nodes=1) as made:
+            there = Site(made)
+            nodes = made.controllers["c1"]._nodes
+            await there.until(lambda: "n1" in made.controllers["c1"]._fleet.nodes)
+            await nodes.prove("n1", nodes.proof(None, "agent", "exit code 0"), 9)
+            error = await refused(nodes.prove("n1", nodes.proof(None, "agent", "late"), 8))
+            assert error.reason == "lease_lost"
+
+    run(body)
+
+
+# --- the command itself -------------------------------------------------------------------
+
+
+async def test_the_command_gets_the_node_as_an_argument_and_no_shell_sees_it() -> None:
+    script = "import sys; print(sys.argv[1:]); sys.exit(0)"
+    answer = await command([sys.executable, "-c", script, "--node={node}", "$HOME;x"], 20)("n1")
+    assert answer == Answer(True, "exit code 0: ['--node=n1', '$HOME;x']")
+
+
+async def test_a_command_that_fails_is_missing_or_hangs_proves_nothing(tmp_path: Path) -> None:
+    failed = await command([sys.executable, "-c", "import sys; sys.exit('no BMC')"], 20)("n1")
+    assert failed == Answer(False, "exit code 1: no BMC")
+    missing = await command([str(tmp_path / "none")], 20)("n1")
+    assert not missing.done
+    hung = await command([sys.executable, "-c", "import time; time.sleep(600)"], 0.3)("n1")
+    assert hung == Answer(False, "did not end in 0.3 s")
