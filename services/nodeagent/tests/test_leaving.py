@@ -37,6 +37,14 @@ def released(node: Node, epoch: int = 1) -> Callable[[], Awaitable[bool]]:
     return check
 
 
+def held(node: Node) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        status = await node.status(A)
+        return status is not None and "node unfence n1" in status.message
+
+    return check
+
+
 def gone(node: Node) -> Callable[[], Awaitable[bool]]:
     async def check() -> bool:
         return await node.status(A) is None
@@ -89,9 +97,9 @@ async def test_an_agent_that_restarts_while_a_vm_leaves_tells_again_that_it_let_
     await node.put(record(leaving=True))
     async with node.agent():
         await eventually(released(node))
+    await node.bus.purge(subjects.vm_status(NODE, A))
     async with node.agent():
-        await asyncio.sleep(0.1)
-        assert await released(node)()
+        await eventually(released(node))
     assert ("start", A) not in node.domains.done
 
 
@@ -158,12 +166,7 @@ async def test_a_fenced_node_starts_nothing_until_it_is_unfenced(node: Node) -> 
     await power_off(node)
     await fence(node)
     async with node.agent():
-
-        async def told() -> bool:
-            status = await node.status(A)
-            return status is not None and "node unfence n1" in status.message
-
-        await eventually(told)
+        await eventually(held(node))
         assert node.domains.done == []
         await unfence(node)
         await eventually(in_state(node, "Running"))
@@ -177,7 +180,7 @@ async def test_a_vm_moved_off_a_fenced_node_that_is_back_was_not_started_there(
     await power_off(node)
     await fence(node)
     async with node.agent():
-        await asyncio.sleep(0.1)
+        await eventually(held(node))
         await node.bus.purge(KEY)
         await eventually(gone(node))
         await unfence(node)
@@ -198,7 +201,7 @@ async def test_a_fence_that_was_lifted_while_the_agent_was_cut_off_is_lifted(nod
     await power_off(node)
     await fence(node)
     async with node.agent():
-        await asyncio.sleep(0.1)
+        await eventually(held(node))
         shelf = node.server.shelf(KEY)
         del shelf.entries[subjects.node_wish(NODE)]  # the marker expired before it was seen
         await eventually(in_state(node, "Running"))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from virtbus.controller.core.placement import Candidate, memory_of, place
 from virtbus.schemas.node import Fence
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord, VmSpec, VmStatus
+from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord, VmStatus
 
 STAYS: dict[EvictionStrategy, str] = {
     EvictionStrategy.EXTERNAL: (
@@ -96,11 +96,11 @@ class Places:
         others = [c for name, c in self._nodes.items() if name != record.node]
         if record.leaving_to is not None:
             others = [c for c in others if c.record.node == record.leaving_to]
-        placement = place(record.spec, others)
+        placement = place(record.spec, others, powered=record.powered)
         if not placement.nodes and home and record.node in self._nodes:
-            placement = place(record.spec, [self._nodes[record.node]])
+            placement = place(record.spec, [self._nodes[record.node]], powered=record.powered)
         if placement.nodes:
-            self.take(placement.nodes[0], record.spec)
+            self._take(placement.nodes[0], record)
             return placement.nodes[0], ""
         refused = dict(placement.refused)
         if record.leaving_to is not None and record.leaving_to not in self._nodes:
@@ -108,11 +108,12 @@ class Places:
         why = "; ".join(f"{node} {reason}" for node, reason in sorted(refused.items()))
         return "", "no node can take it: " + (why or "there is no other")
 
-    def take(self, node: str, spec: VmSpec) -> None:
-        """Count a VM that will come to `node`."""
-        there = self._nodes[node]
+    def _take(self, node: str, record: VmRecord) -> None:
+        """Count a VM that will come to `node`; one that is off takes only its disks' room."""
+        there, on = self._nodes[node], record.powered
         self._nodes[node] = there._replace(
             vms=there.vms + 1,
-            vcpus=there.vcpus + spec.domain.cpu.vcpus,
-            memory_bytes=there.memory_bytes + memory_of(spec),
+            fresh_vms=there.fresh_vms + 1,
+            vcpus=there.vcpus + (record.spec.domain.cpu.vcpus if on else 0),
+            memory_bytes=there.memory_bytes + (memory_of(record.spec) if on else 0),
         )

@@ -17,6 +17,7 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas.events import Kind
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import Fence, NodeState, NodeWish
 from virtbus.schemas.vm import VmRecord
 
@@ -26,7 +27,8 @@ ROUND_S = 0.5
 SETTLE_S = 6.0
 """A node that came back just before its fence was written is heard within this: a beat is 4 s."""
 
-Check = Callable[[], object]
+Check = Callable[[], int]
+"""The fencing token, right before a write; LeaseLostError once the lease is lost."""
 
 
 class Departures:
@@ -77,6 +79,8 @@ class Departures:
         """A VM that leaves: move it once its node has let go of it; else keep it a place."""
         status = self._fleet.status_of(held.record)
         node, _ = places.find(held.record, home=True)
+        if not node and held.record.leaving_to is None:
+            node = UNPLACED  # as a new VM that nobody can take now: placing goes on with it
         if node and let_go(held.record, status[0] if status else None):
             await self._move(held, held.record, node, check)
 
@@ -87,9 +91,9 @@ class Departures:
             if record.ending or stays(record, discard=discard) or not places.find(record)[0]:
                 continue
             status = self._fleet.status_of(record)
-            check()
+            wanted = leaving(record, status[0] if status else None, None)
+            wanted = wanted.model_copy(update={"lease": check()})
             try:
-                wanted = leaving(record, status[0] if status else None, None)
                 left = await self._commits.replace(held, wanted)
             except ConflictError:
                 continue  # its echo brings us back
@@ -147,7 +151,7 @@ class Departures:
         fence = self._fleet.wishes.get(old)
         if fence is not None and fence[0].fenced is None:
             fence = None
-        check()
+        record = record.model_copy(update={"lease": check()})
         try:
             new = await self._moves.move(Held(record, held.revision), node, fence=fence)
         except ConflictError as error:

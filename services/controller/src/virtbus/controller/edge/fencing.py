@@ -64,6 +64,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
             if process.returncode is None:  # and with it what it started
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+                await process.communicate()
         return Answer(code == 0, f"exit code {code}" + (f": {said}" if said else ""))
 
     return run
