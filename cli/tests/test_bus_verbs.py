@@ -1,11 +1,17 @@
 """`virtbus bus VERB` against scripted services."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.tests.fakes import UID, Cli, Script
 
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.declaration import ensure
 from virtbus.schemas.api import BusRebuilt, RebuiltNode, RebuiltVm
+from virtbus.schemas.subjects import vm_record, vm_secret
+from virtbus.schemas.wire import encode
 
 pytestmark = pytest.mark.integration
 
@@ -27,6 +33,37 @@ async def test_a_rebuild_shows_what_was_written_and_who_follows(script: Script, 
     assert "web   default    n1    add   -" in done.out
     assert "n1    1    yes" in done.out
     assert "3 VM(s) were as they should be" in done.out
+
+
+async def test_a_backup_is_for_its_owner_only_and_goes_back_into_an_empty_bus(
+    script: Script, cli: Cli, tmp_path: Path
+) -> None:
+    admin = ("--creds", str(script.files.creds("admin")))
+    key = vm_record("n1", UID)
+    async with connect(BusSettings(creds=script.files.creds("admin")), name="test") as bus:
+        await ensure(bus)
+        await bus.put(key, encode({"uid": UID}))
+        await bus.put(vm_secret("n1", UID), b"\x80")
+        file = tmp_path / "kept"
+        done = await cli("bus", "backup", str(file), *admin)
+        assert done.code == 0, done.err
+        assert "1 VM(s), 1 secret(s)" in done.out
+        assert "secrets in the clear" in done.err
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+        await bus.put(key, encode({"uid": UID, "epoch": 2}))
+        refused = await cli("bus", "restore", str(file), *admin)
+        assert refused.code == 1
+        assert "virtbus bus rebuild" in refused.err
+
+        await bus.purge(key)
+        done = await cli("bus", "restore", str(file), *admin, "-o", "json")
+        assert (done.code, done.json["vms"]) == (0, [UID])
+        entry = await bus.get(key)
+        assert entry is not None
+        assert entry.value == encode({"uid": UID})
+    assert (await cli("bus", "restore", str(file), "--creds", "/none")).code == 5
 
 
 async def test_a_dry_run_asks_for_nothing_more(script: Script, cli: Cli) -> None:

@@ -4,13 +4,17 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
 from virtbus.cli import output
 from virtbus.cli.wire import access
 from virtbus.cli.wire.session import REQUEST_TIMEOUT_S, Session
+
+if TYPE_CHECKING:
+    from virtbus.bus.access import BusSettings
 
 P = ParamSpec("P")
 STYLES = ("table", "json", "yaml")
@@ -35,6 +39,15 @@ class Invocation:
         if self._session is None:
             self._session = Session(access.find(self._server, self._creds, os.environ))
         return self._session
+
+    def admin(self) -> "BusSettings":
+        """Where the bus is, as its admin: --creds, or the file that `virtbus up` wrote for root."""
+        from virtbus.bus.access import BusSettings  # only few verbs need the services' own client
+
+        server = self._server or os.environ.get("VIRTBUS_SERVER", "")
+        run_dir = Path(os.environ.get("VIRTBUS_RUN_DIR") or access.DEFAULT_RUN_DIR)
+        creds = Path(self._creds) if self._creds else None
+        return BusSettings.found(run_dir, "admin", server=server, creds=creds)
 
     @property
     def for_eyes(self) -> bool:

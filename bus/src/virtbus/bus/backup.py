@@ -1,0 +1,249 @@
+"""A copy of what is wanted: records, claims, markers of deleted VMs, wishes of nodes, secrets.
+
+Not in it: what is seen (statuses, liveness), which bus a node joined, tombstones, facts. Every
+value stays as it is on the bus, so a backup knows no more of the models than their keys.
+
+The copy is taken while the bus works: each key as it was at one moment between begin and end.
+What that may tear apart is what a crash may (ADR 0003), and ends the same way.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
+from virtbus.schemas.subjects import JOIN_KEY, vm_anywhere
+from virtbus.schemas.wire import decode
+
+VERSION = 1
+QUIET_S = 0.3
+"""A change that overtook the list comes within this after its end."""
+MARKER_TTL_S = 86_400.0
+
+
+class BackupError(Exception):
+    """The file is no whole backup, or the bus cannot take it; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """Values by key; `marked` are the keys of deleted VMs. `taken_ns` is Unix time."""
+
+    taken_ns: int
+    values: Mapping[str, bytes]
+    marked: frozenset[str] = frozenset()
+
+    @property
+    def records(self) -> list[str]:
+        """The keys of VMs."""
+        return [key for key in self.values if _is_record(key)]
+
+    @property
+    def secrets(self) -> list[str]:
+        """The keys of secrets."""
+        return [key for key in self.values if key.startswith("$KV.sec.")]
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a restore did: how many keys it wrote, and how many were there already."""
+
+    written: int = 0
+    present: int = 0
+    vms: list[str] = field(default_factory=list)
+    """The uids that were written."""
+
+
+async def take(bus: Bus, *, secrets: bool = True) -> Backup:
+    """Copy the bus; needs a role that may read all of `$KV.vm` and `$KV.sec`.
+
+    Secrets are read after the records, and only those of VMs: a create puts its secrets first.
+    """
+    entries = await _listed(bus, "$KV.vm.>")
+    values = {key: entry.value for key, entry in entries.items() if _lasts(entry)}
+    uids = {_uid(key) for key in values if _is_record(key)}
+    marked = frozenset(
+        key
+        for key, entry in entries.items()
+        if entry.kind is EntryKind.PURGE and _is_record(key) and _uid(key) not in uids
+    )
+    if secrets:
+        found = await _listed(bus, "$KV.sec.>")
+        values |= {
+            key: entry.value
+            for key, entry in found.items()
+            if entry.kind is EntryKind.PUT and _uid(key) in uids
+        }
+    return Backup(bus.sources.time_ns(), values, marked)
+
+
+async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
+    """The last message of each key, with what changed while they were listed."""
+    found: dict[str, Entry] = {}
+    synced = False
+    async with bus.watch(keys) as watch:
+        items = aiter(watch)
+        while True:
+            try:
+                async with asyncio.timeout(QUIET_S if synced else None):
+                    item = await anext(items)
+            except TimeoutError:
+                return found
+            if isinstance(item, Entry):
+                found[item.key] = item
+            elif item is WatchMark.RESET:
+                found, synced = {}, False
+            else:
+                synced = True
+
+
+async def put_back(bus: Bus, backup: Backup) -> Restored:
+    """Write a backup into a bus that has no VM but those of the backup; safe to repeat.
+
+    Secrets first, then claims and wishes, markers, and each record last: it is the trigger.
+
+    Raises:
+        BackupError: the bus has VMs that the backup has not, or has them otherwise.
+        BusError: the bus went away; repeat.
+    """
+    there = await _listed(bus, "$KV.vm.>")
+    _check_room(backup, there)
+    done = Restored()
+    for key in sorted(backup.marked):
+        if key not in there:
+            await bus.purge(key, marker_ttl_s=MARKER_TTL_S)
+            done.written += 1
+    for key in sorted(backup.values, key=_order):
+        if await _put(bus, key, backup.values[key]):
+            done.written += 1
+            if _is_record(key):
+                done.vms.append(_uid(key))
+        else:
+            done.present += 1
+    return done
+
+
+def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
+    others = [
+        key
+        for key, entry in there.items()
+        if _is_record(key) and _lasts(entry) and backup.values.get(key) != entry.value
+    ]
+    if others:
+        message = (
+            f"the bus has {len(others)} VM(s) that are not those of the backup, the first is "
+            f"{_uid(others[0])}; restore only into an empty bus. To give a bus back what it lost, "
+            "while the hosts live: virtbus bus rebuild"
+        )
+        raise BackupError(message)
+
+
+async def _put(bus: Bus, key: str, value: bytes) -> bool:
+    """Put where nothing is; False where the key has a value already."""
+    over = vm_anywhere(_uid(key)) if _is_record(key) else None
+    try:
+        await bus.put(key, value, expect=0, expect_over=over)
+    except ConflictError:
+        entry = await bus.get(key)
+        if entry is not None and entry.kind is EntryKind.PUT:
+            return False
+        if entry is None:
+            message = f"{key} changed while it was restored; repeat"
+            raise BusError(message) from None
+        await bus.put(key, value, expect=entry.revision)
+    return True
+
+
+# --- the file --------------------------------------------------------------------------------
+def lines(backup: Backup) -> Iterator[bytes]:
+    """The file of a backup: a head, a line for each key, and a last one that makes it whole."""
+    digest = hashlib.sha256()
+    head = {"virtbus_backup": VERSION, "taken_ns": backup.taken_ns}
+    for value in (head, *_entries(backup)):
+        line = json.dumps(value).encode() + b"\n"
+        digest.update(line)
+        yield line
+    yield json.dumps({"sha256": digest.hexdigest()}).encode() + b"\n"
+
+
+def _entries(backup: Backup) -> Iterator[dict[str, str]]:
+    for key in sorted(backup.marked):
+        yield {"key": key}
+    for key, value in sorted(backup.values.items()):
+        yield {"key": key, "value": base64.b64encode(value).decode()}
+
+
+def parse(file: Iterable[bytes]) -> Backup:
+    """A backup from the lines of its file.
+
+    Raises:
+        BackupError: it is cut short, changed, or of a newer virtbus.
+    """
+    digest = hashlib.sha256()
+    values: dict[str, bytes] = {}
+    marked: set[str] = set()
+    taken_ns: int | None = None
+    whole = ""
+    try:
+        for line in file:
+            item = json.loads(line)
+            if "sha256" in item:
+                whole = str(item["sha256"])
+                break
+            digest.update(line)
+            if taken_ns is None:
+                taken_ns = _head(item)
+            elif "value" in item:
+                values[_key(item)] = base64.b64decode(item["value"], validate=True)
+            else:
+                marked.add(_key(item))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"it is not a backup of virtbus, or damaged: {error}"
+        raise BackupError(message) from None
+    if taken_ns is None or whole != digest.hexdigest():
+        message = "the backup is cut short or changed; take another file"
+        raise BackupError(message)
+    return Backup(taken_ns, values, frozenset(marked))
+
+
+def _head(item: Mapping[str, int]) -> int:
+    if item["virtbus_backup"] > VERSION:
+        message = "the backup is of a newer virtbus; restore it with that version"
+        raise BackupError(message)
+    return item["taken_ns"]
+
+
+def _key(item: Mapping[str, str]) -> str:
+    key = item["key"]
+    if not key.startswith(("$KV.vm.", "$KV.sec.")) or set(key) & set("*> \r\n"):
+        message = f"{key!r} is no key of a backup"
+        raise ValueError(message)
+    return key
+
+
+# --- keys ------------------------------------------------------------------------------------
+def _uid(key: str) -> str:
+    return key.rsplit(".", maxsplit=1)[-1]
+
+
+def _is_record(key: str) -> bool:
+    """`$KV.vm.<node>.<uid>`: no claim, which has a token more, and no `_join` or `_node`."""
+    tokens = key.split(".")
+    return key.startswith("$KV.vm.") and len(tokens) == 4 and not tokens[3].startswith("_")
+
+
+def _lasts(entry: Entry) -> bool:
+    """False for what is of one bus only: join records, and the tombstones of buried uids."""
+    if entry.kind is not EntryKind.PUT or _uid(entry.key) == JOIN_KEY:
+        return False
+    value = decode(entry.value) if _is_record(entry.key) else {}
+    return not (isinstance(value, dict) and value.get("tombstone"))
+
+
+def _order(key: str) -> tuple[int, str]:
+    if key.startswith("$KV.sec."):
+        return 0, key
+    return (2 if _is_record(key) else 1), key

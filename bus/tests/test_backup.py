@@ -1,0 +1,111 @@
+"""A backup holds what is wanted, and gives it back to an empty bus only."""
+
+import json
+
+import pytest
+
+from virtbus.bus.backup import Backup, BackupError, lines, parse, put_back, take
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import EntryKind
+from virtbus.schemas import subjects
+from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone
+from virtbus.schemas.wire import encode
+
+A, B, C, D = (f"0192f0c1-2d3e-7abc-8def-00000000000{n}" for n in "abcd")
+RECORD = subjects.vm_record("n1", A)
+CLAIM = subjects.name_claim("default", "web")
+SECRET = subjects.vm_secret("n1", A)
+WISH = subjects.node_wish("n1")
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(MemoryServer())
+
+
+async def fill(bus: MemoryBus) -> None:
+    """A VM with a secret, one that waits, one deleted, one moved, a buried uid, a join, a wish."""
+    await bus.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="x")))
+    await bus.put(CLAIM, encode(NameClaim(uid=A)))
+    await bus.put(SECRET, b"\x81\xa1s\x01")
+    await bus.put(RECORD, encode({"uid": A}))
+    await bus.put(subjects.vm_record("_", B), encode({"uid": B}))
+    await bus.put(subjects.vm_record("n1", C), encode({"uid": C}))
+    await bus.purge(subjects.vm_record("n1", C))
+    await bus.purge(subjects.vm_record("n2", A))
+    await bus.put(subjects.vm_record("_", D), encode(Tombstone(uid=D)))
+    await bus.put(subjects.vm_secret("n1", D), b"\x80")
+    await bus.put(WISH, encode({"cordoned": True}))
+
+
+async def test_it_holds_what_is_wanted_and_nothing_of_this_bus_alone(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH}
+    assert taken.marked == {subjects.vm_record("n1", C)}
+    assert (len(taken.records), taken.secrets) == (2, [SECRET])
+
+
+async def test_secrets_are_left_out_when_asked(bus: MemoryBus) -> None:
+    await fill(bus)
+    assert (await take(bus, secrets=False)).secrets == []
+
+
+async def test_restored_into_an_empty_bus_it_is_the_same_and_may_be_repeated(
+    bus: MemoryBus,
+) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    empty = MemoryBus(MemoryServer())
+    await empty.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="y")))
+    done = await put_back(empty, parse(list(lines(taken))))
+    assert sorted(done.vms) == [A, B]
+    again = await take(empty)
+    assert (again.values, again.marked) == (taken.values, taken.marked)
+    entry = await empty.get(subjects.vm_record("n1", C))
+    assert entry is not None
+    assert entry.kind is EntryKind.PURGE
+    repeated = await put_back(empty, taken)
+    assert (repeated.written, repeated.present) == (0, len(taken.values))
+
+
+async def test_the_record_is_the_last_that_is_written_of_a_vm(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    empty = MemoryBus(MemoryServer())
+    await put_back(empty, taken)
+    revisions = {}
+    for key in (CLAIM, RECORD):
+        entry = await empty.get(key)
+        assert entry is not None
+        revisions[key] = entry.revision
+    assert revisions[CLAIM] < revisions[RECORD]
+
+
+async def test_a_bus_with_other_vms_is_refused_with_the_next_step(bus: MemoryBus) -> None:
+    await fill(bus)
+    taken = await take(bus)
+    await bus.put(RECORD, encode({"uid": A, "epoch": 2}))
+    with pytest.raises(BackupError, match="virtbus bus rebuild"):
+        await put_back(bus, taken)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda text: text[:-1],
+        lambda text: text[1:],
+        lambda text: [text[0], *text[2:]],
+        lambda text: [*text[:1], text[1].replace(b"web", b"bew"), b"{}", *text[2:]],
+        lambda _text: [b"\x00\x01"],
+        lambda _text: [],
+        lambda text: [json.dumps({"virtbus_backup": 9, "taken_ns": 1}).encode(), *text[1:]],
+        lambda text: [text[0], b'{"key": "$KV.lease.x", "value": ""}\n', *text[1:]],
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(harm: object) -> None:
+    text = list(lines(Backup(1, {RECORD: b"1", CLAIM: b"2"}, frozenset({SECRET}))))
+    assert parse(text).values == {RECORD: b"1", CLAIM: b"2"}
+    assert callable(harm)
+    with pytest.raises(BackupError):
+        parse(harm(text))

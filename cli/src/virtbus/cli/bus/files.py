@@ -1,0 +1,120 @@
+"""`virtbus bus backup` and `virtbus bus restore`: the bus's records as one file."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from virtbus.cli import units
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+
+if TYPE_CHECKING:
+    from virtbus.bus.backup import Backup
+    from virtbus.bus.natsbus import NatsBus
+
+T = TypeVar("T")
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus bus backup /var/backups/virtbus-$(date +%F)
+        virtbus bus backup --without-secrets records
+        """
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--without-secrets", is_flag=True, help="Leave cloud-init user data out.")
+@verb
+def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None:
+    """Write what the bus keeps of VMs and hosts to FILE, while all goes on.
+
+    Run it where the bus's admin credentials are. In it are the VMs, their names, what was deleted
+    of late, the wishes for hosts, and the VMs' secrets (cloud-init user data) in the clear: the
+    file is readable by its owner only; keep it so. An existing FILE is replaced at the end.
+    """
+    from virtbus.bus.backup import take
+
+    taken = _with_bus(invocation, lambda bus: take(bus, secrets=not without_secrets))
+    size = _write(file, taken)
+    told = {"file": str(file), "bytes": size, "vms": len(taken.records)}
+    told |= {"secrets": len(taken.secrets), "deleted": len(taken.marked)}
+    invocation.show(
+        told,
+        lambda: (
+            f"{len(taken.records)} VM(s), {len(taken.secrets)} secret(s) in {units.size(size)}: "
+            f"{file}"
+        ),
+    )
+    if taken.secrets:
+        invocation.note("the file holds secrets in the clear; it is readable by its owner only")
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus bus restore /var/backups/virtbus-2026-11-21
+        virtbus bus rebuild                  then: what the hosts know is newer
+        """
+    )
+)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@verb
+def restore(invocation: Invocation, *, file: Path) -> None:
+    """Write FILE into a bus that is empty.
+
+    Run it where the bus's admin credentials are; it may be repeated. Hosts that had joined the
+    lost bus hold their VMs until `virtbus bus rebuild`, which lets what they know win wherever it
+    is newer than the backup: VMs that moved, changed or were deleted since.
+    """
+    from virtbus.bus.backup import BackupError, parse, put_back
+
+    try:
+        with file.open("rb") as content:
+            kept = parse(content)
+        done = _with_bus(invocation, lambda bus: put_back(bus, kept))
+    except BackupError as error:
+        raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
+    told = {"vms": done.vms, "written": done.written, "present": done.present}
+    invocation.show(told, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
+    invocation.note("now start all hosts, then: virtbus bus rebuild")
+
+
+def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]") -> T:
+    """What `work` gives on a connection as the bus's admin."""
+    from virtbus.bus.client import connect
+    from virtbus.bus.ports import BusError
+
+    async def run() -> T:
+        async with connect(invocation.admin(), name="backup") as bus:
+            return await work(bus)
+
+    try:
+        return asyncio.run(run())
+    except BusError as error:
+        hint = "run it as root where the bus runs, or name the admin's file with --creds"
+        raise CliError(Exit.UNAVAILABLE, "bus", str(error), hint=hint) from error
+
+
+def _write(path: Path, taken: "Backup") -> int:
+    """Write the file whole or not at all, for its owner only; its size in bytes."""
+    from virtbus.bus.backup import lines
+
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(lines(taken))
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return size

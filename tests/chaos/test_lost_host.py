@@ -1,0 +1,137 @@
+"""What a host or its bus loses at once: a reboot (F23), and a bus that is made anew (F18)."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import suppress
+
+import pytest
+from tests.e2e import host
+from tests.e2e.platform import BRIDGE, Json, Platform, address, until
+
+pytestmark = pytest.mark.e2e
+
+
+def create(platform: Platform, name: str, strategy: str) -> Json:
+    """A VM of a run strategy, running."""
+    spec = {"name": name, "image": "tiny", "memory": "128MiB", "spec": {"run_strategy": strategy}}
+    path = platform.base / f"{name}.json"
+    path.write_text(json.dumps(spec))
+    return platform.create(name, "-f", str(path))
+
+
+def kill_guests(views: list[Json]) -> None:
+    """What a power cut does to emulators."""
+    for view in views:
+        for pid in host.qemu_pids(view["uid"]):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(host.qemu_pids(view["uid"]) for view in views), "no emulator")
+
+
+def reboot(platform: Platform, views: list[Json]) -> None:
+    """Every process ends, namespaces, links and /run are gone; disks stay."""
+    pids = [*host.children(platform.up.pid), platform.up.pid]
+    os.kill(platform.up.pid, signal.SIGSTOP)  # so that it starts nothing again
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    platform.up.wait(10)
+    kill_guests(views)
+    for view in views:
+        host.run("ip", "netns", "delete", f"vb-{view['uid']}")
+    host.run("ip", "link", "delete", BRIDGE)
+    host.run("nft", "delete", "table", "inet", "virtbus", check=False)
+    shutil.rmtree(platform.run_dir)
+
+
+@pytest.mark.timeout(240)
+def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
+    patient: Platform,
+) -> None:
+    always = patient.create("always")
+    rerun = create(patient, "rerun", "RerunOnFailure")
+    once = create(patient, "once", "Once")
+    stopped = patient.create("stopped")
+    patient.cli("vm", "stop", "stopped", "--grace", "0")
+    patient.wait_state("stopped", "Stopped")
+    views = [always, rerun, once, stopped]
+    addresses = {view["name"]: address(view) for view in patient.vms()}
+
+    reboot(patient, views)
+    patient.start()
+    patient.wait_whole()
+
+    assert patient.wait_state("once", "Failed")["state"] == "Failed"
+    for name in ("always", "rerun"):
+        view = patient.wait_state(name, "Running")
+        assert address(view) == addresses[name]
+        assert len(host.qemu_pids(view["uid"])) == 1
+    assert patient.get("stopped")["state"] == "Stopped"
+    patient.wait_ready("always", "rerun")
+    assert host.ping(addresses["always"])
+    assert host.qemu_pids(once["uid"]) == host.qemu_pids(stopped["uid"]) == []
+
+
+@pytest.mark.timeout(240)
+def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: Platform) -> None:
+    runs = patient.create("runs")
+    patient.create("stopped")
+    patient.cli("vm", "stop", "stopped", "--grace", "0")
+    patient.wait_state("stopped", "Stopped")
+    pids = host.qemu_pids(runs["uid"])
+
+    patient.stop()
+    shutil.rmtree(patient.state_dir / "nats")
+    patient.start()
+
+    until(lambda: _node(patient)["state"] == "recovering", "the node holds")
+    assert "bus rebuild" in json.dumps(_node(patient))
+    assert patient.vms() == []
+    answer = json.loads(patient.cli("bus", "rebuild", "-o", "json"))
+    assert {vm["name"]: vm["step"] for vm in answer["vms"]} == {"runs": "add", "stopped": "add"}
+    patient.wait_whole()
+    assert patient.wait_state("runs", "Running")["uid"] == runs["uid"]
+    assert patient.wait_state("stopped", "Stopped")["state"] == "Stopped"
+    assert host.qemu_pids(runs["uid"]) == pids
+    assert host.ping(address(patient.get("runs")))
+    patient.create("other")
+    patient.cli("vm", "start", "stopped")
+    patient.wait_state("stopped", "Running")
+
+
+@pytest.mark.timeout(240)
+def test_a_restored_backup_and_a_rebuild_give_what_the_host_did_last(patient: Platform) -> None:
+    kept = patient.create("kept")
+    patient.create("gone")
+    later = patient.create("later", wait="running")
+    file = patient.base / "backup"
+    patient.cli("bus", "backup", str(file), "--creds", str(patient.run_dir / "admin.creds"))
+    patient.delete("gone")
+    patient.cli("vm", "stop", "later", "--grace", "0")
+    patient.wait_state("later", "Stopped")
+    new = patient.create("new")
+    pids = [host.qemu_pids(view["uid"]) for view in (kept, new)]
+
+    patient.stop()
+    shutil.rmtree(patient.state_dir / "nats")
+    patient.start()
+    patient.cli("bus", "restore", str(file), "--creds", str(patient.run_dir / "admin.creds"))
+    until(lambda: _node(patient)["state"] == "recovering", "the node holds")
+    answer = json.loads(patient.cli("bus", "rebuild", "-o", "json"))
+    steps = {vm["name"]: vm["step"] for vm in answer["vms"]}
+    assert steps == {"gone": "end", "later": "raise", "new": "add"}
+    patient.wait_whole()
+    assert {view["name"]: view["state"] for view in patient.vms()} == {
+        "kept": "Running",
+        "later": "Stopped",
+        "new": "Running",
+    }
+    assert [host.qemu_pids(view["uid"]) for view in (kept, new)] == pids
+    assert host.qemu_pids(later["uid"]) == []
+
+
+def _node(platform: Platform) -> Json:
+    (item,) = json.loads(platform.cli("node", "list", "-o", "json"))["items"] or [{"state": ""}]
+    found: Json = item
+    return found
