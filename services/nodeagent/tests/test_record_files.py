@@ -173,3 +173,43 @@ def test_state_of_another_node_is_refused(tmp_path: Path) -> None:
         StateFiles(tmp_path / "state", tmp_path / "run").open("n2")
     assert refused.value.reason == "other_node"
     assert "--node n1" in str(refused.value)
+
+
+async def test_a_record_cut_at_any_byte_is_left_out_and_the_others_stay(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for number in (1, 2):
+        await files.write(record(number))
+    path = files.vms / uid(1) / "record"
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert set(await files.list()) == {uid(2)}, length
+    await files.write(record(1))
+    assert await files.list() == {uid(1): record(1), uid(2): record(2)}
+    files.close()
+
+
+def test_a_ledger_cut_at_any_byte_keeps_the_lines_before_and_takes_more(tmp_path: Path) -> None:
+    lines = [f"{uid(number)} {number + 10} 0 .\n" for number in range(1, 5)]
+    whole = "".join(lines)
+    path = tmp_path / "ledger"
+    for length in range(len(whole) + 1):
+        path.write_text(whole[:length])
+        ledger = EpochLedger(path)
+        ledger.open()
+        ledger.acted(uid(9), 7)
+        ledger.save(uid(9))
+        ledger.close()
+        found = {u: e.epoch for u, e in read_entries(path.read_text()).items()}
+        kept = (length + 1) // len(lines[0])  # a line without its newline is whole
+        assert found == {uid(9): 7} | {uid(n): n + 10 for n in range(1, kept + 1)}, length
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5])
+def test_a_nonce_that_was_cut_is_another_bus_and_deletes_nothing(tmp_path: Path, cut: int) -> None:
+    files = opened(tmp_path)
+    files.set_nonce("0123456789")
+    path = tmp_path / "state" / "agent" / "nonce"
+    path.write_bytes(path.read_bytes()[:cut])
+    assert files.nonce() != "0123456789"
+    files.close()

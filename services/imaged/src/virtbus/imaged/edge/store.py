@@ -117,7 +117,21 @@ class Store:
             link = self._read_link(name)
             if link is not None:
                 self._links[link.name] = link
+        self._drop_changed()
         self._sweep_parts()
+
+    def _drop_changed(self) -> None:
+        """Images that are not as long as they were when they were named: a cut file, I11.
+
+        A header does not tell it (a raw image has none). They are fetched again when asked for.
+        """
+        for name, link in tuple(self._links.items()):
+            image = self._images.get(link.digest)
+            if image is None or image.size_bytes != link.size_bytes:
+                extra = {"code": "image_damaged"}
+                log.error("image %s is not as it was fetched", link.digest, extra=extra)
+                self._images.pop(link.digest, None)
+                del self._links[name]
 
     def _read_image(self, name: str) -> ImageInfo | None:
         if not is_hex_digest(name):

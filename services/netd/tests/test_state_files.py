@@ -1,0 +1,39 @@
+"""The state files of netd, cut short: forgotten whole, never read in part."""
+
+from pathlib import Path
+
+from virtbus.netd.core.attachment import Attachment, CniState, Nic, NicKind
+from virtbus.netd.edge.leases import StateFiles
+
+UIDS = [f"0192f0c1-2d3e-7abc-8def-{number:012x}" for number in (1, 2)]
+
+
+def attachment(uid: str) -> Attachment:
+    nic = Nic(
+        index=0,
+        name="default",
+        network="blue",
+        kind=NicKind.CNI,
+        mac="02:00:00:00:00:01",
+        host_link="vb0",
+        addresses=("10.0.0.5/16",),
+        cni=CniState(conflist={"name": "blue", "plugins": []}, result={"ips": []}),
+    )
+    return Attachment(uid=uid, epoch=3, generation=2, nics=(nic,))
+
+
+def test_a_file_cut_at_any_byte_is_forgotten_and_the_others_stay(tmp_path: Path) -> None:
+    files = StateFiles(tmp_path)
+    files.prepare()
+    one, two = (attachment(uid) for uid in UIDS)
+    files.write(two)
+    files.write(one)
+    path = tmp_path / f"{UIDS[0]}.json"
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert files.all() == [two], length
+        assert not path.exists()
+    files.write(one)
+    assert files.all() == [one, two]
+    files.close()
