@@ -63,6 +63,7 @@ class Holding:
         await self._accepted(bus)
         for life in self.lives.known.values():
             if life.wanted is not Wanted.GONE:
+                life.wanted, life.open, life.hurt = Wanted.GONE, True, True
                 await insist(bus, "delete", {"uid": life.uid, "grace_s": 0})
         await asyncio.to_thread(self._nothing_left)
 
