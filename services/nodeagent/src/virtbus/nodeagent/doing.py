@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from virtbus.bus import tracing
+from virtbus.bus.backoff import delays
 from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.lifecycle import Event, Phase
@@ -135,20 +136,26 @@ class Doing:
         """Write the seeds; where the bus lost the secrets, those that stand hold them still."""
         secrets: VmSecrets | None = None
         if record.sec_digest is not None:
-            entry = await self._tools.bus.get(subjects.vm_secret(record.node, record.uid))
-            if entry is not None and entry.value:
-                secrets = read(VmSecrets, entry.value)
-            elif self._tools.seeds.stand(record):
+            secrets = await self._secrets(record)
+            if secrets is None and self._tools.seeds.stand(record):
                 extra = {"code": "secrets_lost", "uid": record.uid}
                 log.warning("the bus has lost the secrets; the seed stays as it is", extra=extra)
                 return
-            else:
+            if secrets is None:  # or the server that we read from has them a moment later
                 message = (
-                    "the bus has lost the VM's secrets, and this host has no seed of it; give its "
-                    "cloud-init anew by `virtbus vm create` under another name"
+                    "the bus does not have the VM's secrets, and this host has no seed of it; it "
+                    "is asked again. If they are lost, create the VM anew with its cloud-init"
                 )
-                raise VirtbusError(Code.CONFLICT, "secrets_lost", message)
+                raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
         await self._tools.seeds.write(record, secrets, net.interfaces if net else ())
+
+    async def _secrets(self, record: VmRecord) -> VmSecrets | None:
+        try:
+            entry = await self._tools.bus.get(subjects.vm_secret(record.node, record.uid))
+        except BusError as error:
+            message = "the bus does not give the VM's secrets now; it is asked again"
+            raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
+        return read(VmSecrets, entry.value) if entry is not None and entry.value else None
 
     def start(self) -> None:
         self._spawn("start", self._start, Event.START_FAILED)
@@ -350,14 +357,17 @@ class Doing:
             delay_s = min(delay_s * 2, RETRY_S[1])
 
     async def forget(self) -> None:
-        """The record is purged: the status goes too."""
+        """The record is purged: the status goes too, however often it takes."""
         record = self._record
-        try:
-            await self._tools.bus.purge(
-                subjects.vm_status(record.node, record.uid), marker_ttl_s=86_400
-            )
-        except BusError as error:
-            log.info("status left: %s", error, extra={"code": "status_left", "uid": record.uid})
+        key = subjects.vm_status(record.node, record.uid)
+        for delay_s in delays(*RETRY_S, self._tools.bus.sources):
+            try:
+                await self._tools.bus.purge(key, marker_ttl_s=86_400)
+            except BusError as error:
+                log.info("status left: %s", error, extra={"code": "status_left", "uid": record.uid})
+                await asyncio.sleep(delay_s)
+            else:
+                return
 
 
 def _nics(record: VmRecord) -> bool:

@@ -94,6 +94,7 @@ class Guest:
         self._now_ns = tools.bus.sources.time_ns
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._status = StatusWriter(tools.bus)
+        self._writer: asyncio.Task[None] | None = None
         self._doing = Doing(self, tools)
         self._timer: asyncio.TimerHandle | None = None
         self._actions: dict[Action, Callable[[], None]] = {
@@ -216,7 +217,7 @@ class Guest:
         """Live until nothing of the VM is left; then the task ends."""
         async with asyncio.TaskGroup() as group:
             self._doing.group = group
-            writer = group.create_task(self._status.run())
+            self._writer = group.create_task(self._status.run())
             try:
                 if self.resumed:
                     await self._recall()
@@ -225,7 +226,7 @@ class Guest:
             finally:
                 self._set_timer(None, 0)
                 self._doing.cancel()
-                writer.cancel()
+                self._writer.cancel()
 
     async def _recall(self) -> None:
         """What an earlier agent told of the running guest: it is still so."""
@@ -261,7 +262,7 @@ class Guest:
         self._purged = self._purged or event is Event.PURGED
         for action in actions:
             if action is Action.FORGET:
-                await self._doing.forget()
+                await self._forget()
             else:
                 self._actions[action]()
         if self.phase is not before or actions:
@@ -270,6 +271,13 @@ class Guest:
             self._taken_again()
         if self.phase is Phase.RELEASED and before is not self.phase and self._purged:
             self.post(Event.PURGED)  # it was, by what an agent before us had told
+
+    async def _forget(self) -> None:
+        """Purge the status, once nobody here could still write it: an unknown put is put again."""
+        assert self._writer is not None  # noqa: S101  `run` made it
+        self._writer.cancel()
+        await asyncio.wait({self._writer})
+        await self._doing.forget()
 
     def _taken_again(self) -> None:
         """A wish that came while the VM was on its way down counts once it rests."""
@@ -299,6 +307,9 @@ class Guest:
             self.seen.restarts += 1
             self.seen.reason = "guest_ended"
             self.seen.message = f"the guest {event}; restarting"
+        elif self.phase is Phase.FAILED:
+            self.seen.reason = "guest_ended"
+            self.seen.message = f"the guest {event}; `virtbus vm start` starts it again"
 
     def _begin_shutdown(self) -> None:
         grace = 0 if self._at_once else grace_s(self.record)

@@ -9,6 +9,7 @@ from virtbus.schemas import subjects
 log = logging.getLogger(__name__)
 
 MARKER_TTL_S = 86_400
+RETRY_S = 2.0
 
 
 class LeftStatuses:
@@ -33,8 +34,9 @@ class LeftStatuses:
             try:
                 await purge_status(self._bus, self._node, uid)
             except BusError as error:
-                self._looked.discard(uid)  # the next list names it again
                 log.info("status left: %s", error, extra={"code": "status_left", "uid": uid})
+                self._queue.put_nowait(uid)
+                await asyncio.sleep(RETRY_S)
 
 
 async def purge_status(bus: Bus, node: str, uid: str) -> None:
