@@ -110,6 +110,7 @@ class NodeAgent:
                 self._domains = {d.uid: d for d in await self._domains_when_up()}
                 group.create_task(self._hear_libvirt(events))
                 group.create_task(self._resync(watch.relist))
+                group.create_task(self._look())
                 group.create_task(self._stay_healthy())
                 async for item in watch:
                     self._take(item)
@@ -305,7 +306,6 @@ class NodeAgent:
         while True:
             await asyncio.sleep(settings.resync_s)
             relist()
-            await self._compare()
             limit_s = asyncio.get_running_loop().time() - settings.orphan_grace_s
             for uid, since_s in list(self._absent.items()):
                 guest = self._guests.get(uid)
@@ -317,6 +317,12 @@ class NodeAgent:
                         extra={"code": "orphan", "uid": uid},
                     )
                     guest.end_orphan()
+
+    async def _look(self) -> None:
+        """Compare with libvirt, again and again: an event that was lost ends here (F11)."""
+        while True:
+            await asyncio.sleep(self._tools.settings.compare_s)
+            await self._compare()
 
     async def _stay_healthy(self) -> None:
         """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""

@@ -31,6 +31,11 @@ class Settings(ServiceSettings):
     resync_s: float = Field(
         300.0, gt=0, description="seconds between full comparisons of bus and host"
     )
+    compare_s: float = Field(
+        20.0,
+        gt=0,
+        description="seconds between looks at what libvirt runs; a lost event is made good there",
+    )
     orphan_grace_s: float = Field(
         600.0, gt=0, description="seconds a VM without a record runs on before it is ended"
     )
