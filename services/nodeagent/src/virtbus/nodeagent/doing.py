@@ -207,6 +207,9 @@ class Doing:
 
     async def _arm(self, record: VmRecord) -> None:
         net = self._guest.net.latest
+        if net is None and _nics(record):
+            message = "the network is not ready; tried again"
+            raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
         if net is None:
             return
         devices = nic_devices(len(net.interfaces))

@@ -33,9 +33,14 @@ class Awaited(Generic[Part]):
         self._report = report
         self._service = service
         self._model: type[Part] = model
-        self.latest: Part | None = None
+        self._told: Part | None = None
         self._arrived = asyncio.Event()
         self.silent = ""
+
+    @property
+    def latest(self) -> Part | None:
+        """What was made; None where it was not, or failed: a start must not go on without it."""
+        return self._told if self._told is not None and self._told.error is None else None
 
     def told(self, part: Part) -> None:
         """A ready event arrived; one of a service that still recovers is as good as none."""
@@ -43,12 +48,12 @@ class Awaited(Generic[Part]):
             self._say(f"{self._service}: {part.error.message}")
             return
         self.silent = ""
-        self.latest = part
+        self._told = part
         self._arrived.set()
 
     def forget(self) -> None:
         """What was told is of an earlier run."""
-        self.latest = None
+        self._told = None
         self._arrived.clear()
 
     async def get(self, record: VmRecord, *, ask_after_s: float) -> Part:
@@ -70,8 +75,8 @@ class Awaited(Generic[Part]):
 
     async def _next(self, epoch: int) -> Part:
         while True:
-            if self.latest is not None and self.latest.epoch >= epoch:
-                return self.latest
+            if self._told is not None and self._told.epoch >= epoch:
+                return self._told
             self._arrived.clear()
             await self._arrived.wait()
 
