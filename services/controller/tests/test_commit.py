@@ -85,7 +85,7 @@ async def sweep(bus: MemoryBus) -> None:
     for entry in bus.server.shelf(CLAIM).listed(("$KV.vm.>",)):
         if entry.kind is EntryKind.PUT:
             fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
-    await Endings(bus, fleet, Facts(bus)).sweep(grace_s=-60.0)
+    await Endings(bus, fleet, Facts(bus)).sweep(grace_s=0.0)
 
 
 def created(result: Any) -> bool:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
-from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.fleet import Claimed, Fleet, Held
+from virtbus.controller.core.suspects import Suspects
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
@@ -28,6 +29,7 @@ class Endings:
         self._facts = facts
         self._commits = Commits(bus)
         self._moves = Moves(bus)
+        self._claims, self._secrets = Suspects(), Suspects()
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
         """Purge each deleted VM once its status says that nothing is left on the host."""
@@ -58,30 +60,33 @@ class Endings:
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def sweep(self, grace_s: float) -> int:
-        """One sweep; how many orphans it removed. Only what is older than `grace_s` counts."""
+        """One sweep; how many orphans it removed: those that were found for `grace_s`."""
         removed = 0
-        before_ns = self._bus.sources.time_ns() - int(grace_s * 1e9)
-        for key, claim in list(self._fleet.claims.items()):
-            held = self._fleet.vms.get(claim.uid)
-            if claim.time_ns > before_ns or (held is not None and _named(held.record) == key):
-                continue
+        claims = {key: c.revision for key, c in self._fleet.claims.items() if self._orphan(key, c)}
+        for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
             try:
                 removed += await self._commits.free_name(key)
             except ConflictError:
                 continue
-        return removed + await self._sweep_secrets(before_ns)
+        return removed + await self._sweep_secrets(grace_s)
 
-    async def _sweep_secrets(self, before_ns: int) -> int:
-        orphans: list[Entry] = []
+    def _orphan(self, key: str, claim: Claimed) -> bool:
+        held = self._fleet.vms.get(claim.uid)
+        return held is None or _named(held.record) != key
+
+    async def _sweep_secrets(self, grace_s: float) -> int:
+        found: dict[str, Entry] = {}
         async with self._bus.watch("$KV.sec.>") as watch:
             async for item in watch:
                 if item is WatchMark.SYNCED:
                     break
-                if isinstance(item, Entry) and item.kind is EntryKind.PUT:
-                    held = self._fleet.vms.get(_uid(item))
-                    if item.time_ns < before_ns and not _belongs(item, held):
-                        orphans.append(item)
-        return sum([await self._sweep_secret(entry) for entry in orphans])
+                if isinstance(item, WatchMark) or item.kind is not EntryKind.PUT:
+                    continue
+                if not _belongs(item, self._fleet.vms.get(_uid(item))):
+                    found[item.key] = item
+        orphans = {key: entry.revision for key, entry in found.items()}
+        due = self._secrets.due(orphans, asyncio.get_running_loop().time(), grace_s)
+        return sum([await self._sweep_secret(found[key]) for key in due])
 
     async def _sweep_secret(self, entry: Entry) -> bool:
         """Purge a secret that is no VM's; where a move lost the other copy, it is brought there."""
