@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit integration e2e test hosts-test upgrade-test demo chaos bench install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test hosts-test upgrade-test demo chaos bench install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,11 @@ docs-check: sync
 
 unit: sync ## tests that need nothing but Python
 	@$(BIN)/python -m pytest -m 'not integration and not e2e' $(ARGS)
+
+SEEDS ?= 200
+SIM := $(BIN)/python -m tests.sim
+sim: sync ## deterministic simulation: SEEDS=n seeds, or SEED=k with its whole schedule
+	@$(SIM) $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 integration: setup ## tests against real libvirt, NATS and network namespaces (root)
 	@$(PYTEST) -m integration $(ARGS)

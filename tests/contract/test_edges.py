@@ -40,7 +40,9 @@ PATH_QUESTIONS = {"exists", "is_file", "is_dir", "stat", "resolve"}
 
 ALLOWED: dict[str, dict[str, str]] = {
     "controller/edge/watching.py": {"Path.touch": "a watcher's own method; no file is touched"},
-    "netd/builder.py": {"socket": "only the type of the descriptors that an edge opened"},
+    "netd/builder.py": {
+        "socket": "only the type of the descriptors that an edge opened",
+    },
     "netd/facts.py": {
         "time.monotonic_ns": "turns the wrapper's monotonic times into those of its span",
     },

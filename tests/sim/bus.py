@@ -1,0 +1,358 @@
+"""`ports.Bus` over the simulated wire: requests and services are the product's own code.
+
+Records behave as JetStream's do: a write is answered after it was stored, a lost connection makes
+the client repeat it under the same message id, and what is not answered in time is *unknown*.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
+from typing import Any
+
+from tests.sim.wire import SimLink, SimServer
+
+from virtbus.bus.calls import Calls, headers_out
+from virtbus.bus.codec import envelope
+from virtbus.bus.filters import matches
+from virtbus.bus.link import LinkLostError, Raw
+from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.permissions import Role
+from virtbus.bus.ports import (
+    BusError,
+    DeniedError,
+    Endpoint,
+    Entry,
+    Message,
+    OutcomeUnknownError,
+    ServiceInfo,
+    StoredMessage,
+    StreamReport,
+    UnavailableError,
+    Watch,
+    WatchMark,
+    Write,
+)
+from virtbus.bus.service import serving
+from virtbus.bus.shelf import Shelf
+from virtbus.bus.sources import Sources
+
+CAPACITY = 65_536
+WRITE_TIMEOUT_S = 5.0
+
+
+def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
+    """Clock (which may err by `skew_ns`), randomness and ids of one process."""
+    rng: random.Random = link.server.rng
+    loop = link.server.loop
+
+    def time_ns() -> int:
+        return loop.now_ns() + skew_ns()
+
+    def uuid7() -> str:
+        value = time_ns() // 1_000_000 << 80 | rng.getrandbits(80)
+        value = value & ~(0xF << 76) | 0x7 << 76
+        value = value & ~(0x3 << 62) | 0x2 << 62
+        text = f"{value & (1 << 128) - 1:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    return Sources(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7)
+
+
+@lru_cache(maxsize=4096)
+def allowed(role: Role, subject: str) -> bool:
+    """Whether the server would take a message of this role on `subject`."""
+    if any(matches(denied, subject) for denied in role.deny_publish):
+        return False
+    return any(matches(one, subject) for one in role.publish)
+
+
+class SimWatch:
+    """Keeps `ports.Watch`."""
+
+    def __init__(self, link: SimLink, filters: tuple[str, ...]) -> None:
+        self._link = link
+        self._server = link.server
+        self._filters = filters
+        self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
+        self._shelf: Shelf = link.server.shelf(filters[0])
+        self._list = 0
+        self._following = 0
+
+    def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
+        return self._items
+
+    def relist(self) -> None:
+        self._link.alive()
+        self.begin()
+
+    def begin(self) -> None:
+        """Ask for a list; what is under way of an earlier one is dropped."""
+        self._list += 1
+        number = self._list
+        if self._link.connected:
+            self._link.submit(lambda: self._server.when_led(lambda: self._listed(number)))
+
+    def _listed(self, number: int) -> None:
+        """On the server: the list as it is now, then every change."""
+        if number != self._list or not self._link.connected:
+            return
+        self._following = number
+        self._send(WatchMark.RESET, number)
+        for entry in self._shelf.listed(self._filters):
+            self._send(entry, number)
+        self._send(WatchMark.SYNCED, number)
+
+    def _send(self, item: Entry | WatchMark, number: int) -> None:
+        def arrive() -> None:
+            if number == self._list:
+                self._items.put(item)
+
+        self._link.deliver(arrive)
+
+    def seen(self, entry: Entry) -> None:
+        """On the server: something was written."""
+        if self._following == self._list and any(matches(f, entry.key) for f in self._filters):
+            self._send(entry, self._list)
+
+    def start(self) -> Callable[[], None]:
+        """List and follow; returns what ends that."""
+        self._shelf.seen.append(self.seen)
+        self._server.watches.append(self.begin)
+        forget = self._link.on_change(self.begin)
+        self.begin()
+
+        def stop() -> None:
+            self._list += 1
+            forget()
+            if self.seen in self._shelf.seen:
+                self._shelf.seen.remove(self.seen)
+                self._server.watches.remove(self.begin)
+
+        self._link.at_death.append(stop)
+        return stop
+
+
+class SimBus:
+    """One connection of one process; the contract of each method is in `ports.Bus`."""
+
+    def __init__(self, link: SimLink, role: Role, skew_ns: Callable[[], int] = lambda: 0) -> None:
+        self.link = link
+        self.server: SimServer = link.server
+        self.sources = sources_of(link, skew_ns)
+        self._role = role
+        self._name = link.process.name
+        calls = Calls(link, self._name, self.sources)
+        self.request = calls.request
+        self.request_stream = calls.request_stream
+
+    @property
+    def connected(self) -> bool:
+        return self.link.connected
+
+    # --- core -----------------------------------------------------------------------------
+    async def publish(self, subject: str, value: Any) -> None:
+        self._may(subject)
+        body = envelope(
+            subject,
+            value,
+            message_id=self.sources.uuid7(),
+            source=self._name,
+            at_ns=self.sources.time_ns(),
+        )
+        if self.link.connected:
+            await self.link.send(subject, body, headers=headers_out())
+
+    @asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
+        messages: Mailbox[Message] = Mailbox(CAPACITY)
+
+        def receive(raw: Raw) -> None:
+            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
+
+        subscription = await self.link.open(subject, receive)
+        try:
+            yield messages
+        finally:
+            await subscription.close()
+
+    def serve(
+        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
+    ) -> AbstractAsyncContextManager[None]:
+        return serving(self.link, info, endpoints)
+
+    # --- records --------------------------------------------------------------------------
+    async def get(self, key: str) -> Entry | None:
+        shelf = self.server.shelf(key)
+        found: Entry | None = await self._asked(lambda: shelf.last(key), f"read {key}", write=False)
+        return found
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        expect_over: str | None = None,
+        ttl_s: float | None = None,
+    ) -> int:
+        self._may(key)
+        shelf = self.server.shelf(key)
+
+        def store() -> int:
+            shelf.check(key, value, expect, expect_over)
+            self._expire_later(shelf, ttl_s)
+            return shelf.apply(key, value, ttl_s=ttl_s).revision
+
+        return await self._written(store, key)
+
+    async def purge(
+        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+    ) -> int:
+        self._may(key)
+        shelf = self.server.shelf(key)
+
+        def store() -> int:
+            shelf.check(key, b"", expect, None)
+            return shelf.apply(key, None, ttl_s=marker_ttl_s).revision
+
+        return await self._written(store, key)
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        shelf = self.server.shelf(writes[0].key)
+
+        def store() -> int:
+            for one in writes:
+                self._may(one.key)
+                shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
+            return [shelf.apply(one.key, one.value).revision for one in writes][-1]
+
+        return await self._written(store, writes[-1].key)
+
+    def _may(self, subject: str) -> None:
+        self.link.alive()
+        if not allowed(self._role, subject):
+            self.server.denied(f"{self._name} may not publish {subject}")
+            msg = f"permissions violation for {subject}"
+            raise DeniedError(msg)
+
+    def _expire_later(self, shelf: Shelf, ttl_s: float | None) -> None:
+        if ttl_s is not None and ttl_s < 3600:
+            loop = self.server.loop
+            loop.outside(loop.time() + ttl_s + 0.001, shelf.expire)
+
+    async def _written(self, store: Callable[[], int], key: str) -> int:
+        revision: int = await self._asked(store, f"write {key}", write=True)
+        return revision
+
+    async def _asked(self, work: Callable[[], Any], what: str, *, write: bool) -> Any:
+        """Ask JetStream until there is an answer or no time; raises as `ports.Bus.put` says."""
+        link, loop = self.link, self.server.loop
+        link.alive()
+        deadline_s = loop.time() + WRITE_TIMEOUT_S
+        once = _Once(work)
+        sent, failure = False, ""
+        while (left_s := deadline_s - loop.time()) > 0:
+            try:
+                await link.up(left_s)
+                sent = True
+                answer = await self._ask_once(once, deadline_s - loop.time(), write=write)
+                link.alive()
+                return answer()
+            except LinkLostError as error:
+                failure = str(error)
+            except UnavailableError as error:
+                failure = str(error)
+                break
+            except TimeoutError:
+                failure = "no answer in time"
+        if sent:
+            msg = f"{what}: {failure}; it may have happened, repeat it with the same id"
+            raise OutcomeUnknownError(msg)
+        msg = f"{what}: {failure}"
+        raise UnavailableError(msg)
+
+    async def _ask_once(self, once: "_Once", timeout_s: float, *, write: bool) -> Any:
+        link, server = self.link, self.server
+        weather, rng = server.weather, server.rng
+        answer: asyncio.Future[Any] = server.loop.create_future()
+
+        def told(outcome: Callable[[], Any]) -> None:
+            if not answer.done():
+                answer.set_result(outcome)
+
+        def lead() -> None:
+            outcome = once.run()
+            if not (write and weather.lose_answer and rng.random() < weather.lose_answer):
+                link.deliver(lambda: told(outcome))
+
+        if not (write and weather.lose_request and rng.random() < weather.lose_request):
+            limit_s = server.loop.time() + timeout_s
+            link.submit(lambda: server.when_led(lead, before_s=limit_s))
+        return await link.awaited(answer, timeout_s)
+
+    @asynccontextmanager
+    async def watch(self, *filters: str) -> AsyncIterator[Watch]:
+        self.link.alive()
+        watch = SimWatch(self.link, filters)
+        stop = watch.start()
+        try:
+            yield watch
+        finally:
+            stop()
+
+    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
+        del service
+        return self.watch(f"$KV.vm.{node}.>")
+
+    async def fill(self, bucket: str) -> float:
+        del bucket
+        self.link.alive()
+        if not self.link.connected:
+            msg = "no connection to the bus"
+            raise UnavailableError(msg)
+        return 0.0
+
+    async def report(self) -> list[StreamReport]:
+        return []
+
+    # --- facts ----------------------------------------------------------------------------
+    def emit(self, subject: str, value: Any, *, message_id: str) -> None:
+        """Facts are for people: nothing in the system may depend on them, so they end here."""
+        del value, message_id
+        self._may(subject)
+
+    def history(
+        self, subject_filter: str, *, after: int = 0, limit: int = 500
+    ) -> Awaitable[list[StoredMessage]]:
+        raise BusError(subject_filter)
+
+    async def aclose(self) -> None:
+        self.link.cut()
+
+
+class _Once:
+    """A write that is sent again under its message id is stored once and answered the same."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._outcome: Callable[[], Any] | None = None
+
+    def run(self) -> Callable[[], Any]:
+        """Do it, or find that it was done; returns what tells the outcome."""
+        if self._outcome is None:
+            self._outcome = self._tried()
+        return self._outcome
+
+    def _tried(self) -> Callable[[], Any]:
+        try:
+            result = self._work()
+        except BusError as error:
+            refusal = error
+
+            def refuse() -> Any:
+                raise refusal
+
+            return refuse
+        return lambda: result

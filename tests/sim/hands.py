@@ -1,0 +1,205 @@
+"""imaged and netd, simulated: the same subjects, the same rules, a dictionary for a host.
+
+The rules are those of their `work.py` and `service.py`: a record that is not being deleted is
+wanted; what is released is dropped; only the agent says when something goes.
+"""
+
+import asyncio
+from typing import Literal
+
+from tests.sim.bus import SimBus
+from tests.sim.hostports import Threads
+from tests.sim.loop import Process
+from tests.sim.machine import Host
+
+from virtbus.bus.ports import Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.nodework import (
+    DiskFile,
+    Ensure,
+    ImageReady,
+    NetPhase,
+    NetReady,
+    Release,
+    Released,
+    Tele,
+)
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import read, validate
+
+TELL_S = 4.0
+RECOVERY_S = (0.05, 1.0)
+NETD_REMEMBERS = False
+
+
+class Hand:
+    """One of the two services on one host."""
+
+    def __init__(
+        self, kind: Literal["imaged", "netd"], bus: SimBus, host: Host, process: Process
+    ) -> None:
+        self._kind = kind
+        self._bus = bus
+        self._host = host
+        self._threads = Threads(host, process)
+        self._jobs: dict[str, tuple[VmRecord, asyncio.Task[ImageReady | NetReady]]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._released_epochs: dict[str, int] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self.recovering = True
+
+    async def run(self) -> None:
+        """Serve until the process dies."""
+        endpoints = [
+            Endpoint("ensure", subjects.rpc(self._host.name, self._kind, "ensure"), self._ensure),
+            Endpoint(
+                "release", subjects.rpc(self._host.name, self._kind, "release"), self._release
+            ),
+        ]
+        info = ServiceInfo(f"virtbus-{self._kind}", "0.1.0", "simulated", {})
+        async with asyncio.TaskGroup() as self._group, self._bus.serve(info, endpoints):
+            self._group.create_task(self._tell())
+            await asyncio.sleep(self._host.rng.uniform(*RECOVERY_S))
+            self.recovering = False
+            async with self._bus.node_watch(self._host.name, self._kind) as watch:
+                async for item in watch:
+                    if isinstance(item, WatchMark):
+                        continue
+                    self._see(item)
+
+    def _see(self, entry: Entry) -> None:
+        uid = entry.key.rpartition(".")[2]
+        if uid == subjects.JOIN_KEY:
+            return
+        record = read(VmRecord, entry.value) if entry.kind is EntryKind.PUT else None
+        if record is None or record.deleting:
+            self._drop(uid)
+        else:
+            self._want(record)
+
+    async def _tell(self) -> None:
+        state = NodeState.RECOVERING if self.recovering else NodeState.READY
+        while True:
+            tele = Tele(service=self._kind, state=ServiceState(state=state))
+            await self._bus.publish(subjects.tele(self._host.name, self._kind), tele)
+            await asyncio.sleep(TELL_S if not self.recovering else 0.5)
+            state = NodeState.RECOVERING if self.recovering else NodeState.READY
+
+    # --- work -----------------------------------------------------------------------------
+    def _want(self, record: VmRecord) -> "asyncio.Task[ImageReady | NetReady]":
+        age = record.epoch, record.generation
+        job = self._jobs.get(record.uid)
+        if job is not None:
+            have = job[0].epoch, job[0].generation
+            if age < have or (age == have and not job[1].done()):
+                return job[1]
+            job[1].cancel()
+        assert self._group is not None
+        task = self._group.create_task(self._make(record))
+        self._jobs[record.uid] = (record, task)
+        return task
+
+    def _drop(self, uid: str) -> None:
+        job = self._jobs.pop(uid, None)
+        if job is not None:
+            job[1].cancel()
+
+    def _one(self, uid: str) -> asyncio.Lock:
+        return self._locks.setdefault(uid, asyncio.Lock())
+
+    async def _make(self, record: VmRecord) -> ImageReady | NetReady:
+        temper, rng = self._host.temper, self._host.rng
+        await asyncio.sleep(rng.uniform(*temper.part_s))
+        if rng.random() < temper.part_fails:
+            error = VirtbusError(Code.UNAVAILABLE, "source_down", "the source does not answer")
+            ready = self._failed(record, error)
+        else:
+            async with self._one(record.uid):
+                ready = await self._threads.run(
+                    lambda: self._made(record), temper.io_s, through=True
+                )
+        part = "image" if self._kind == "imaged" else "net"
+        await self._bus.publish(subjects.ready(self._host.name, record.uid, part), ready)
+        return ready
+
+    def _made(self, record: VmRecord) -> ImageReady | NetReady:
+        """On the host: what the record needs is there."""
+        uid, epoch = record.uid, record.epoch
+        if epoch <= self._released_epochs.get(uid, 0):
+            error = VirtbusError(Code.CONFLICT, "released", f"{uid} was released")
+            return self._failed(record, error)
+        if self._kind == "imaged":
+            self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
+            disks = {
+                volume.name: DiskFile(
+                    path=f"/disks/{uid}/{volume.name}.qcow2",
+                    format=ImageFormat.QCOW2,
+                    virtual_size_bytes=1,
+                )
+                for volume in record.spec.volumes
+                if volume.cloud_init_no_cloud is None
+            }
+            return ImageReady(uid=uid, epoch=epoch, generation=record.generation, disks=disks)
+        known = self._host.networks.get(uid)
+        address = known[1] if known else self._host.address()
+        self._host.networks[uid] = (max(epoch, known[0] if known else 0), address)
+        return NetReady(
+            uid=uid,
+            epoch=epoch,
+            generation=record.generation,
+            phase=NetPhase.READY,
+            interfaces=tuple(
+                InterfaceStatus(name=nic.name, mac="02:00:00:00:00:01", addresses=(address,))
+                for nic in record.spec.domain.devices.interfaces
+            ),
+        )
+
+    def _failed(self, record: VmRecord, error: VirtbusError) -> ImageReady | NetReady:
+        if self._kind == "imaged":
+            return ImageReady(uid=record.uid, epoch=record.epoch, error=error.body)
+        return NetReady(uid=record.uid, epoch=record.epoch, phase=NetPhase.FAILED, error=error.body)
+
+    # --- requests -------------------------------------------------------------------------
+    def _ready(self) -> None:
+        if self.recovering:
+            message = f"{self._kind} compares host and records; ask again in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)
+
+    async def _ensure(self, request: Request) -> ImageReady | NetReady:
+        self._ready()
+        ready = await asyncio.shield(self._want(validate(Ensure, request.data).record))
+        if ready.error is not None:
+            raise VirtbusError.of(ready.error)
+        return ready
+
+    async def _release(self, request: Request) -> Released:
+        self._ready()
+        want = validate(Release, request.data)
+        self._drop(want.uid)
+        async with self._one(want.uid):
+            await self._threads.run(
+                lambda: self._released(want), self._host.temper.io_s, through=True
+            )
+        return Released(uid=want.uid)
+
+    def _released(self, want: Release) -> None:
+        """On the host: nothing of the VM is there any more."""
+        domain = self._host.domains.get(want.uid)
+        if domain is not None and domain.active:
+            self._host.watcher.wrong("I1", f"{want.uid}: {self._kind} lets go under a guest")
+        if self._kind == "imaged":
+            held = self._host.disk.overlays.get(want.uid, 0)
+        else:
+            held = self._host.networks.get(want.uid, (0, ""))[0]
+        if held > want.epoch:
+            message = f"{want.uid} is held for epoch {held}"
+            raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
+        if self._kind == "imaged" or NETD_REMEMBERS:
+            self._released_epochs[want.uid] = want.epoch
+        self._host.disk.overlays.pop(want.uid, None) if self._kind == "imaged" else (
+            self._host.networks.pop(want.uid, None)
+        )

@@ -1,0 +1,302 @@
+"""The agent's ports over a simulated host.
+
+Work that the product hands to a thread goes on when its task is cancelled, and ends only with the
+process; so it does here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from tests.sim.loop import Process
+from tests.sim.machine import Host
+from tests.sim.wire import Gone
+
+from virtbus.bus.mailbox import Mailbox
+from virtbus.nodeagent.core.ports import ConsoleSession, DomainEvent, DomainFacts, HostFacts
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.nodework import Arm
+from virtbus.schemas.vm import VmRecord, VmSecrets
+from virtbus.schemas.wire import encode
+
+Result = TypeVar("Result")
+GIB = 1024**3
+LIBVIRT_TIMEOUT_S = 30.0
+
+
+class Threads:
+    """Blocking work of one process."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self.host = host
+        self.process = process
+
+    def alive(self) -> None:
+        if self.host.loop.over or not self.process.alive:
+            raise Gone
+
+    async def run(
+        self, work: Callable[[], Result], span_s: tuple[float, float], *, through: bool = False
+    ) -> Result:
+        """The result of `work`, done on the host after a while; `through`: even if cancelled."""
+        self.alive()
+        done: asyncio.Future[Result] = self.host.loop.create_future()
+
+        def now() -> None:
+            try:
+                result = work()
+            except VirtbusError as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        at_s = self.host.loop.time() + self.host.rng.uniform(*span_s)
+        self.host.loop.call_at(at_s, now, context=self.process.context)
+        if through:
+            await _through(done)
+        result = await done
+        self.alive()
+        return result
+
+
+async def _through(done: "asyncio.Future[Result]") -> None:
+    """Wait for the thread; a cancellation is delivered once it has ended."""
+    cancelled: asyncio.CancelledError | None = None
+    while not done.done():
+        try:
+            await asyncio.wait({done})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if isinstance(error, Gone) or done.get_loop().over:  # type: ignore[attr-defined]  # ours
+                break
+    if cancelled is not None:
+        raise cancelled
+
+
+class SimHypervisor:
+    """Keeps `Hypervisor`."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self._host = host
+        self._threads = Threads(host, process)
+        self.healthy = True
+
+    async def _call(self, work: Callable[[], Result]) -> Result:
+        def asked() -> Result:
+            self._libvirt()
+            return work()
+
+        return await self._threads.run(asked, self._host.temper.call_s)
+
+    def _libvirt(self) -> None:
+        if not self._host.libvirt_up:
+            message = "libvirt does not answer; start libvirtd, guests run on meanwhile"
+            raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", message, after_ms=1000)
+
+    async def list_domains(self) -> list[DomainFacts]:
+        host = self._host
+        return await self._call(lambda: [host.facts(d) for d in host.domains.values()])
+
+    async def facts(self, uid: str) -> DomainFacts | None:
+        def read() -> DomainFacts | None:
+            domain = self._host.domains.get(uid)
+            return None if domain is None else self._host.facts(domain)
+
+        return await self._call(read)
+
+    async def define(self, xml: str) -> None:
+        await self._call(lambda: self._host.define(xml))
+
+    async def start(self, uid: str) -> None:
+        host, loop = self._host, self._host.loop
+        ended: asyncio.Future[VirtbusError | None] = loop.create_future()
+
+        def done(error: VirtbusError | None) -> None:
+            if not ended.done():
+                ended.set_result(error)
+
+        def begin() -> None:
+            if uid not in host.armed:
+                message = "vmwrapper: not_armed: netd does not know of this start"
+                done(VirtbusError(Code.UNAVAILABLE, "not_armed", message))
+            else:
+                del host.armed[uid]
+                host.begin_start(uid, done)
+
+        await self._call(begin)
+        try:
+            async with asyncio.timeout(LIBVIRT_TIMEOUT_S):
+                error = await ended
+        except TimeoutError:
+            message = "start the guest: libvirt did not answer in time"
+            raise VirtbusError(Code.UNAVAILABLE, "libvirt_late", message) from None
+        self._threads.alive()
+        if error is not None:
+            raise error
+
+    async def shutdown(self, uid: str) -> bool:
+        return await self._call(lambda: self._host.shutdown(uid))
+
+    async def destroy(self, uid: str) -> None:
+        await self._call(lambda: self._host.destroy(uid))
+
+    async def undefine(self, uid: str) -> None:
+        await self._call(lambda: self._host.undefine(uid))
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
+        self._threads.alive()
+        heard: Mailbox[DomainEvent] = Mailbox(1000)
+        listener = (self._threads.process, heard.put)
+        self._host.listeners.append(listener)
+        try:
+            yield heard
+        finally:
+            if listener in self._host.listeners:
+                self._host.listeners.remove(listener)
+
+
+class SimFiles:
+    """Keeps `RecordFiles`: what `write` and `forget` returned from is durable."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self._host = host
+        self._disk = host.disk
+        self._threads = Threads(host, process)
+        self._ledger = dict(host.disk.ledger)
+
+    async def write(self, record: VmRecord) -> None:
+        epoch = max(self.epoch(record.uid), record.epoch)
+        self._ledger[record.uid] = (epoch, False)
+
+        def save() -> None:
+            self._save(record.uid)
+            self._disk.records[record.uid] = record
+
+        await self._threads.run(save, self._host.temper.io_s)
+
+    async def list(self) -> dict[str, VmRecord]:
+        return await self._threads.run(
+            lambda: dict(sorted(self._disk.records.items())), self._host.temper.io_s
+        )
+
+    async def remove_work(self, uid: str) -> None:
+        await self._threads.run(lambda: self._disk.seeds.pop(uid, None), self._host.temper.io_s)
+
+    async def forget(self, uid: str) -> None:
+        self._ledger[uid] = (self.epoch(uid), True)
+
+        def remove() -> None:
+            self._disk.records.pop(uid, None)
+            self._disk.seeds.pop(uid, None)
+            self._save(uid)
+
+        await self._threads.run(remove, self._host.temper.io_s)
+
+    def _save(self, uid: str) -> None:
+        self._disk.ledger[uid] = self._ledger[uid]
+
+    def epoch(self, uid: str) -> int:
+        return self._ledger.get(uid, (0, False))[0]
+
+    def nonce(self) -> str:
+        return self._disk.nonce
+
+    def set_nonce(self, nonce: str) -> None:
+        self._threads.alive()
+        self._disk.nonce = nonce
+
+    async def new_boot(self, uid: str) -> None:
+        del uid
+        self._threads.alive()
+
+    def console_socket(self, uid: str) -> Path:
+        return Path("/run/virtbus/vms") / uid / "console.sock"
+
+    def console_log(self, uid: str) -> Path:
+        return Path("/var/lib/virtbus/consoles") / f"{uid}.log"
+
+
+class SimSeeds:
+    """Keeps `Seeds`."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self._host = host
+        self._threads = Threads(host, process)
+
+    def paths(self, record: VmRecord) -> Mapping[str, Path]:
+        folder = Path("/var/lib/virtbus/vms") / record.uid
+        return {
+            volume.name: folder / f"seed-{volume.name}.iso"
+            for volume in record.spec.volumes
+            if volume.cloud_init_no_cloud is not None
+        }
+
+    def stand(self, record: VmRecord) -> bool:
+        return record.uid in self._host.disk.seeds
+
+    async def write(
+        self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
+    ) -> None:
+        del interfaces
+        held = None if secrets is None else encode(secrets).hex()[:40]
+
+        def save() -> None:
+            self._host.disk.seeds[record.uid] = held
+
+        await self._threads.run(save, self._host.temper.io_s)
+
+
+class SimAdmin:
+    """Keeps `NetdAdmin` and `Readiness`; `netd` says whether netd serves."""
+
+    def __init__(self, host: Host, process: Process, netd: Callable[[], bool]) -> None:
+        self._host = host
+        self._threads = Threads(host, process)
+        self._netd = netd
+
+    async def arm(self, arm: Arm) -> None:
+        def ask() -> None:
+            if not self._netd():
+                message = "netd does not answer on admin.sock; see `virtbus status`"
+                raise VirtbusError(Code.UNAVAILABLE, "netd_down", message, after_ms=1000)
+            if arm.uid not in self._host.networks:
+                message = "netd has no network of this VM"
+                raise VirtbusError(Code.UNAVAILABLE, "not_attached", message)
+            self._host.armed[arm.uid] = arm.epoch
+
+        await self._threads.run(ask, self._host.temper.call_s)
+
+    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
+        del uid, interfaces
+        await asyncio.sleep(self._host.rng.uniform(0.3, 2.0))
+        return "AddressAnswers"
+
+
+class NoConsole:
+    """Keeps `Console`; nobody attaches here."""
+
+    def attach(self, uid: str) -> AbstractAsyncContextManager[ConsoleSession]:
+        raise VirtbusError(Code.CONFLICT, "not_running", uid)
+
+    def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
+        raise VirtbusError(Code.NOT_FOUND, "no_log", f"{uid} {tail_bytes} {follow}")
+
+
+def host_facts(host: Host) -> HostFacts:
+    """A host with room for every VM of a seed on two nodes."""
+    return HostFacts(
+        hostname=host.name,
+        cpus=8,
+        memory_bytes=8 * GIB,
+        disk_free_bytes=100 * GIB,
+        disk_reserve_bytes=10 * GIB,
+        max_vcpus=64,
+        accelerators=("tcg",),
+        versions={},
+    )

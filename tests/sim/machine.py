@@ -1,0 +1,277 @@
+"""A simulated host: its disk, its hypervisor, its networks; what survives which death.
+
+| dies | lost |
+|---|---|
+| a service | its memory, and what its threads had not done yet |
+| libvirtd | connections; events; why a domain that is off went off. Guests run on |
+| the host | all that runs, every namespace and tap, what was not made durable |
+"""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.sim.loop import Process, VirtualLoop
+
+from virtbus.nodeagent.core.metadata import parse
+from virtbus.nodeagent.core.ports import (
+    DomainChange,
+    DomainEvent,
+    DomainFacts,
+    DomainMetadata,
+    DomainState,
+    Ending,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm import VmRecord
+
+_METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
+
+
+@dataclass
+class Temper:
+    """How a host's things behave, as probabilities and seconds; the nemesis sets it."""
+
+    start_s: tuple[float, float] = (0.1, 0.6)
+    start_fails: float = 0.0
+    power_off_s: tuple[float, float] = (0.1, 2.0)
+    deaf: float = 0.0
+    """A guest that never hears ACPI."""
+    events_lost: float = 0.0
+    events_twice: float = 0.0
+    call_s: tuple[float, float] = (0.0002, 0.004)
+    io_s: tuple[float, float] = (0.0002, 0.004)
+    part_s: tuple[float, float] = (0.005, 0.3)
+    part_fails: float = 0.0
+
+
+@dataclass
+class Domain:
+    """One domain as libvirt has it."""
+
+    uid: str
+    metadata: DomainMetadata | None
+    state: DomainState = DomainState.SHUT_OFF
+    ending: Ending = Ending.UNKNOWN
+    defined: bool = True
+    run: int = 0
+    """Which run of the guest it is: a timer of an earlier one does nothing."""
+    deaf: bool = False
+
+    @property
+    def active(self) -> bool:
+        return self.state is not DomainState.SHUT_OFF
+
+
+@dataclass
+class Disk:
+    """What is durable."""
+
+    records: dict[str, VmRecord] = field(default_factory=dict)
+    ledger: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    """uid → highest epoch acted on, and whether the VM was removed."""
+    seeds: dict[str, str | None] = field(default_factory=dict)
+    """uid → digest of the secrets in its seed."""
+    overlays: dict[str, int] = field(default_factory=dict)
+    """uid → epoch it was made for."""
+    nonce: str = ""
+    nodes_own: dict[str, object] = field(default_factory=dict)
+
+
+class Watcher:
+    """What the observer wants to know at once; the real one overrides."""
+
+    def started(self, host: "Host", domain: Domain) -> None: ...
+    def defined(self, host: "Host", domain: Domain) -> None: ...
+    def ended(self, host: "Host", domain: Domain, why: str) -> None: ...
+    def wrong(self, invariant: str, what: str) -> None: ...
+    def note(self, *what: object) -> None: ...
+
+
+class Host:
+    """One machine."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, name: str, watcher: Watcher) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.name = name
+        self.watcher = watcher
+        self.temper = Temper()
+        self.disk = Disk()
+        self.domains: dict[str, Domain] = {}
+        self.networks: dict[str, tuple[int, str]] = {}
+        """uid → epoch and address; gone with the host."""
+        self.armed: dict[str, int] = {}
+        self.up = True
+        self.libvirt_up = True
+        self.listeners: list[tuple[Process, Callable[[DomainEvent], None]]] = []
+        self.boot = 0
+        self._addresses = 0
+
+    # --- libvirt --------------------------------------------------------------------------
+    def later(self, span_s: tuple[float, float], work: Callable[[], None]) -> None:
+        """Do it on the host after a while, unless the host dies before."""
+        boot = self.boot
+
+        def now() -> None:
+            if self.boot == boot and self.up:
+                work()
+
+        self.loop.outside(self.loop.time() + self.rng.uniform(*span_s), now)
+
+    def facts(self, domain: Domain) -> DomainFacts:
+        """The domain as the agent's edge reads it."""
+        return DomainFacts(domain.uid, domain.state, domain.ending, domain.metadata)
+
+    def define(self, xml: str) -> None:
+        """As `virDomainDefineXML`."""
+        found = _METADATA.search(xml)
+        metadata = parse(found[0].replace("virtbus:", "")) if found else None
+        if metadata is None:
+            self.watcher.wrong("I15", f"{self.name}: a domain without metadata is defined")
+            return
+        domain = self.domains.get(metadata.uid)
+        if domain is None:
+            domain = self.domains[metadata.uid] = Domain(metadata.uid, metadata)
+        domain.metadata, domain.defined = metadata, True
+        self.watcher.defined(self, domain)
+
+    def begin_start(self, uid: str, done: Callable[[VirtbusError | None], None]) -> None:
+        """As `virDomainCreate`: STARTING now, then a guest or an error."""
+        domain = self.domains.get(uid)
+        if domain is None:
+            done(VirtbusError(Code.NOT_FOUND, "no_domain", "start the guest: no such domain"))
+        elif domain.state is DomainState.STARTING:
+            done(VirtbusError(Code.UNAVAILABLE, "domain_busy", "start the guest: it is starting"))
+        elif domain.active:
+            done(None)
+        else:
+            domain.state, domain.run = DomainState.STARTING, domain.run + 1
+            self.watcher.started(self, domain)
+            run = domain.run
+            self.later(self.temper.start_s, lambda: self._started(domain, run, done))
+
+    def _started(
+        self, domain: Domain, run: int, done: Callable[[VirtbusError | None], None]
+    ) -> None:
+        if domain.run != run or domain.state is not DomainState.STARTING:
+            done(VirtbusError(Code.INTERNAL, "libvirt_failed", "start the guest: it was ended"))
+            return
+        if self.rng.random() < self.temper.start_fails:
+            self._off(domain, Ending.UNKNOWN, DomainChange.ENDED, "a start failed")
+            done(VirtbusError(Code.INTERNAL, "libvirt_failed", "start the guest: QEMU said no"))
+            return
+        domain.state = DomainState.RUNNING
+        domain.deaf = self.rng.random() < self.temper.deaf
+        self.watcher.note(self.name, "running", domain.uid)
+        self.tell(DomainEvent(domain.uid, DomainChange.STARTED))
+        done(None)
+
+    def shutdown(self, uid: str) -> bool:
+        """As the ACPI button."""
+        domain = self.domains.get(uid)
+        if domain is None or not domain.active:
+            return False
+        if domain.state is DomainState.STARTING:
+            raise VirtbusError(Code.UNAVAILABLE, "domain_busy", "power off: it is starting")
+        self.watcher.ended(self, domain, "shutdown")
+        if not domain.deaf:
+            run = domain.run
+            self.later(self.temper.power_off_s, lambda: self._power_off(domain, run))
+        return True
+
+    def _power_off(self, domain: Domain, run: int) -> None:
+        if domain.run == run and domain.state is DomainState.RUNNING:
+            self._off(domain, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN, "it powered off")
+
+    def destroy(self, uid: str) -> None:
+        """As `virDomainDestroy`; works on a domain that is starting, too."""
+        domain = self.domains.get(uid)
+        if domain is not None and domain.active:
+            self.watcher.ended(self, domain, "destroy")
+            self._off(domain, Ending.ENDED, DomainChange.ENDED, "destroyed")
+
+    def undefine(self, uid: str) -> None:
+        """As `virDomainUndefineFlags`: one that runs lives on, transient."""
+        domain = self.domains.get(uid)
+        if domain is None:
+            return
+        domain.defined = False
+        if domain.active:
+            self.watcher.wrong("I5", f"{self.name}: {uid} is undefined while its guest runs")
+        else:
+            del self.domains[uid]
+
+    def crash_guest(self, uid: str) -> None:
+        """QEMU dies by itself."""
+        domain = self.domains[uid]
+        self._off(domain, Ending.CRASHED, DomainChange.CRASHED, "crashed")
+
+    def halt_guest(self, uid: str) -> None:
+        """The guest powers itself off."""
+        self._power_off(self.domains[uid], self.domains[uid].run)
+
+    def _off(self, domain: Domain, ending: Ending, change: DomainChange, why: str) -> None:
+        domain.state, domain.ending = DomainState.SHUT_OFF, ending
+        domain.run += 1
+        self.watcher.note(self.name, "off", domain.uid, why)
+        if not domain.defined:
+            self.domains.pop(domain.uid, None)
+        self.tell(DomainEvent(domain.uid, change))
+
+    def tell(self, event: DomainEvent) -> None:
+        """An event to every agent that listens: soon, perhaps never, perhaps twice."""
+        if not self.libvirt_up:
+            return
+        for process, hear in self.listeners:
+            copies = 1 + (self.rng.random() < self.temper.events_twice)
+            if self.rng.random() < self.temper.events_lost:
+                copies = 0
+            for _ in range(copies):
+                at_s = self.loop.time() + self.rng.uniform(0.0, 0.03)
+                self.loop.call_at(at_s, hear, event, context=process.context)
+
+    def restart_libvirt(self, for_s: float) -> None:
+        """libvirtd dies and comes back; guests run on."""
+        if not self.libvirt_up or not self.up:
+            return
+        self.libvirt_up = False
+        for domain in self.domains.values():
+            if not domain.active:
+                domain.ending = Ending.UNKNOWN
+        self.later((for_s, for_s), self._libvirt_back)
+
+    def _libvirt_back(self) -> None:
+        self.libvirt_up = True
+        self.tell(DomainEvent("", None))
+
+    # --- networks -------------------------------------------------------------------------
+    def address(self) -> str:
+        """A free address of a small pool."""
+        used = {address for _, address in self.networks.values()}
+        while True:
+            self._addresses = self._addresses % 40 + 1
+            address = f"10.64.0.{self._addresses + 1}"
+            if address not in used:
+                return address
+
+    # --- power ----------------------------------------------------------------------------
+    def power_off(self) -> None:
+        """The host dies: QEMU, namespaces and all processes with it."""
+        self.up, self.libvirt_up = False, False
+        self.boot += 1
+        for domain in list(self.domains.values()):
+            if domain.active:
+                domain.state, domain.ending = DomainState.SHUT_OFF, Ending.UNKNOWN
+                domain.run += 1
+                self.watcher.note(self.name, "off", domain.uid, "power")
+            domain.ending = Ending.UNKNOWN
+            if not domain.defined:
+                del self.domains[domain.uid]
+        self.networks.clear()
+        self.armed.clear()
+        self.listeners.clear()
+
+    def power_on(self) -> None:
+        self.up = self.libvirt_up = True

@@ -1,0 +1,231 @@
+"""Who watches from outside: every write, every guest; and says which invariant was broken.
+
+The invariants are those of docs on reliability (I1 single runner … I15 fencing), checked at each
+write to the bus and each step of a guest; `at_rest` checks what must hold once all is healed.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.sim.loop import VirtualLoop
+from tests.sim.machine import Domain, Host, Watcher
+from tests.sim.wire import SimServer
+
+from virtbus.bus.ports import Entry, EntryKind
+from virtbus.controller.core.fleet import read_vm_key
+from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.wire import read
+
+TAIL = 4000
+
+
+@dataclass
+class Wanted:
+    """What the users know of one VM: what was answered, and what was only asked."""
+
+    uid: str
+    name: str
+    strategy: str
+    asked: bool = False
+    accepted: bool = False
+    generation: int = 0
+    power_epoch: int = 0
+    powered: bool | None = None
+    delete_asked: bool = False
+    delete_accepted: bool = False
+    refused: str = ""
+    secret: bool = False
+    in_doubt: bool = False
+    """A change was given up with an unknown outcome."""
+
+
+@dataclass
+class Seen:
+    """What was seen of one uid on the bus and the hosts."""
+
+    record: VmRecord | None = None
+    epoch: int = 0
+    generation: int = 0
+    power_epoch: int = 0
+    purged: bool = False
+    status_epoch: dict[str, int] = field(default_factory=dict)
+    acted_epoch: dict[str, int] = field(default_factory=dict)
+    off_asked: int = 0
+    """How many record versions asked the guest not to run here."""
+    off_at_start: int = 0
+
+
+class Observer(Watcher):
+    """Sees all, changes nothing."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.hosts: dict[str, Host] = {}
+        self.server: SimServer
+        self.vms: dict[str, Seen] = {}
+        self.wanted: dict[str, Wanted] = {}
+        self.violations: list[str] = []
+        self.tail: deque[str] = deque(maxlen=TAIL)
+        self.count = 0
+        self.keep_all = False
+        self.all: list[str] = []
+        self._hash = hashlib.sha256()
+
+    # --- the trace ------------------------------------------------------------------------
+    def note(self, *what: object) -> None:
+        line = f"{self.loop.time():.6f} {' '.join(map(str, what))}"
+        self.count += 1
+        self._hash.update(line.encode())
+        self.tail.append(line)
+        if self.keep_all:
+            self.all.append(line)
+
+    @property
+    def trace_hash(self) -> str:
+        return self._hash.hexdigest()[:16]
+
+    def wrong(self, invariant: str, what: str) -> None:
+        """An invariant is broken."""
+        line = f"{invariant} at {self.loop.time():.3f} s: {what}"
+        self.note("VIOLATION", line)
+        self.violations.append(line)
+
+    def _vm(self, uid: str) -> Seen:
+        return self.vms.setdefault(uid, Seen())
+
+    # --- the bus --------------------------------------------------------------------------
+    def wrote(self, stream: str, entry: Entry) -> None:
+        """A message was stored."""
+        if stream == "KV_node":
+            return
+        digest = hashlib.blake2b(entry.value, digest_size=4).hexdigest() if entry.value else "-"
+        self.note(entry.key, entry.revision, entry.kind, digest)
+        if stream == "KV_vm":
+            self._vm_written(entry)
+        elif stream == "KV_st" and entry.kind is EntryKind.PUT:
+            self._status_written(read(VmStatus, entry.value), entry.key)
+
+    def _vm_written(self, entry: Entry) -> None:
+        tokens = entry.key.split(".")
+        if len(tokens) != 4 or tokens[3] == "_join":
+            return
+        uid, node = tokens[3], tokens[2]
+        seen = self._vm(uid)
+        if entry.kind is EntryKind.PURGE:
+            if node == "_" or (seen.record is not None and seen.record.node != node):
+                return
+            self._purged(uid, seen)
+            return
+        message = read_vm_key(entry.key, entry.value)
+        if isinstance(message, VmRecord):
+            self._recorded(message, seen)
+
+    def _purged(self, uid: str, seen: Seen) -> None:
+        wanted = self.wanted.get(uid)
+        if wanted is not None and not wanted.delete_asked:
+            self.wrong("I2", f"{uid}: the record is purged, but nobody asked for a delete")
+        for host in self.hosts.values():
+            domain = host.domains.get(uid)
+            if domain is not None:
+                self.wrong("I3", f"{uid}: purged while {host.name} has a domain ({domain.state})")
+            for what, held in (
+                ("its disks", host.disk.overlays),
+                ("its network", host.networks),
+                ("its record", host.disk.records),
+                ("its seed", host.disk.seeds),
+            ):
+                if uid in held:
+                    self.wrong("I3", f"{uid}: purged while {host.name} holds {what}")
+        seen.purged, seen.record = True, None
+        seen.off_asked += 1
+
+    def _recorded(self, record: VmRecord, seen: Seen) -> None:
+        uid = record.uid
+        if seen.purged:
+            self.wrong("I3", f"{uid}: a record of a deleted VM is written")
+        if record.epoch < seen.epoch:
+            self.wrong("I15", f"{uid}: epoch {record.epoch} is written after {seen.epoch}")
+        if record.generation < seen.generation or record.power_epoch < seen.power_epoch:
+            self.wrong("I2", f"{uid}: a change that was stored is undone")
+        if seen.record is not None and seen.record.deleting and not record.deleting:
+            self.wrong("I3", f"{uid}: a delete that was stored is undone")
+        if seen.record is not None and seen.record.node != record.node:
+            if record.epoch <= seen.record.epoch:
+                self.wrong("I15", f"{uid}: moved to {record.node} without a new epoch")
+            seen.off_asked += 1
+        if record.deleting or not record.powered:
+            seen.off_asked += 1
+        seen.record = record
+        seen.epoch = record.epoch
+        seen.generation, seen.power_epoch = record.generation, record.power_epoch
+
+    def _status_written(self, status: VmStatus, key: str) -> None:
+        uid = status.uid
+        seen = self._vm(uid)
+        if status.epoch < seen.status_epoch.get(status.node, 0):
+            self.wrong("I15", f"{key}: a status of epoch {status.epoch} after a later one")
+        seen.status_epoch[status.node] = status.epoch
+
+    # --- the hosts ------------------------------------------------------------------------
+    def defined(self, host: Host, domain: Domain) -> None:
+        assert domain.metadata is not None
+        self._acts(host, domain.uid, domain.metadata.epoch, "defines")
+
+    def _acts(self, host: Host, uid: str, epoch: int, what: str) -> None:
+        seen = self._vm(uid)
+        highest = max(seen.acted_epoch.get(host.name, 0), host.disk.ledger.get(uid, (0, False))[0])
+        if epoch < highest:
+            self.wrong("I15", f"{host.name} {what} {uid} of epoch {epoch} after {highest}")
+        seen.acted_epoch[host.name] = max(epoch, highest)
+
+    def started(self, host: Host, domain: Domain) -> None:
+        uid = domain.uid
+        self.note(host.name, "starting", uid)
+        seen = self._vm(uid)
+        seen.off_at_start = seen.off_asked
+        if seen.purged:
+            self.wrong("I3", f"{uid}: started on {host.name} after its delete was complete")
+        for other in self.hosts.values():
+            there = other.domains.get(uid)
+            if other is not host and there is not None and there.active:
+                self.wrong("I1", f"{uid} runs on {other.name} and starts on {host.name}")
+        if uid not in host.disk.overlays or uid not in host.networks:
+            self.wrong("I1", f"{uid} starts on {host.name} without its disks or network")
+        wanted = self.wanted.get(uid)
+        if wanted is not None and wanted.secret and host.disk.seeds.get(uid) is None:
+            self.wrong("I2", f"{uid} boots on {host.name} without the user-data it was given")
+
+    def ended(self, host: Host, domain: Domain, why: str) -> None:
+        """We end a guest: somebody must have asked (I4)."""
+        seen = self._vm(domain.uid)
+        self.note(host.name, why, domain.uid)
+        record = seen.record
+        here = record is not None and record.node == host.name
+        asked = seen.off_asked > seen.off_at_start or not here
+        if record is not None and (record.deleting or not record.powered):
+            asked = True
+        if not asked:
+            self.wrong("I4", f"{host.name} ends {domain.uid} by {why}, and nobody asked")
+
+    # --- at rest --------------------------------------------------------------------------
+    def schedule(self, lines: int = 60) -> str:
+        """The end of the trace, for people."""
+        return "\n".join(list(self.tail)[-lines:])
+
+    def lines_of(self, uid: str) -> list[str]:
+        return [line for line in (self.all or self.tail) if uid in line]
+
+    def entries(self, prefix: str) -> dict[str, Entry]:
+        """What stands on the bus below a prefix, markers left out."""
+        return {
+            key: entry
+            for shelf in self.server.shelves.values()
+            for key, entry in shelf.entries.items()
+            if key.startswith(prefix) and entry.kind is EntryKind.PUT
+        }
+
+    def tombstone(self, entry: Entry) -> bool:
+        message: Any = read_vm_key(entry.key, entry.value)
+        return not isinstance(message, VmRecord)

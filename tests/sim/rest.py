@@ -1,0 +1,133 @@
+"""What must hold once all faults are healed and time was given: I2, I3, I5, I8, I13."""
+
+from collections.abc import Iterator
+
+from tests.sim.observer import Observer, Wanted
+
+from virtbus.bus.ports import EntryKind
+from virtbus.schemas import subjects
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus
+from virtbus.schemas.wire import read
+
+RUNNING = frozenset({VmState.RUNNING})
+OFF = frozenset({VmState.STOPPED, VmState.SUCCEEDED})
+
+
+def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
+    """Every (invariant, what) that does not hold now."""
+    for wanted in observer.wanted.values():
+        if wanted.delete_accepted or observer.vms.get(wanted.uid) is None:
+            continue
+        if wanted.accepted or observer.vms[wanted.uid].record is not None:
+            yield from _lives(observer, wanted)
+    yield from _leaks(observer)
+    yield from _unique(observer)
+
+
+def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
+    """A VM that was accepted is there, and is as it was asked to be."""
+    record = observer.vms[wanted.uid].record
+    if record is None:
+        if wanted.accepted and not wanted.delete_asked:
+            yield "I2", f"{wanted.uid} was accepted and has no record"
+        return
+    if record.generation < wanted.generation or record.power_epoch < wanted.power_epoch:
+        yield "I2", f"{wanted.uid}: an accepted change is not in the record"
+    if not wanted.in_doubt and wanted.powered is not None and record.powered != wanted.powered:
+        yield "I2", f"{wanted.uid}: asked to be {wanted.powered}, its record says {record.powered}"
+    if record.deleting:
+        yield "I8", f"{wanted.uid} is still being deleted"
+        return
+    if record.node == "_":
+        yield "I8", f"{wanted.uid} is not placed"
+        return
+    yield from _converged(observer, record, wanted)
+
+
+def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator[tuple[str, str]]:
+    uid, host = record.uid, observer.hosts[record.node]
+    domain = host.domains.get(uid)
+    active = domain is not None and domain.active
+    entry = observer.server.shelf("$KV.st.x").entries.get(subjects.vm_status(record.node, uid))
+    status = read(VmStatus, entry.value) if entry is not None and entry.value else None
+    if status is None:
+        yield "I8", f"{uid} has no status"
+        return
+    if status.epoch != record.epoch or status.generation != record.generation:
+        yield "I8", f"{uid}: its status is of {status.epoch}/{status.generation}"
+    yield from _state(record, wanted, status, active=active)
+
+
+def _state(
+    record: VmRecord, wanted: Wanted, status: VmStatus, *, active: bool
+) -> Iterator[tuple[str, str]]:
+    """What is told is what is wanted, and what is."""
+    told = f"{record.uid} is {status.state} ({status.reason} {status.message}), active: {active}"
+    if _may_rest(wanted.strategy, status):
+        if active:
+            yield "I9", told
+    elif record.powered:
+        if status.state not in RUNNING or not active:
+            yield "I8", f"it should run: {told}"
+    elif status.state not in OFF or active:
+        yield "I8", f"it should not run: {told}"
+
+
+def _may_rest(strategy: str, status: VmStatus) -> bool:
+    """A guest that ended by itself stays so, with its reason, where its strategy says so."""
+    if strategy == "Always":
+        return False
+    crashed = status.state is VmState.FAILED and status.reason == "guest_ended"
+    return status.state in OFF or (crashed and strategy != "RerunOnFailure")
+
+
+def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
+    """Nothing is there of a VM that is not, or not here (I3, I5)."""
+    live = {uid: seen.record for uid, seen in observer.vms.items() if seen.record is not None}
+    for host in observer.hosts.values():
+        for what, held in (
+            ("domain", host.domains),
+            ("disks", host.disk.overlays),
+            ("network", host.networks),
+            ("record", host.disk.records),
+            ("seed", host.disk.seeds),
+        ):
+            for uid in held:
+                record = live.get(uid)
+                if record is None or record.node != host.name:
+                    yield "I5", f"{host.name} holds the {what} of {uid}, which is not there"
+    for prefix in ("$KV.st.", "$KV.sec."):
+        for key in observer.entries(prefix):
+            node, uid = key.split(".")[2:4]
+            record = live.get(uid)
+            if record is None or record.node != node:
+                yield "I5", f"{key} is left on the bus"
+    yield from _claims(observer, live)
+
+
+def _claims(observer: Observer, live: dict[str, VmRecord]) -> Iterator[tuple[str, str]]:
+    """Each VM holds its name, and nobody else holds one."""
+    held: dict[str, str] = {}
+    for key, entry in observer.entries("$KV.vm._name.").items():
+        uid = held[key] = read(NameClaim, entry.value).uid
+        record = live.get(uid)
+        if record is None or subjects.name_claim(record.namespace, record.name) != key:
+            yield "I5", f"{key} is claimed by {uid}, which is not there"
+    for record in live.values():
+        key = subjects.name_claim(record.namespace, record.name)
+        if held.get(key) != record.uid:
+            yield "I13", f"{record.uid} does not hold its name: {held.get(key)} does"
+    for uid, wanted in observer.wanted.items():
+        last = observer.server.shelf("$KV.vm.x").last(subjects.vm_anywhere(uid))
+        gone = last is not None and last.kind is EntryKind.PURGE
+        if wanted.delete_accepted and not gone:
+            yield "I8", f"{uid}: its delete is accepted and has not ended"
+
+
+def _unique(observer: Observer) -> Iterator[tuple[str, str]]:
+    """No two VMs of a host share an address (I13)."""
+    for host in observer.hosts.values():
+        addresses = [address for _, address in host.networks.values()]
+        if len(addresses) != len(set(addresses)):
+            yield "I13", f"{host.name} gave an address twice"

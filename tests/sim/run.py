@@ -1,0 +1,111 @@
+"""One seed, from start to verdict."""
+
+import gc
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.sim import users
+from tests.sim.faults import HEAL_S, Nemesis
+from tests.sim.rest import at_rest
+from tests.sim.users import Plan
+from tests.sim.world import World
+
+END_S = 300.0
+REST_FROM_S = HEAL_S + 60.0
+LOOK_EVERY_S = 5.0
+
+
+@dataclass
+class Verdict:
+    """What became of a seed. `cpu_s` is this process's CPU time."""
+
+    seed: int
+    violations: list[str]
+    trace_hash: str
+    steps: int
+    faults: tuple[str, ...] = ()
+    cpu_s: float = 0.0
+    schedule: str = ""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not self.violations
+
+
+class _Loud(logging.Handler):
+    """Collects what the product logs with a traceback: nobody foresaw that."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and not self._world.loop.over:
+            self._world.observer.wrong(
+                "I16", f"{record.name}: {record.getMessage()}: {record.exc_info[1]!r}"
+            )
+
+
+@contextmanager
+def running(world: World) -> Iterator[World]:
+    """The world's frame: no garbage collector in between (it runs finalizers when it likes)."""
+    loud = _Loud(world)
+    root = logging.getLogger("virtbus")
+    before = root.level, root.propagate
+    root.setLevel(logging.ERROR)
+    root.propagate = False
+    root.addHandler(loud)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield world
+    finally:
+        with warnings.catch_warnings(action="ignore"):  # of coroutines that never began
+            world.close()
+        root.removeHandler(loud)
+        root.setLevel(before[0])
+        root.propagate = before[1]
+        if collecting:
+            gc.enable()
+
+
+def run(
+    seed: int,
+    *,
+    only: frozenset[str] | None = None,
+    plan: Plan | None = None,
+    keep_all: bool = False,
+) -> Verdict:
+    """Simulate five minutes of three nodes, two controllers and twenty VMs."""
+    began_s = time.process_time()
+    world = World(seed)
+    world.observer.keep_all = keep_all
+    nemesis = Nemesis(world, only)
+    with running(world):
+        world.begin()
+        nemesis.begin()
+        users.begin(world, plan or Plan())
+        at_s = REST_FROM_S
+        world.run_until(at_s)
+        while (left := list(at_rest(world.observer))) and at_s < END_S:
+            at_s += LOOK_EVERY_S
+            world.run_until(at_s)
+        for invariant, what in left:
+            world.observer.wrong(invariant, what)
+        schedule = world.observer.schedule()
+        lines = world.observer.all
+    return Verdict(
+        seed=seed,
+        violations=world.observer.violations,
+        trace_hash=world.observer.trace_hash,
+        steps=world.observer.count,
+        faults=tuple(nemesis.enabled),
+        cpu_s=time.process_time() - began_s,
+        schedule=schedule,
+        lines=lines,
+    )

@@ -1,0 +1,15 @@
+"""The real controllers and agents on a simulated cluster, whatever the seed does to them."""
+
+import pytest
+from tests.sim.run import run
+
+
+def test_without_faults_nothing_is_wrong() -> None:
+    verdict = run(1, only=frozenset())
+    assert verdict.violations == []
+    assert verdict.steps > 300
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_the_same_seed_twice_is_the_same_run(seed: int) -> None:
+    assert run(seed).trace_hash == run(seed).trace_hash

@@ -1,0 +1,193 @@
+"""Users: each lives a VM's life over the public API, and repeats until it is answered."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.sim.bus import SimBus
+from tests.sim.observer import Observer, Wanted
+from tests.sim.world import World, client_role
+
+from virtbus.bus.ports import BusError
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+
+USER_DATA = "#cloud-config\npassword: a-canary\n"
+STRATEGIES = ("Always", "Always", "Always", "RerunOnFailure", "Manual", "Halted")
+TIMEOUT_S = 8.0
+PAUSE_S = (0.3, 2.0)
+
+
+@dataclass
+class Plan:
+    """What the users of a seed do, and until when."""
+
+    vms: int = 20
+    begin_s: float = 2.0
+    creates_until_s: float = 120.0
+    changes_until_s: float = 200.0
+    give_up_s: float = 240.0
+
+
+class GaveUpError(Exception):
+    """No answer until the end; the outcome is unknown."""
+
+
+class User:
+    """The life of one VM slot: a VM, changes, perhaps its end, perhaps another of its name."""
+
+    def __init__(self, bus: SimBus, observer: Observer, plan: Plan, number: int) -> None:
+        self._bus = bus
+        self._observer = observer
+        self._plan = plan
+        self._number = number
+        self._rng: random.Random = bus.server.rng
+        self._loop = bus.server.loop
+
+    def _left_s(self) -> float:
+        return self._plan.changes_until_s - self._loop.time()
+
+    async def run(self) -> None:
+        """From the first create to the last change; ends by itself."""
+        plan, rng = self._plan, self._rng
+        await asyncio.sleep(rng.uniform(plan.begin_s, plan.creates_until_s))
+        while self._left_s() > 0:
+            wanted = self._new()
+            try:
+                if await self._create(wanted):
+                    await self._live(wanted)
+            except GaveUpError:
+                wanted.in_doubt = True
+                return
+            if not wanted.delete_accepted or rng.random() < 0.5:
+                return
+
+    def _new(self) -> Wanted:
+        wanted = Wanted(
+            uid=self._bus.sources.uuid7(),
+            name=f"vm-{self._number}",
+            strategy=self._rng.choice(STRATEGIES),
+            secret=self._rng.random() < 0.3,
+        )
+        self._observer.wanted[wanted.uid] = wanted
+        return wanted
+
+    # --- asking ---------------------------------------------------------------------------
+    async def _ask(self, verb: str, data: dict[str, Any]) -> Any:
+        """The answer, however often it takes; VirtbusError where it is refused for good."""
+        while self._loop.time() < self._plan.give_up_s:
+            try:
+                return await self._bus.request(subjects.api("vm", verb), data, timeout_s=TIMEOUT_S)
+            except BusError as error:
+                self._observer.note("user", self._number, verb, "again", type(error).__name__)
+            except VirtbusError as error:
+                self._observer.note("user", self._number, verb, "refused", error.reason)
+                if error.body.retry is Retry.NEVER:
+                    raise
+            await asyncio.sleep(self._rng.uniform(*PAUSE_S))
+        raise GaveUpError
+
+    async def _create(self, wanted: Wanted) -> bool:
+        """True once it is accepted; False where it is refused."""
+        wanted.asked = True
+        data: dict[str, Any] = {
+            "uid": wanted.uid,
+            "name": wanted.name,
+            "image": "tiny",
+            "spec": {"run_strategy": wanted.strategy, "termination_grace_s": 5},
+        }
+        if wanted.secret:
+            data["user_data"] = USER_DATA
+        while True:
+            try:
+                answer = await self._ask("create", data)
+            except VirtbusError as error:
+                wanted.refused = error.reason
+                if error.reason != "deleting" or self._left_s() < 0:
+                    return False
+                await asyncio.sleep(2.0)
+                continue
+            self._accepted(wanted, answer["vm"])
+            self._observer.note("user", self._number, "has", wanted.uid)
+            return True
+
+    def _accepted(self, wanted: Wanted, view: dict[str, Any]) -> None:
+        wanted.accepted = True
+        wanted.generation = max(wanted.generation, view.get("generation", 1))
+        wanted.powered = view.get("powered", True)
+
+    # --- a life ---------------------------------------------------------------------------
+    async def _live(self, wanted: Wanted) -> None:
+        rng = self._rng
+        steps: list[Callable[[Wanted], Any]] = [self._stop, self._start, self._update]
+        for _ in range(rng.randrange(0, 4)):
+            await asyncio.sleep(rng.uniform(0.0, 25.0))
+            if self._left_s() < 0:
+                return
+            await rng.choice(steps)(wanted)
+        await asyncio.sleep(rng.uniform(0.0, 30.0))
+        if self._left_s() > 0 and rng.random() < 0.6:
+            await self._delete(wanted)
+
+    async def _change(self, wanted: Wanted, verb: str, **more: Any) -> Any:
+        wanted.in_doubt = True
+        answer = await self._ask(verb, {"uid": wanted.uid, **more})
+        wanted.in_doubt = False
+        self._observer.note("user", self._number, verb, wanted.uid)
+        return answer
+
+    async def _stop(self, wanted: Wanted) -> None:
+        self._accepted(
+            wanted, await self._change(wanted, "stop", grace_s=self._rng.choice((0, 1, 4)))
+        )
+
+    async def _start(self, wanted: Wanted) -> None:
+        self._accepted(wanted, await self._change(wanted, "start"))
+
+    async def _update(self, wanted: Wanted) -> None:
+        """Read, change, write; a lost race is read again."""
+        for _ in range(5):
+            view = await self._ask("get", {"uid": wanted.uid})
+            spec = dict(view["spec"])
+            spec["termination_grace_s"] = self._rng.randrange(1, 9)
+            try:
+                answer = await self._change(wanted, "update", revision=view["revision"], spec=spec)
+            except VirtbusError as error:
+                wanted.in_doubt = False
+                if error.code == Code.CONFLICT:
+                    continue
+                raise
+            self._accepted(wanted, answer)
+            return
+
+    async def _delete(self, wanted: Wanted) -> None:
+        wanted.delete_asked = True
+        try:
+            await self._change(wanted, "delete", grace_s=self._rng.choice((0, 0, 2)))
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            wanted.in_doubt = False  # an earlier try of ours had come through
+        wanted.delete_accepted = True
+
+
+def begin(world: World, plan: Plan) -> None:
+    """Start the users, all on one connection that breaks no rule and is never cut."""
+    process, bus = world.process("users", client_role(), lambda: 0)
+
+    async def body() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(plan.vms):
+                group.create_task(_guarded(User(bus, world.observer, plan, number), world))
+
+    process.start(body())
+
+
+async def _guarded(user: User, world: World) -> None:
+    """A refusal that no user could understand is a fault of the system."""
+    try:
+        await user.run()
+    except VirtbusError as error:
+        world.observer.wrong("I2", f"user {user._number} is refused: {error.reason}: {error}")

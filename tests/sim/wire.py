@@ -1,0 +1,333 @@
+"""The simulated wire: connections that delay, stall, break, lose and repeat; a server with faults.
+
+A connection is two queues, one each way, as TCP is: what is sent arrives in order, later, and what
+is under way when the connection breaks is lost. What different connections send mixes freely.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.sim.loop import Process, VirtualLoop
+
+from virtbus.bus.filters import matches
+from virtbus.bus.link import LinkLostError, Raw, Receive
+from virtbus.bus.ports import UnavailableError
+from virtbus.bus.records import stream_of
+from virtbus.bus.shelf import Shelf
+
+
+@dataclass
+class Weather:
+    """What the network and the bus do to messages, as probabilities; the nemesis sets it."""
+
+    delay_s: tuple[float, float] = (0.0002, 0.003)
+    slow: float = 0.0
+    """A message takes up to 1.5 s."""
+    drop_core: float = 0.0
+    repeat_core: float = 0.0
+    lose_request: float = 0.0
+    """A request to JetStream is lost: the write's outcome is unknown, it did not happen."""
+    lose_answer: float = 0.0
+    """Its answer is lost: the outcome is unknown, it happened."""
+
+
+class Gone(asyncio.CancelledError):
+    """The process that asks is no more."""
+
+
+@dataclass(eq=False)
+class Subscribed:
+    """A subscription of one connection."""
+
+    link: "SimLink"
+    subject: str
+    queue: str
+    receive: Receive
+
+    async def close(self) -> None:
+        self.link.server.unsubscribe(self)
+
+
+@dataclass
+class SimServer:
+    """What a NATS cluster holds and does."""
+
+    loop: VirtualLoop
+    rng: random.Random
+    weather: Weather = field(default_factory=Weather)
+    shelves: dict[str, Shelf] = field(default_factory=dict)
+    literal: dict[str, list[Subscribed]] = field(default_factory=dict)
+    wild: list[Subscribed] = field(default_factory=list)
+    leaderless_until_s: float = 0.0
+    wrote: Callable[[str, Any], None] = lambda _what, _entry: None
+    denied: Callable[[str], None] = lambda _what: None
+    watches: list[Callable[[], None]] = field(default_factory=list)
+    """What makes each watch list anew."""
+
+    def shelf(self, key: str) -> Shelf:
+        """The bucket of a key, made at first use."""
+        stream = stream_of(key)
+        if stream not in self.shelves:
+            markers = stream in {"KV_node", "KV_lease"}
+            shelf = self.shelves[stream] = Shelf(self.loop.now_ns, markers=markers)
+            shelf.seen.append(lambda entry: self.wrote(stream, entry))
+        return self.shelves[stream]
+
+    def lose_leader(self, for_s: float) -> None:
+        """No write and no read of records for that long; then every watch lists anew."""
+        until_s = self.loop.time() + for_s
+        if until_s > self.leaderless_until_s:
+            self.leaderless_until_s = until_s
+            self.loop.outside(until_s, self._elected)
+
+    def _elected(self) -> None:
+        if self.loop.time() >= self.leaderless_until_s:
+            for again in tuple(self.watches):
+                again()
+
+    def when_led(self, work: Callable[[], None], before_s: float = math.inf) -> None:
+        """Run `work` as the leader, now or after the election, as one who repeats it would."""
+        if self.loop.time() >= self.leaderless_until_s:
+            work()
+            return
+        later_s = self.leaderless_until_s + self.rng.uniform(0.0, 0.5)
+        if later_s < before_s:
+            self.loop.outside(later_s, lambda: self.when_led(work, before_s))
+
+    # --- core -----------------------------------------------------------------------------
+    def subscribe(self, one: Subscribed) -> None:
+        """Deliver to it from now on."""
+        if "*" in one.subject or one.subject.endswith(">"):
+            self.wild.append(one)
+        else:
+            self.literal.setdefault(one.subject, []).append(one)
+
+    def unsubscribe(self, one: Subscribed) -> None:
+        """Deliver nothing to it any more."""
+        if one in self.wild:
+            self.wild.remove(one)
+        there = self.literal.get(one.subject, [])
+        if one in there:
+            there.remove(one)
+            if not there:
+                del self.literal[one.subject]
+
+    def close(self, link: "SimLink") -> None:
+        """Forget all that a dead process had subscribed to and watched."""
+        for stop in link.at_death:
+            stop()
+        for one in [*self.wild, *(s for there in self.literal.values() for s in there)]:
+            if one.link is link:
+                self.unsubscribe(one)
+
+    def route(self, raw: Raw) -> None:
+        """Deliver a core message to every subscription and to one of each queue group."""
+        groups: dict[str, list[Subscribed]] = {}
+        chosen: list[Subscribed] = []
+        there = self.literal.get(raw.subject, [])
+        for one in [*there, *(w for w in self.wild if matches(w.subject, raw.subject))]:
+            if not one.link.connected:
+                continue
+            if one.queue:
+                groups.setdefault(one.queue, []).append(one)
+            else:
+                chosen.append(one)
+        chosen += [members[self._one_of(len(members))] for members in groups.values()]
+        for one in chosen:
+            one.link.deliver(lambda one=one: one.receive(raw), core=True)  # type: ignore[misc]  # bound now
+        if not chosen and raw.reply:
+            self.route(Raw(raw.reply, headers={"Status": "503"}))
+
+    def _one_of(self, count: int) -> int:
+        return int(self.rng.random() * count) if count > 1 else 0
+
+
+class SimLink:
+    """One process's connection; keeps `virtbus.bus.link.Link`."""
+
+    def __init__(self, server: SimServer, process: Process) -> None:
+        self.server = server
+        self.process = process
+        self._loop = server.loop
+        self._rng = server.rng
+        self._generation = 1
+        self._connected = True
+        self._joined = asyncio.Event()
+        self._joined.set()
+        self._changed: dict[Callable[[], None], None] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._out_s = self._in_s = 0.0
+        self._stalled_until_s = 0.0
+        self._inboxes = 0
+        self.at_death: list[Callable[[], None]] = []
+
+    # --- faults ---------------------------------------------------------------------------
+    def cut(self) -> None:
+        """Break the connection."""
+        if not self._connected:
+            return
+        self._connected = False
+        self._joined.clear()
+        self._generation += 1
+        for future in tuple(self._waiting.values()):
+            if not future.done():
+                future.set_exception(LinkLostError("the connection ended before the answer came"))
+        self._tell()
+
+    def join(self) -> None:
+        """Be connected again."""
+        if self._connected or not self.process.alive:
+            return
+        self._connected = True
+        self._generation += 1
+        self._stalled_until_s = 0.0
+        self._out_s = self._in_s = 0.0
+        self._joined.set()
+        self._tell()
+
+    def stall(self, for_s: float) -> None:
+        """Half open: nothing gets through for a while, then all of it."""
+        self._stalled_until_s = max(self._stalled_until_s, self._loop.time() + for_s)
+
+    def _tell(self) -> None:
+        for notify in tuple(self._changed):
+            self._loop.call_soon(notify, context=self.process.context)
+
+    # --- moving messages ------------------------------------------------------------------
+    def alive(self) -> None:
+        """Raise where the asking process is dead: it runs only to be unwound."""
+        if self._loop.over or not self.process.alive:
+            raise Gone
+
+    def _delay_s(self) -> float:
+        weather = self.server.weather
+        delay_s = self._rng.uniform(*weather.delay_s)
+        if weather.slow and self._rng.random() < weather.slow:
+            delay_s += self._rng.uniform(0.0, 1.5)
+        return delay_s
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work` on the server once the message got there."""
+        generation = self._generation
+        now_s = self._loop.time()
+        self._out_s = max(self._out_s + 1e-7, now_s + self._delay_s(), self._stalled_until_s)
+
+        def arrive() -> None:
+            if self._generation == generation:
+                work()
+
+        self._loop.outside(self._out_s, arrive)
+
+    def deliver(self, work: Callable[[], None], *, core: bool = False) -> None:
+        """Run `work` in this process once the message got here."""
+        weather, rng = self.server.weather, self._rng
+        if core and weather.drop_core and rng.random() < weather.drop_core:
+            return
+        copies = 1
+        if core and weather.repeat_core and rng.random() < weather.repeat_core:
+            copies = 2
+        generation = self._generation
+
+        def arrive() -> None:
+            if self._generation == generation:
+                work()
+
+        for _ in range(copies):
+            now_s = self._loop.time()
+            self._in_s = max(self._in_s + 1e-7, now_s + self._delay_s(), self._stalled_until_s)
+            self._loop.call_at(self._in_s, arrive, context=self.process.context)
+
+    # --- Link -----------------------------------------------------------------------------
+    @property
+    def connected(self) -> bool:
+        return self._connected and self.process.alive
+
+    @property
+    def clustered(self) -> bool:
+        return True
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def inbox(self) -> str:
+        self._inboxes += 1
+        return f"_INBOX.{self.process.name}.{self._inboxes}"
+
+    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
+        self._changed[notify] = None
+        return lambda: self._changed.pop(notify, None)
+
+    async def up(self, timeout_s: float) -> None:
+        self.alive()
+        if self._connected:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._joined.wait()
+        except TimeoutError:
+            msg = "no connection to the bus"
+            raise UnavailableError(msg) from None
+
+    async def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        reply: str = "",
+    ) -> None:
+        self.alive()
+        if not self._connected:
+            msg = "no connection to the bus"
+            raise UnavailableError(msg)
+        raw = Raw(subject, body, reply, dict(headers or {}))
+        self.submit(lambda: self.server.route(raw))
+
+    async def ask(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Raw:
+        answer: asyncio.Future[Raw] = self._loop.create_future()
+        inbox = self.inbox()
+
+        def receive(raw: Raw) -> None:
+            if not answer.done():
+                answer.set_result(raw)
+
+        subscription = await self.open(inbox, receive)
+        try:
+            await self.send(subject, body, headers=headers, reply=inbox)
+            raw: Raw = await self.awaited(answer, timeout_s)
+        finally:
+            await subscription.close()
+        return raw
+
+    async def awaited(self, answer: "asyncio.Future[Any]", timeout_s: float) -> Any:
+        """The answer; LinkLostError when the connection ends first, TimeoutError in time."""
+
+        def late() -> None:
+            if not answer.done():
+                answer.set_exception(TimeoutError())
+
+        timer = self._loop.call_later(max(0.0, timeout_s), late)
+        self._waiting[id(answer)] = answer
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            self._waiting.pop(id(answer), None)
+
+    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> Subscribed:
+        self.alive()
+        subscribed = Subscribed(self, subject, queue, receive)
+        self.server.subscribe(subscribed)
+        return subscribed

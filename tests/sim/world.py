@@ -1,0 +1,257 @@
+"""A cluster in one process: controllers, nodes and users on a simulated bus, as the seed says."""
+
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+from tests.sim.bus import SimBus
+from tests.sim.hands import Hand
+from tests.sim.hostports import (
+    NoConsole,
+    SimAdmin,
+    SimFiles,
+    SimHypervisor,
+    SimSeeds,
+    host_facts,
+)
+from tests.sim.loop import Process, VirtualLoop
+from tests.sim.machine import Host
+from tests.sim.observer import Observer
+from tests.sim.wire import SimLink, SimServer
+
+from virtbus.bus import permissions
+from virtbus.bus.permissions import Role
+from virtbus.controller.service import Controller
+from virtbus.controller.settings import Settings as ControllerSettings
+from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.service import NodeAgent
+from virtbus.nodeagent.settings import Settings as AgentSettings
+from virtbus.nodeagent.tools import Facts, Tools
+from virtbus.schemas import subjects
+from virtbus.schemas.vm import JoinNonce
+from virtbus.schemas.wire import encode
+
+NONCE = "the-one-bus"
+
+
+@cache
+def controller_settings() -> ControllerSettings:
+    # Orphans are swept within the last minute of a seed; the grace is no safety, only thrift.
+    return ControllerSettings(sweep_interval_s=15, orphan_grace_s=15)
+
+
+@cache
+def agent_settings(node: str) -> AgentSettings:
+    return AgentSettings(node=node)
+
+
+@cache
+def node_role(node: str) -> Role:
+    return permissions.node(node)
+
+
+@cache
+def controller_role() -> Role:
+    return permissions.controller()
+
+
+@cache
+def client_role() -> Role:
+    return permissions.client()
+
+
+@dataclass(eq=False)
+class Service:
+    """A process that is started again after it died; `host` is empty for a controller."""
+
+    name: str
+    kind: Literal["controller", "agent", "imaged", "netd"]
+    host: str
+    make: Callable[["Service"], Coroutine[Any, Any, None]]
+    process: Process | None = None
+    link: SimLink | None = None
+    bus: SimBus | None = None
+    hand: Hand | None = None
+    skew_ns: int = 0
+    crash_at: int = 0
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.alive
+
+
+@dataclass
+class World:
+    """All of it. `shuffle`: processes take turns in an order that the seed draws."""
+
+    seed: int
+    nodes: int = 3
+    controllers: int = 2
+    shuffle: bool = True
+    loop: VirtualLoop = field(init=False)
+    rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.loop = VirtualLoop(self.rng, shuffle=self.shuffle)
+        self.observer = Observer(self.loop)
+        self.server = SimServer(self.loop, self.rng)
+        self.server.wrote = self.observer.wrote
+        self.server.denied = lambda what: self.observer.wrong("I7", what)
+        self.hosts = {
+            name: Host(self.loop, self.rng, name, self.observer)
+            for name in (f"n{number}" for number in range(1, self.nodes + 1))
+        }
+        self.observer.hosts = self.hosts
+        self.observer.server = self.server
+        self.services: dict[str, Service] = {}
+        for number in range(1, self.controllers + 1):
+            self._add(f"c{number}", "controller", "", self._controller)
+        for host in self.hosts:
+            self._add(f"{host}-imaged", "imaged", host, self._hand)
+            self._add(f"{host}-netd", "netd", host, self._hand)
+            self._add(f"{host}-agent", "agent", host, self._agent)
+
+    def _add(
+        self,
+        name: str,
+        kind: Literal["controller", "agent", "imaged", "netd"],
+        host: str,
+        make: Callable[[Service], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.services[name] = Service(name, kind, host, make)
+
+    # --- processes ------------------------------------------------------------------------
+    def process(self, name: str, role: Role, skew_ns: Callable[[], int]) -> tuple[Process, SimBus]:
+        """A process with its own connection."""
+        process = Process(self.loop, name)
+        return process, SimBus(SimLink(self.server, process), role, skew_ns)
+
+    def start(self, service: Service) -> None:
+        """Start it unless it runs, or its host is down."""
+        if service.running or (service.host and not self.hosts[service.host].up):
+            return
+        role = node_role(service.host) if service.host else controller_role()
+        service.process, service.bus = self.process(service.name, role, lambda: service.skew_ns)
+        service.link = service.bus.link
+        service.process.crash_at = service.crash_at
+        service.process.on_crash = lambda: self.crash(service)
+        service.process.start(self._body(service))
+        self.observer.note("start", service.name)
+
+    async def _body(self, service: Service) -> None:
+        """As a process: what ends by itself is a fault, and systemd starts it again."""
+        try:
+            await service.make(service)
+        except Exception as error:  # noqa: BLE001  the frame of a process
+            if not self.loop.over:
+                self.observer.wrong("I16", f"{service.name} ended by itself: {error!r}")
+
+    def crash(self, service: Service, back_s: float | None = 1.0) -> None:
+        """kill -9; it is back after `back_s` (None: never)."""
+        if not service.running:
+            return
+        self.observer.note("crash", service.name)
+        assert service.process is not None
+        assert service.link is not None
+        service.process.kill()
+        self.server.close(service.link)
+        if service.kind == "agent":
+            host = self.hosts[service.host]
+            host.listeners = [(p, hear) for p, hear in host.listeners if p.alive]
+        if service.kind == "netd":
+            self.hosts[service.host].armed.clear()
+        if back_s is not None:
+            self.loop.outside(self.loop.time() + back_s, lambda: self.start(service))
+
+    def of_host(self, host: str) -> list[Service]:
+        return [service for service in self.services.values() if service.host == host]
+
+    def power_off(self, host: str, back_s: float) -> None:
+        """The whole host dies, and boots again after `back_s`."""
+        machine = self.hosts[host]
+        if not machine.up:
+            return
+        self.observer.note("power off", host)
+        for service in self.of_host(host):
+            self.crash(service, None)
+        machine.power_off()
+
+        def boot() -> None:
+            machine.power_on()
+            self.observer.note("power on", host)
+            for service in self.of_host(host):
+                self.start(service)
+
+        self.loop.outside(self.loop.time() + back_s, boot)
+
+    # --- services -------------------------------------------------------------------------
+    async def _controller(self, service: Service) -> None:
+        assert service.bus is not None
+        await Controller(service.bus, controller_settings(), _declared).run()
+
+    async def _agent(self, service: Service) -> None:
+        bus, process, host = service.bus, service.process, self.hosts[service.host]
+        assert bus is not None
+        assert process is not None
+        netd = self.services[f"{host.name}-netd"]
+        admin = SimAdmin(
+            host,
+            process,
+            lambda: netd.running and netd.hand is not None and not netd.hand.recovering,
+        )
+        settings = agent_settings(host.name)
+        tools = Tools(
+            bus=bus,
+            settings=settings,
+            hypervisor=SimHypervisor(host, process),
+            files=SimFiles(host, process),
+            seeds=SimSeeds(host, process),
+            netd=admin,
+            reach=admin,
+            facts=Facts(bus, host.name),
+            accelerator=lambda _record: "tcg",
+        )
+        await NodeAgent(
+            tools,
+            Liveness(bus, settings, lambda: host_facts(host)),
+            AgentRpc(bus, host.name, NoConsole()),
+        ).run()
+
+    async def _hand(self, service: Service) -> None:
+        assert service.bus is not None
+        assert service.process is not None
+        assert service.kind in {"imaged", "netd"}
+        kind: Literal["imaged", "netd"] = "imaged" if service.kind == "imaged" else "netd"
+        service.hand = Hand(kind, service.bus, self.hosts[service.host], service.process)
+        await service.hand.run()
+
+    # --- running --------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Join the nodes and start every service."""
+        for host in self.hosts:
+            key = subjects.join_nonce(host)
+            self.server.shelf(key).apply(key, encode(JoinNonce(nonce=NONCE)))
+        for service in self.services.values():
+            self.start(service)
+
+    def run_until(self, at_s: float) -> None:
+        """Let virtual time pass."""
+        self.loop.outside(at_s, self.loop.stop)
+        self.loop.run_forever()
+        for told in self.loop.unhandled:
+            self.observer.wrong(
+                "I16", f"unhandled: {told.get('message')} {told.get('exception')!r}"
+            )
+        self.loop.unhandled.clear()
+
+    def close(self) -> None:
+        """Unwind everything."""
+        self.loop.bury()
+
+
+async def _declared() -> None:
+    """The simulated bus needs no declaration of its streams."""
