@@ -204,6 +204,13 @@ class SimFiles:
     def epoch(self, uid: str) -> int:
         return self._ledger.get(uid, (0, False))[0]
 
+    def left(self, uid: str) -> int:
+        epoch, removed = self._ledger.get(uid, (0, False))
+        return epoch if removed else 0
+
+    def removed(self) -> dict[str, int]:
+        return {uid: epoch for uid, (epoch, removed) in self._ledger.items() if removed}
+
     def nonce(self) -> str:
         return self._disk.nonce
 
