@@ -39,6 +39,11 @@ PATH_QUESTIONS = {"exists", "is_file", "is_dir", "stat", "resolve"}
 """Of pathlib's Path too, where they are asked without an argument."""
 
 ALLOWED: dict[str, dict[str, str]] = {
+    "controller/edge/fencing.py": {
+        "asyncio.create_subprocess_exec": "runs the fence agent: a door of its own",
+        "os.killpg": "ends a fence agent that takes too long",
+        "signal": "ends a fence agent that takes too long",
+    },
     "controller/edge/watching.py": {"Path.touch": "a watcher's own method; no file is touched"},
     "netd/builder.py": {
         "socket": "only the type of the descriptors that an edge opened",
