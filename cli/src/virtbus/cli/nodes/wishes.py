@@ -64,7 +64,11 @@ def show(invocation: Invocation, detail: Mapping[str, Any]) -> None:
 
 def table(detail: Mapping[str, Any]) -> str:
     """The node's line, and a line a VM."""
-    text = nodes.table([detail.get("node") or {}])
+    node: Mapping[str, Any] = detail.get("node") or {}
+    text = nodes.table([node])
+    fence = (node.get("wish") or {}).get("fenced")
+    if fence:
+        text += f"\n\nfenced by {output.safe(fence.get('by'))}: {output.safe(fence.get('why'))}"
     vms = detail.get("vms") or []
     if not vms:
         return text

@@ -36,6 +36,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
         |   image: tiny
         |   memory: 256MiB
         |   labels: {tier: front}
+        |   spec: {eviction_strategy: "None"}   may be restarted on another host, from its image
         """
     )
 )

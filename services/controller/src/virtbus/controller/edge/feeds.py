@@ -114,6 +114,22 @@ class Feeds:
         return {*self._fleet.vms, *(subjects.node_wish(node) for node in self._fleet.wishes)}
 
     def _vm(self, entry: Entry) -> str | None:
+        if entry.key.endswith(f".{subjects.WISH_KEY}"):
+            self._wish(entry)
+            return None
+        return self._vm_record(entry)
+
+    def _wish(self, entry: Entry) -> None:
+        """What is wanted of a node is shown with its VMs."""
+        node = entry.key.split(".")[2]
+        before = self._fleet.wish_of(node).fenced
+        self._vm_record(entry)
+        if self._fleet.wish_of(node).fenced != before:
+            for uid, held in self._fleet.vms.items():
+                if held.record.node == node:
+                    self._watches.changed(uid)
+
+    def _vm_record(self, entry: Entry) -> str | None:
         if entry.kind is EntryKind.PURGE:
             gone = self._fleet.purge_vm(entry.key, entry.revision)
             uid = _name(entry.key)
