@@ -34,13 +34,14 @@ class Settings(ServiceSettings):
 
 
 def link_own(files: server.ServerFiles, node: str) -> None:
-    """Give the node's credentials a name that units can know: `node.creds`."""
-    name = files.run_dir / "node.creds"
-    fresh = name.with_suffix(".new")
-    with suppress(FileNotFoundError):
-        fresh.unlink()
-    fresh.symlink_to(Path(f"node-{node}.creds"))
-    fresh.rename(name)
+    """Give this node's credentials names that units can know: `node.creds` and two more."""
+    for service in ("imaged", "netd", "node"):
+        name = files.run_dir / f"{service}.creds"
+        fresh = name.with_suffix(".new")
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        fresh.symlink_to(Path(f"{service}-{node}.creds"))
+        fresh.rename(name)
 
 
 async def serve(settings: Settings) -> None:

@@ -51,7 +51,7 @@ def test_it_is_a_bus(bus: MemoryBus) -> None:
     assert typed.connected
 
 
-async def test_liveness_expires_by_the_given_clock_into_a_marker(
+async def test_liveness_expires_by_the_given_clock(
     bus: MemoryBus, server: MemoryServer, clock: Clock
 ) -> None:
     await bus.put("$KV.node.n1", b"alive", ttl_s=15)
@@ -61,11 +61,20 @@ async def test_liveness_expires_by_the_given_clock_into_a_marker(
     assert entry.kind is EntryKind.PUT
     clock.advance(2)
     server.expire()
-    assert (entry := await bus.get("$KV.node.n1")) is not None
+    assert await bus.get("$KV.node.n1") is None
+
+
+async def test_a_lease_expires_into_a_marker(
+    bus: MemoryBus, server: MemoryServer, clock: Clock
+) -> None:
+    await bus.put("$KV.lease.gc", b"held", ttl_s=15)
+    clock.advance(16)
+    server.expire()
+    assert (entry := await bus.get("$KV.lease.gc")) is not None
     assert entry.kind is EntryKind.PURGE
     clock.advance(61)
     server.expire()
-    assert await bus.get("$KV.node.n1") is None
+    assert await bus.get("$KV.lease.gc") is None
 
 
 async def test_a_renewed_key_lives_on(bus: MemoryBus, server: MemoryServer, clock: Clock) -> None:

@@ -26,7 +26,7 @@ def test_dead_services_rest_longer_each_time_up_to_30_s() -> None:
 def test_services_get_their_own_credentials_and_not_a_persons() -> None:
     inherited = {"PATH": "/bin", "VIRTBUS_SERVER": "x", "VIRTBUS_CREDS": "y", "VIRTBUS_X": "z"}
     env = service_environment(PLACE, "netd", parent_fd=7, notify="@a", inherited=inherited)
-    assert env["VIRTBUS_CREDS"] == "/r/node-n1.creds"
+    assert env["VIRTBUS_CREDS"] == "/r/netd-n1.creds"
     assert "VIRTBUS_SERVER" not in env
     assert (env["VIRTBUS_PARENT_FD"], env["NOTIFY_SOCKET"], env["VIRTBUS_X"]) == ("7", "@a", "z")
     assert "VIRTBUS_SIMULATE" not in env

@@ -63,7 +63,7 @@ class Discovery:
         ]
 
     def _receive(self, raw: Raw) -> None:
-        if raw.reply:
+        if raw.reply.startswith(("_INBOX", "_R_.")):
             self._tasks.start(self._answer(raw))
 
     async def _answer(self, raw: Raw) -> None:

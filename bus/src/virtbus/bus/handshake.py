@@ -40,6 +40,24 @@ async def logs_in(host: str, port: int, user: str, password: str) -> bool:
         return False
 
 
+async def is_heard(
+    host: str, port: int, user: str, password: str, subject: str, inbox: str
+) -> bool:
+    """True when somebody listens to what this user asks on `subject`."""
+    options = {"user": user, "pass": password, "headers": True, "no_responders": True}
+    login = json.dumps({"verbose": False, "name": "check", **options})
+    asked = f"CONNECT {login}\r\nSUB {inbox} 1\r\nPUB {subject} {inbox} 0\r\n\r\nPING\r\n"
+    try:
+        async with _greeted(host, port) as (_, reader, writer):
+            writer.write(asked.encode())
+            while not (line := await reader.readline()).startswith(b"PONG"):
+                if not line or b" 503" in line:  # said before the PONG where nobody listens
+                    return False
+    except OSError:
+        return False
+    return True
+
+
 def is_free(host: str, port: int) -> bool:
     """True when a server could listen there."""
     with socket.socket() as probe:

@@ -37,7 +37,7 @@ class MemoryServer:
         """The bucket of a key, made at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
-            markers = stream in {"KV_node", "KV_lease"}
+            markers = stream == "KV_lease"
             self.shelves[stream] = Shelf(self.clock_ns, markers=markers)
         return self.shelves[stream]
 

@@ -1,117 +1,235 @@
-"""What each role may do on the bus (design §3 rule 7), as allow-lists for the server's config."""
+"""What each user may do on the bus (design §3 rule 7): allow-lists, inside the user's own account.
 
+An allow-list names what may be said and heard; that nothing said can be *answered* into another's
+subjects is the accounts' work (`accounts`).
+"""
+
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from virtbus.bus.consumers import node_consumer
 from virtbus.bus.declaration import COMMANDS, WATCHING_SERVICES
+from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
 
 ADMIN = "admin"
 CONTROLLER = "controller"
 CLIENT = "client"
+BRIDGE = "bridge"
+OBSERVER = "observer"
+SYS = "sys"
 
-REPLY_EXPIRES = "1h"
-"""How long a node may answer a request it received: consoles and log streams last that long."""
+CONTROL_ACCOUNT = "CTL"
+SYSTEM_ACCOUNT = "SYS"
+
+READS = frozenset({"get", "list", "watch", "events", "status"})
+"""The API's verbs that change nothing; an observer has these."""
+SERVER_ANSWERS = "_R_.>"
+"""Where the server leads answers across accounts; it makes each token, at random."""
+NODE_WATCHED = ("progress", "ready", "tele")
+"""What a node says to whom it may concern: `virtbus.node.<id>.<one of these>.>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One user: what it may publish and subscribe to; empty lists mean everything."""
+    """One user: its account, and what it may publish and subscribe to; no list means everything."""
 
     user: str
+    account: str
     inbox_prefix: str
     publish: tuple[str, ...] = ()
-    deny_publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
-    answers: bool = False
     node: str = ""
 
 
 def admin() -> Role:
-    """Declares streams and joins nodes; everything."""
-    return Role(ADMIN, "_INBOX_admin")
+    """Declares streams and joins nodes; everything in the account that owns the streams."""
+    return Role(ADMIN, CONTROL_ACCOUNT, "_INBOX_admin")
+
+
+def sys() -> Role:
+    """Asks servers how they are, and to read their configuration again; sees no message."""
+    return Role(
+        SYS,
+        SYSTEM_ACCOUNT,
+        "_INBOX_sys",
+        publish=("$SYS.REQ.SERVER.PING.>", "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.*.RELOAD"),
+        subscribe=("_INBOX_sys.>",),
+    )
 
 
 def controller() -> Role:
-    """Writes records and leases; cannot delete or empty a stream."""
-    return Role(
-        CONTROLLER,
-        "_INBOX_controller",
-        publish=("virtbus.>", "$KV.>", "$JS.API.>", "$JS.ACK.>", "$SRV.>", "_INBOX.>"),
-        deny_publish=(
-            "$JS.API.STREAM.DELETE.>",
-            "$JS.API.STREAM.PURGE.>",
-            "$JS.API.STREAM.MSG.DELETE.>",
-        ),
-        subscribe=("virtbus.>", "$SRV.>", "_INBOX_controller.>"),
-        answers=True,
-    )
+    """Writes records and leases; makes no stream but the one in memory, and deletes none.
 
-
-def client() -> Role:
-    """People, the CLI, bridges: the API, consoles and logs, and what may be watched.
-
-    Its inbox prefix is NATS's own default, so that `nats req` works without options.
+    It may put right the two buckets that nodes write: a controller from before accounts wants
+    them otherwise, and must be able to run beside this one.
     """
     return Role(
-        CLIENT,
-        "_INBOX",
+        CONTROLLER,
+        CONTROL_ACCOUNT,
+        "_INBOX_controller",
         publish=(
-            "virtbus.api.v1.>",
-            "virtbus.node.*.rpc.agent.console",
-            "virtbus.node.*.rpc.agent.console.>",
-            "virtbus.node.*.rpc.agent.logs",
-            "virtbus.node.*.rpc.agent.logs.>",
-            "virtbus.tele.client.span",
+            "virtbus.>",
+            *(f"$KV.{bucket}.>" for bucket in ("vm", "sec", "st", "lease")),
+            "$JS.API.INFO",
+            "$JS.API.STREAM.LIST",
+            "$JS.API.STREAM.INFO.*",
+            "$JS.API.STREAM.MSG.GET.*",
+            "$JS.API.STREAM.CREATE.KV_node",
+            *(f"$JS.API.STREAM.UPDATE.KV_{bucket}" for bucket in ("node", "st")),
+            "$JS.API.DIRECT.GET.>",
+            "$JS.API.CONSUMER.CREATE.>",
+            *(f"$JS.API.CONSUMER.{verb}.*.*" for verb in ("DELETE", "INFO", "MSG.NEXT", "RESET")),
+            "$JS.API.CONSUMER.LIST.*",
+            "$JS.API.CONSUMER.NAMES.*",
+            "$JS.API.STREAM.NAMES",
+            "$JS.ACK.>",
             "$SRV.>",
+            SERVER_ANSWERS,
+            "_INBOX_admin.>",
+            "_INBOX_controller.>",
         ),
-        subscribe=(
-            "_INBOX.>",
-            "virtbus.evt.>",
-            "virtbus.node.*.progress.>",
-            "virtbus.node.*.ready.>",
-            "virtbus.node.*.tele.>",
-        ),
+        subscribe=("virtbus.>", "$SRV.>", "_INBOX_controller.>"),
     )
 
 
-def node(name: str) -> Role:
-    """The services of one host: their own consumers, keys and subjects, and nothing else."""
-    watches = [("KV_vm", node_consumer(name, service)) for service in WATCHING_SERVICES]
-    consumers = [*watches, ("CMD", node_consumer(name, COMMANDS))]
+def _api(*, reads_only: bool) -> Iterator[Channel]:
+    for channel in CHANNELS:
+        verb = channel.id.rpartition(".")[2]
+        if channel.function == "api" and (verb in READS or not reads_only):
+            yield channel
+
+
+RENEW = "virtbus.api.v1.watch.renew.*.*"
+CLIENT_SPAN = "virtbus.tele.client.span"
+
+
+def _watched(inbox_prefix: str) -> tuple[str, ...]:
+    parts = (f"virtbus.node.*.{part}.>" for part in NODE_WATCHED)
+    return (f"{inbox_prefix}.>", "virtbus.evt.>", *parts)
+
+
+def client(user: str = CLIENT) -> Role:
+    """People and the CLI (`client`), bridges: the API, consoles and logs, and what may be watched.
+
+    The client's inbox prefix is NATS's own default, so that `nats req` works without options.
+    """
+    inbox_prefix = "_INBOX" if user == CLIENT else f"_INBOX_{user}"
     return Role(
-        f"node-{name}",
-        f"_INBOX_{name}",
+        user,
+        user.upper(),
+        inbox_prefix,
+        publish=(
+            *(channel.subject for channel in _api(reads_only=False)),
+            RENEW,
+            *(filled(subject, "*") for subject, _ in node_rpc(for_clients=True)),
+            CLIENT_SPAN,
+            "$SRV.>",
+        ),
+        subscribe=_watched(inbox_prefix),
+    )
+
+
+def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
+    """What anybody outside a node may ask its services: subject, and whether it has many answers.
+
+    A console or log has one subject more, with its session's name: what is typed, or "still here".
+    """
+    for channel in CHANNELS:
+        if channel.function == "rpc" and (channel.sender == "client" or not for_clients):
+            many = channel.plane is Plane.STREAM
+            yield channel.subject, many
+            if many:
+                yield f"{channel.subject}.{{session}}", False
+
+
+def observer() -> Role:
+    """Dashboards and auditors: the reading half of the API and all facts; no console, no log."""
+    inbox_prefix = "_INBOX_observer"
+    return Role(
+        OBSERVER,
+        OBSERVER.upper(),
+        inbox_prefix,
+        publish=(*(channel.subject for channel in _api(reads_only=True)), RENEW, "$SRV.>"),
+        subscribe=_watched(inbox_prefix),
+    )
+
+
+def filled(subject: str, node: str) -> str:
+    """A subject of the catalogue for one node, or `*`, and every value of its other parameters."""
+    return re.sub(r"\{\w+\}", "*", subject.replace("{node}", node))
+
+
+def streamed(subject: str) -> bool:
+    """True where one request of the catalogue has many answers."""
+    return any(c.subject == subject and c.plane is Plane.STREAM for c in CHANNELS)
+
+
+def node_account(node: str) -> str:
+    """The account of a host's services."""
+    return f"node-{node}"
+
+
+def node_users(node: str) -> tuple[Role, ...]:
+    """The users of a host: `node-<id>` for the agent, and less for its helpers."""
+    return (agent(node), helper(node, "imaged"), helper(node, "netd"))
+
+
+def agent(node: str) -> Role:
+    """The nodeagent: all that its node may, so that one file is enough for a whole node."""
+    watches = [("KV_vm", node_consumer(node, service)) for service in WATCHING_SERVICES]
+    consumers = [*watches, ("CMD", node_consumer(node, COMMANDS))]
+    return Role(
+        f"node-{node}",
+        node_account(node),
+        f"_INBOX_{node}",
         publish=(
             *(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{own}" for stream, own in consumers),
             *(f"$JS.API.CONSUMER.INFO.{stream}.{own}" for stream, own in consumers),
             *(f"$JS.API.CONSUMER.RESET.{stream}.{own}" for stream, own in watches),
             *(f"$JS.ACK.{stream}.{own}.>" for stream, own in consumers),
-            *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{name}.>" for kv in ("vm", "sec", "st")),
-            f"$KV.st.{name}.>",
-            f"$KV.node.{name}",
-            f"virtbus.evt.{name}.>",
-            f"virtbus.node.{name}.>",
+            *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
+            f"$KV.st.{node}.>",
+            f"$KV.node.{node}",
+            f"virtbus.evt.{node}.>",
+            f"virtbus.node.{node}.>",
+            *_answers(node),
         ),
-        subscribe=(f"virtbus.node.{name}.>", f"_INBOX_{name}.>", "$SRV.>"),
-        answers=True,
-        node=name,
+        subscribe=(f"virtbus.node.{node}.>", f"_INBOX_{node}.>", "$SRV.>"),
+        node=node,
     )
 
 
-def _listed(subjects: tuple[str, ...]) -> str:
-    return "[" + ", ".join(f'"{subject}"' for subject in subjects) + "]"
-
-
-def user_block(role: Role, password: str) -> str:
-    """One entry of `authorization.users`."""
-    head = f'    {{ user: "{role.user}", password: "{password}"'
-    if not role.publish:
-        return head + " }"
-    deny = f", deny: {_listed(role.deny_publish)}" if role.deny_publish else ""
-    answers = f'\n      allow_responses: {{ max: -1, expires: "{REPLY_EXPIRES}" }}'
-    return (
-        f"{head}, permissions: {{\n"
-        f"      publish: {{ allow: {_listed(role.publish)}{deny} }}\n"
-        f"      subscribe: {{ allow: {_listed(role.subscribe)} }}"
-        f"{answers if role.answers else ''}\n    }} }}"
+def helper(node: str, service: str) -> Role:
+    """The imaged or netd of a node: its own watch and facts; no status, secret or command."""
+    own = node_consumer(node, service)
+    part = "image" if service == "imaged" else "net"
+    return Role(
+        f"{service}-{node}",
+        node_account(node),
+        f"_INBOX_{node}_{service}",
+        publish=(
+            *(f"$JS.API.CONSUMER.{verb}.KV_vm.{own}" for verb in ("MSG.NEXT", "INFO", "RESET")),
+            f"virtbus.evt.{node}.>",
+            f"virtbus.node.{node}.ready.*.{part}",
+            f"virtbus.node.{node}.progress.>",
+            f"virtbus.node.{node}.tele.{service}",
+            *_answers(node),
+        ),
+        subscribe=(
+            f"virtbus.node.{node}.rpc.{service}.>",
+            f"_INBOX_{node}_{service}.>",
+            "$SRV.>",
+        ),
+        node=node,
     )
+
+
+def _answers(node: str) -> tuple[str, ...]:
+    """Where answers go: to other accounts by way of the server, or within the node."""
+    return (SERVER_ANSWERS, *(f"_INBOX_{node}{part}.>" for part in ("", "_imaged", "_netd")))
+
+
+def fixed() -> tuple[Role, ...]:
+    """The users that every bus has."""
+    return (admin(), controller(), client(), client(BRIDGE), observer())

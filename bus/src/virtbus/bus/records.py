@@ -35,7 +35,9 @@ MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
-_PURGE = {OPERATION: "PURGE", "Nats-Rollup": "sub"}
+_PURGE = {OPERATION: "PURGE"}
+"""Buckets keep one message a key, so a marker replaces what was there without a rollup, which
+buckets that nodes write do not take: `Nats-Rollup: all` would empty them."""
 
 
 def stream_of(subject: str) -> str:

@@ -1,11 +1,8 @@
 """The embedded NATS server of `virtbus up`: one child process with credentials from day one."""
 
 import asyncio
-import grp
-import json
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -17,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus import handshake, permissions
+from virtbus.bus import credentials, handshake, permissions
 from virtbus.bus.access import BusSettings, creds_file
+from virtbus.bus.accounts import Account, accounts, heard_of
 from virtbus.bus.cluster import ROUTE_USER, Cluster, keep_kind
+from virtbus.bus.configuration import Login, accounts_block
 from virtbus.bus.permissions import Role
 from virtbus.bus.ports import BusError
+from virtbus.bus.store import ensure_account
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ READY_S = 20.0
 STOP_S = 8.0
 RELOAD_S = 10.0
 _POLL_S = 0.02
-GROUP = "virtbus"
 
 _CONFIG = """\
 # Written at every start by virtbus; changes here are lost.
@@ -55,12 +54,7 @@ jetstream {{
   max_memory_store: 256MB
   max_file_store: 8GB
 }}
-authorization {{
-  users: [
-{users}
-  ]
-}}
-"""
+{accounts}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,39 +106,23 @@ def binary() -> Path:
     return Path(found)
 
 
-def write_secret(path: Path, text: str, *, group: str = "") -> None:
-    """Replace a file atomically; mode 0600, or 0640 for `group` where that group exists."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        if group and os.geteuid() == 0:
-            with suppress(KeyError):
-                os.fchown(descriptor, -1, grp.getgrnam(group).gr_gid)
-                os.fchmod(descriptor, 0o640)
-        file.flush()
-        os.fsync(descriptor)
-    temporary.rename(path)
-
-
 class Server:
     """A running nats-server. It is never started again by itself: its owner decides."""
 
     def __init__(
         self,
         files: ServerFiles,
-        roles: dict[str, Role],
+        nodes: Sequence[str],
         host: str,
         monitor: int,
         cluster: Cluster | None = None,
     ) -> None:
         self._files = files
-        self._roles = roles
+        self._nodes = list(dict.fromkeys(nodes))
         self._host = host
         self._monitor = monitor
         self._cluster = cluster
+        self._known: dict[str, str] = {}
         self._process: Process | None = None
         self._port = -1
 
@@ -183,11 +161,21 @@ class Server:
 
     async def add_node(self, node: str) -> BusSettings:
         """Let a node's services log in; the others keep their connections. Idempotent."""
-        role = permissions.node(node)
-        if role.user not in self._roles:
-            self._roles[role.user] = role
+        if node not in self._nodes:
+            self._nodes.append(node)
         await self.rewrite()
-        return self.settings(role.user)
+        return self.settings(permissions.agent(node).user)
+
+    async def remove_node(self, node: str) -> None:
+        """End a node's connections and forget its passwords: its files open nothing any more."""
+        if node not in self._nodes:
+            return
+        self._nodes.remove(node)
+        gone = {role.user for role in permissions.node_users(node)}
+        credentials.forget(self._files.passwords, gone)
+        await self.rewrite()
+        for user in gone:
+            self._files.creds(user).unlink(missing_ok=True)
 
     async def rewrite(self) -> None:
         """Write the files anew from the passwords and let the server read them (SIGHUP).
@@ -197,42 +185,57 @@ class Server:
         Raises:
             BusError: the server did not take the new configuration.
         """
+        before = self._known
         self._write_config()
-        for role in self._roles.values():
-            self._write_creds(role)
+        self._write_creds()
         if self._process is None or self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGHUP)
         try:
             async with asyncio.timeout(RELOAD_S):
-                for user, password in self._passwords().items():
-                    if user in self._roles:
-                        await self._until_known(user, password)
+                for user, password in self._known.items() - before.items():
+                    await self._until(user, password, known=True)
+                    await self._until_heard(user, password)
+                for user in before.keys() - self._known.keys():
+                    await self._until(user, before[user], known=False)
         except TimeoutError:
             raise BusError(self._why("nats-server did not take its configuration")) from None
 
-    async def _until_known(self, user: str, password: str) -> None:
-        """Until the server takes these credentials: only then was the file read."""
-        while not await handshake.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
+    async def _until(self, user: str, password: str, *, known: bool) -> None:
+        """Until the server takes these credentials, or no longer does: then the file was read."""
+        while known != await handshake.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
             await asyncio.sleep(_POLL_S)
 
+    async def _until_heard(self, user: str, password: str) -> None:
+        """Until what an agent asks is heard: an account that came with a reload is deaf.
+
+        nats-server 2.15 opens the imports of a new account at the reload after that.
+        """
+        role = next(r for r in self._users() if r.user == user)
+        if role.user != permissions.agent(role.node).user:
+            return
+        asked = heard_of(role.node), f"{role.inbox_prefix}.check"
+        while not await handshake.is_heard(self._near, self._port, user, password, *asked):
+            if self._process is not None:
+                self._process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(10 * _POLL_S)
+
     # --- files ----------------------------------------------------------------------------
+    def _accounts(self) -> list[Account]:
+        return accounts(self._nodes)
+
+    def _users(self) -> list[Role]:
+        return [role for account in self._accounts() for role in account.users]
+
     def _passwords(self) -> dict[str, str]:
-        known: dict[str, str] = {}
-        with suppress(FileNotFoundError):
-            known = json.loads(self._files.passwords.read_text(encoding="utf-8"))
-        wanted = [*self._roles, *([ROUTE_USER] if self._cluster is not None else [])]
-        missing = {user: secrets.token_urlsafe(24) for user in wanted if user not in known}
-        if missing:
-            known |= missing
-            write_secret(self._files.passwords, json.dumps(known, indent=1))
-        return known
+        users = [role.user for role in self._users()]
+        return credentials.passwords(
+            self._files.passwords, [*users, *([ROUTE_USER] if self._cluster is not None else [])]
+        )
 
     def _write_config(self) -> None:
         passwords = self._passwords()
-        users = "\n".join(
-            permissions.user_block(role, passwords[user]) for user, role in self._roles.items()
-        )
+        logins = {user: Login(password=password) for user, password in passwords.items()}
         monitor = f'http: "127.0.0.1:{self._monitor}"' if self._monitor else ""
         text = _CONFIG.format(
             name=self._name(),
@@ -243,26 +246,20 @@ class Server:
             pid_file=self._files.pid,
             log_file=self._files.log,
             store=self._files.store,
-            users=users,
+            accounts=accounts_block(self._accounts(), logins),
         )
-        write_secret(self._files.config, text)
+        credentials.write_secret(self._files.config, text)
+        self._known = {role.user: passwords[role.user] for role in self._users()}
 
     def _name(self) -> str:
         """Unique in a cluster, and the same after each start: its stores are known by it."""
         name = f"virtbus-{socket.gethostname()}"
         return f"{name}-{self._cluster.label}" if self._cluster is not None else name
 
-    def _write_creds(self, role: Role) -> None:
-        content = {
-            "url": self.url,
-            "user": role.user,
-            "password": self._passwords()[role.user],
-            "inbox_prefix": role.inbox_prefix,
-        }
-        if role.node:
-            content["node"] = role.node
-        group = GROUP if role.user == permissions.CLIENT else ""
-        write_secret(self._files.creds(role.user), json.dumps(content, indent=1), group=group)
+    def _write_creds(self) -> None:
+        for role in self._users():
+            identity = {"user": role.user, "password": self._known[role.user]}
+            credentials.write_creds(self._files.creds(role.user), role, self.url, identity)
 
     # --- life -----------------------------------------------------------------------------
     async def start(self, program: Path, port: int) -> None:
@@ -277,8 +274,7 @@ class Server:
             )
             if not await self._started(program):
                 raise BusError(self._why("nats-server did not start"))
-        for role in self._roles.values():
-            self._write_creds(role)
+        self._write_creds()
         log.info("nats-server at %s", self.url, extra={"code": "bus_started"})
 
     async def _started(self, program: Path) -> bool:
@@ -390,9 +386,8 @@ async def running(
     files.store.chmod(0o700)
     await end_orphan(files)
     keep_kind(files.store, cluster)
-    listed = [permissions.admin(), permissions.controller(), permissions.client()]
-    listed += [permissions.node(name) for name in nodes]
-    server = Server(files, {role.user: role for role in listed}, host, monitor_port, cluster)
+    ensure_account(files.store)
+    server = Server(files, nodes, host, monitor_port, cluster)
     try:
         await server.start(binary(), port)
         yield server

@@ -145,6 +145,17 @@ class _Answers:
             ) from error
 
 
+_INBOXES = ("_INBOX", "_R_.")
+
+
+def is_confined(reply: str) -> bool:
+    """True where an answer goes to an inbox or nowhere.
+
+    What answers is trusted with more than who asks: an answer to `$KV…` would be a write (BUS-06).
+    """
+    return not reply or reply.startswith(_INBOXES)
+
+
 class Served:
     """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429."""
 
@@ -157,6 +168,15 @@ class Served:
         self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
 
     def receive(self, raw: Raw) -> None:
+        if not is_confined(raw.reply):
+            self.tally.refused("403: no inbox")
+            log.warning(
+                "a request on %s asks for its answer on %s: dropped",
+                raw.subject,
+                raw.reply,
+                extra={"code": "reply_refused"},
+            )
+            return
         now_s = asyncio.get_running_loop().time()
         if self._active < self._endpoint.limit:
             self._active += 1

@@ -71,8 +71,8 @@ class ServiceSettings(BaseSettings):
 
     @property
     def bus_user(self) -> str:
-        """The role on the bus; a node's services share one."""
-        return f"node-{self.node}"
+        """The user on the bus: `node-<id>` is the agent; its neighbours may less."""
+        return f"{'node' if self.service == 'nodeagent' else self.service}-{self.node}"
 
     def bus(self) -> BusSettings:
         """The connection: the file of `creds`, else the one that the embedded server wrote."""

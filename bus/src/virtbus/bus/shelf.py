@@ -18,7 +18,7 @@ class Shelf:
 
     clock_ns: Callable[[], int]
     markers: bool = False
-    """Expiry by TTL leaves a purge marker (buckets node and lease)."""
+    """Expiry by TTL leaves a purge marker (bucket lease)."""
     max_bytes: int = 0
     """0: no limit. A write beyond it is refused (discard new)."""
     revision: int = 0

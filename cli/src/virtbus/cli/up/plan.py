@@ -44,8 +44,8 @@ class Place:
         """The bus credentials of a service."""
         if self.node_creds is not None:
             return self.node_creds
-        user = CONTROLLER if service == CONTROLLER else f"node-{self.node}"
-        return self.run_dir / f"{user}.creds"
+        users = {CONTROLLER: CONTROLLER, "nodeagent": f"node-{self.node}"}
+        return self.run_dir / f"{users.get(service, f'{service}-{self.node}')}.creds"
 
     @property
     def client_creds(self) -> Path:

@@ -73,6 +73,10 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
     return validate(VmRecord, data)
 
 
+LEFT_FOR_S = 60.0
+"""How long a node that left is shown; as long as its last record is on the bus."""
+
+
 @dataclass
 class Fleet:
     """All that is known. `revision` and `status_revision` are the highest seen of each bucket.
@@ -225,6 +229,12 @@ class Fleet:
             self.promises.on.get(record.node, NOTHING).vms,
         )
         return record.node
+
+    def forget_left(self, now_s: float) -> None:
+        """Forget nodes that left: their records end on the bus without a word."""
+        gone = [node for node, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]
+        for node in gone:
+            self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
         """A node's record ended: one that left and holds no VM is no longer of the fleet."""

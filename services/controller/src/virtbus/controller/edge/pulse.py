@@ -76,6 +76,7 @@ class Pulse:
     def beat(self, now_s: float) -> None:
         """Look at every node once."""
         fleet = self._fleet
+        fleet.forget_left(now_s)
         braked = fleet.must_brake(now_s)
         if braked != fleet.braked:
             fleet.braked = braked

@@ -1,0 +1,152 @@
+"""Who hears whom: one account owns the streams, each node and each kind of client has its own.
+
+Accounts are apart: nothing crosses but what one exports and the other imports. The server leads
+every answer back by a subject of its own making, so that the reply or deliver subject that a node
+names never reaches the account that owns the streams (BUS-06, BUS-07), and it says in each request
+which account it came from. The account of the controllers is the hub: clients reach nodes through
+it; only what is published to whom it may concern goes from node to client directly, because the
+server hands nothing on that came by a request.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from virtbus.bus import permissions
+from virtbus.bus.consumers import node_consumer
+from virtbus.bus.declaration import WATCHING_SERVICES
+from virtbus.bus.permissions import CONTROL_ACCOUNT, SYSTEM_ACCOUNT, Role
+
+QUIET = "24h"
+"""How long a console may be silent before the server forgets the way back to who opened it."""
+_DISCOVERY = "$SRV.>"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Requests on `subject`; `streamed`: one has many answers."""
+
+    subject: str
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What `to` may import; a stream is what is published to whom it may concern."""
+
+    what: Service | str
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What comes from `account`; `local`: the subject here, where it is another one."""
+
+    what: Service | str
+    account: str
+    local: str = ""
+
+
+@dataclass(slots=True)
+class Account:
+    """One account of the server's configuration."""
+
+    name: str
+    users: list[Role] = field(default_factory=list)
+    exports: list[Export] = field(default_factory=list)
+    imports: list[Import] = field(default_factory=list)
+    streams: bool = False
+    renamed: dict[str, str] = field(default_factory=dict)
+    """What is published under one subject and meant as another, within the account."""
+
+
+def _services(role: Role) -> list[Service]:
+    """What a user asks of the controllers' account: its publish list, less what stays at home."""
+    home = ["_INBOX", permissions.SERVER_ANSWERS]
+    if role.node:
+        home.append(f"virtbus.node.{role.node}.")
+    return [
+        Service(subject, _streamed(subject))
+        for subject in role.publish
+        if not subject.startswith(tuple(home))
+    ]
+
+
+def _streamed(subject: str) -> bool:
+    """Pulls, watches, discovery, consoles and logs have many answers."""
+    return (
+        subject == _DISCOVERY
+        or ".CONSUMER.MSG.NEXT." in subject
+        or permissions.streamed(subject.replace(".*.", ".{node}.", 1))
+        or permissions.streamed(subject)
+    )
+
+
+def accounts(nodes: Sequence[str], *, system: bool = False) -> list[Account]:
+    """Every account of a bus with these nodes; `system` adds the user who may reload servers."""
+    control = Account(CONTROL_ACCOUNT, streams=True)
+    clients: dict[str, Account] = {}
+    for role in permissions.fixed():
+        if role.account == CONTROL_ACCOUNT:
+            control.users.append(role)
+            continue
+        clients[role.account] = account = Account(role.account, [role])
+        account.imports += [Import(service, CONTROL_ACCOUNT) for service in _services(role)]
+        account.imports.append(Import("virtbus.evt.>", CONTROL_ACCOUNT))
+    control.exports += _offered(clients.values())
+    own = [_node(name, control, list(clients.values())) for name in nodes]
+    known = [Account(SYSTEM_ACCOUNT, [permissions.sys()] if system else [])]
+    return [*known, control, *clients.values(), *own]
+
+
+def _offered(clients: Iterable[Account]) -> list[Export]:
+    """What the controllers' account gives to clients: each subject once, with all who have it."""
+    takers: dict[Service | str, list[str]] = {}
+    for account in clients:
+        for one in account.imports:
+            takers.setdefault(one.what, []).append(account.name)
+    return [Export(what, tuple(names)) for what, names in takers.items()]
+
+
+def _local(subject: str) -> str:
+    """Another name for a call of JetStream's API that has one answer.
+
+    The server answers `$JS.API.>` in every account that has no streams, too ("not enabled"), and
+    the first answer wins. Pulls and direct gets it leaves alone.
+    """
+    head = "$JS.API.CONSUMER."
+    verb = subject.removeprefix(head).partition(".")[0]
+    one_answer = subject.startswith(head) and verb in {"INFO", "RESET"}
+    return f"_JS.{subject.removeprefix(head)}" if one_answer else ""
+
+
+def heard_of(node: str) -> str:
+    """What a node may ask, and is answered by every server that opened its account's imports."""
+    return _local(f"$JS.API.CONSUMER.INFO.KV_vm.{node_consumer(node, WATCHING_SERVICES[0])}")
+
+
+def _node(name: str, control: Account, clients: list[Account]) -> Account:
+    """A node's account, wired to the hub and to the clients."""
+    agent = permissions.agent(name)
+    account = Account(agent.account, list(permissions.node_users(name)))
+    for service in _services(agent):
+        control.exports.append(Export(service, (account.name,)))
+        local = _local(service.subject)
+        account.imports.append(Import(service, CONTROL_ACCOUNT, local))
+        if local:
+            account.renamed[service.subject] = local
+    asked = [
+        Service(permissions.filled(subject, name), many) for subject, many in permissions.node_rpc()
+    ]
+    for service in (*asked, Service(_DISCOVERY, streamed=True)):
+        account.exports.append(Export(service, (CONTROL_ACCOUNT,)))
+        control.imports.append(Import(service, account.name))
+    heard = [f"virtbus.node.{name}.{part}.>" for part in permissions.NODE_WATCHED]
+    for stream in (f"virtbus.evt.{name}.>", *heard):
+        account.exports.append(
+            Export(stream, (CONTROL_ACCOUNT, *(client.name for client in clients)))
+        )
+        if not stream.startswith("virtbus.evt."):
+            control.imports.append(Import(stream, account.name))
+        for client in clients:
+            client.imports.append(Import(stream, account.name))
+    return account

@@ -1,0 +1,88 @@
+"""The text of nats-server's configuration: accounts with their users, for any server of virtbus."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from virtbus.bus.accounts import QUIET, Account, Export, Import, Service
+from virtbus.bus.permissions import SYSTEM_ACCOUNT, Role
+
+CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
+"""Bounds of the account that owns the streams; four consumers a node, some a controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How a user is known: by the public half of an nkey, or by a password."""
+
+    nkey: str = ""
+    password: str = ""
+
+    def fields(self, user: str) -> str:
+        """The user's identity in the configuration."""
+        if self.nkey:
+            return f"nkey: {self.nkey}"
+        return f'user: "{user}", password: "{self.password}"'
+
+
+def _listed(subjects: Iterable[str]) -> str:
+    return "[" + ", ".join(f'"{subject}"' for subject in subjects) + "]"
+
+
+def _user(role: Role, login: Login, renamed: Mapping[str, str]) -> str:
+    head = f"      {{ {login.fields(role.user)}"
+    if not role.publish:
+        return head + " }"
+    # the server renames first and then looks at what is allowed
+    publish = [renamed.get(subject, subject) for subject in role.publish]
+    return (
+        f"{head}, permissions: {{\n"
+        f"        publish: {{ allow: {_listed(publish)} }}\n"
+        f"        subscribe: {{ allow: {_listed(role.subscribe)} }} }} }}"
+    )
+
+
+def _export(export: Export) -> str:
+    to = f"accounts: {_listed(export.to)}"
+    match export.what:
+        case Service(subject, streamed):
+            many = f", response_type: stream{_threshold(subject)}" if streamed else ""
+            return f'      {{ service: "{subject}"{many}, {to} }}'
+        case subject:
+            return f'      {{ stream: "{subject}", {to} }}'
+
+
+def _threshold(subject: str) -> str:
+    """Consoles and logs may be silent for longer than the server's two minutes."""
+    return f', response_threshold: "{QUIET}"' if ".rpc." in subject else ""
+
+
+def _import(one: Import) -> str:
+    kind, subject = (
+        ("service", one.what.subject) if isinstance(one.what, Service) else ("stream", one.what)
+    )
+    local = f', to: "{one.local}"' if one.local else ""
+    return f'      {{ {kind}: {{ account: "{one.account}", subject: "{subject}" }}{local} }}'
+
+
+def _account(account: Account, logins: Mapping[str, Login]) -> str:
+    parts = [f'  "{account.name}" {{']
+    if account.streams:
+        parts.append(f"    jetstream: {CONTROL_LIMITS}")
+    listed = (
+        ("users", [_user(role, logins[role.user], account.renamed) for role in account.users]),
+        ("exports", [_export(one) for one in account.exports]),
+        ("imports", [_import(one) for one in account.imports]),
+    )
+    for name, lines in listed:
+        if lines:
+            parts += [f"    {name}: [", *lines, "    ]"]
+    if account.renamed:
+        pairs = (f'      "{said}": "{meant}"' for said, meant in account.renamed.items())
+        parts += ["    mappings: {", *pairs, "    }"]
+    return "\n".join([*parts, "  }"])
+
+
+def accounts_block(accounts: Iterable[Account], logins: Mapping[str, Login]) -> str:
+    """`system_account` and `accounts`; `logins` has every user."""
+    blocks = "\n".join(_account(one, logins) for one in accounts)
+    return f'system_account: "{SYSTEM_ACCOUNT}"\naccounts {{\n{blocks}\n}}\n'
