@@ -141,6 +141,30 @@ async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus
     assert await bus.batch(back) > revision
 
 
+async def test_a_batch_may_expect_nothing_over_a_filter(bus: Bus) -> None:
+    """A VM's first record and what is reserved on its node: both, and only where no record is."""
+    total = "$KV.vm._reserved.node.n1"
+
+    def writes(node: str, expect: int) -> list[Write]:
+        key = f"$KV.vm.{node}.{UID}"
+        return [
+            Write(total, b"sum", expect=expect),
+            Write(key, b"record", expect=0, expect_over=ANYWHERE),
+        ]
+
+    revision = await bus.batch(writes("n1", 0))
+    last = await bus.get(ANYWHERE)
+    assert last is not None
+    assert last.revision == revision
+    with pytest.raises(ConflictError):
+        await bus.batch(writes("n2", revision - 1))
+    with pytest.raises(ConflictError):
+        await bus.batch([Write(total, b"late", expect=0)])
+    entry = await bus.get(total)
+    assert entry is not None
+    assert entry.value == b"sum"
+
+
 async def test_three_mebibytes_are_refused_as_full(bus: Bus) -> None:
     with pytest.raises(FullError):
         await bus.put(KEY, b"x" * (3 * 1024 * 1024))

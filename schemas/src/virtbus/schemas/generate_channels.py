@@ -226,6 +226,13 @@ CHANNELS: tuple[Channel, ...] = (
         "Cordon, drain and fence of a node.",
     ),
     _said(
+        subjects.node_reserved,
+        Plane.RECORD,
+        node.Reserved,
+        "controller → controller",
+        "What strict VMs have on a node; changes in one batch with their records.",
+    ),
+    _said(
         subjects.vm_secret,
         Plane.RECORD,
         vm.VmSecrets,

@@ -103,6 +103,19 @@ class NodeWish(Fact):
         return "is cordoned" if self.cordoned else ""
 
 
+class Reserved(Fact):
+    """`$KV.vm._reserved.node.<node>`: the sum of what strict VMs have on a node.
+
+    Written in one atomic batch with their records only; memory with QEMU's overhead.
+    """
+
+    schema_version: int = 1
+    node: str
+    vms: int = 0
+    vcpus: int = 0
+    memory_bytes: int = 0
+
+
 class NodeView(NodeRecord):
     """A node as the API shows it."""
 

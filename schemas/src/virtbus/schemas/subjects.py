@@ -6,6 +6,7 @@ PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
+RESERVED = "_reserved"
 
 
 def _node(node: str) -> str:
@@ -45,6 +46,11 @@ def join_nonce(node: str) -> str:
 def node_wish(node: str) -> str:
     """`$KV.vm.<node>._wish`: what controllers want of a node; absent: that it takes VMs."""
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
+
+
+def node_reserved(node: str) -> str:
+    """`$KV.vm._reserved.node.<node>`: what strict VMs have on a node."""
+    return f"$KV.vm.{RESERVED}.node.{check_id(node)}"
 
 
 def vm_secret(node: str, uid: str) -> str:

@@ -191,6 +191,21 @@ class Network(Command):
     network: Id = "default"
 
 
+class Overcommit(StrEnum):
+    """How much of a node may be promised."""
+
+    SHARED = "shared"
+    """CPUs are shared, up to eight vCPUs each; a stopped VM gives its CPUs and memory free."""
+    STRICT = "strict"
+    """The VM's CPUs and memory are its own, from placement to delete, whether it runs or not."""
+
+
+class PlacementRules(Command):
+    """How a VM is placed."""
+
+    overcommit: Overcommit = Overcommit.SHARED
+
+
 class VmSpec(Command):
     """What a VM shall be."""
 
@@ -201,6 +216,7 @@ class VmSpec(Command):
     node_selector: Labels = Field(default_factory=dict)
     termination_grace_s: Count = Field(30, ge=0, le=86_400)
     eviction_strategy: EvictionStrategy | None = None
+    placement: PlacementRules | None = None
 
     @property
     def local_disks(self) -> tuple[str, ...]:
@@ -247,6 +263,8 @@ class VmRecord(Fact):
     """The node ends the guest and lets all of it go; then a controller moves the record."""
     leaving_to: str | None = None
     """The node that it was asked to go to; None: wherever placement says."""
+    reserved: bool = False
+    """Its CPUs and memory are in `$KV.vm._reserved.node.<node>`, and nobody else's."""
     lease: int = 0
     """The revision of the lease under which a singleton last moved it; 0: none did."""
     traceparent: str | None = None

@@ -234,7 +234,7 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
     return Detail(path=path, message=message, hint=hint)
 
 
-HASHED_WHEN_SET = frozenset({"eviction_strategy"})
+HASHED_WHEN_SET = frozenset({"eviction_strategy", "placement"})
 """Top-level fields that came after the first release: unset they leave older hashes as they are."""
 
 

@@ -28,6 +28,7 @@ from virtbus.controller.edge.watching import Watches
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.vm import Overcommit
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,14 @@ class Controller:
         self._watches = Watches(self._fleet, bus, self._instance)
         self._feeds = Feeds(bus, self._fleet, self._watches)
         self._storage = Storage(bus)
-        self._vms = VmApi(bus, self._fleet, self._watches, facts, self._storage)
+        self._vms = VmApi(
+            bus,
+            self._fleet,
+            self._watches,
+            facts,
+            self._storage,
+            strict=settings.overcommit is Overcommit.STRICT,
+        )
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = NodeApi(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)

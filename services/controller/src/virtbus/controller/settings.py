@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from virtbus.bus.settings import ServiceSettings
+from virtbus.schemas.vm import Overcommit
 
 
 class Settings(ServiceSettings):
@@ -31,6 +32,11 @@ class Settings(ServiceSettings):
     )
     fence_timeout_s: float = Field(
         60.0, ge=1, le=600, description="seconds after which fence_command is ended and has failed"
+    )
+    overcommit: Overcommit = Field(
+        Overcommit.SHARED,
+        description="strict: every VM gets CPUs and memory of its own, as if its spec said "
+        "placement.overcommit: strict; the same on every controller",
     )
 
     @property

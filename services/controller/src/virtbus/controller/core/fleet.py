@@ -26,13 +26,13 @@ from virtbus.controller.core.placement import (
     place,
     why_unplaced,
 )
-from virtbus.controller.core.promises import NOTHING, Promises
+from virtbus.controller.core.promises import NOTHING, Promises, takes_room
 from virtbus.controller.core.view import view
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
-from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
 
@@ -66,6 +66,8 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
     data: Any = decode(value)
     if tokens[-1] == WISH_KEY:
         return validate(NodeWish, data)
+    if tokens[2] == RESERVED:
+        return None
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
         return validate(NameClaim, data)
     if isinstance(data, dict) and data.get("tombstone"):
@@ -115,7 +117,7 @@ class Fleet:
     """When the bus was last seen to take a write: silence counts only until then."""
     braked: bool = False
     """Too many nodes are silent together: nothing is done about them."""
-    _told: dict[tuple[Demand, bool], tuple[float, str]] = field(default_factory=dict)
+    _told: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
 
     # --- what the watches bring ---------------------------------------------------------------
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
@@ -315,12 +317,15 @@ class Fleet:
         """Why it waits for a node; empty where it has one. Alike VMs are judged once a second."""
         if record.node != UNPLACED:
             return ""
-        demand = (demand_of(record.spec), record.powered)
+        needs = takes_room(record)
+        demand = (demand_of(record.spec), needs, record.reserved)
         told = self._told.get(demand)
         if told is None or now_s - told[0] > TOLD_FRESH_S:
             if len(self._told) > TOLD_KEPT:
                 self._told.clear()
-            refused = place(record.spec, self.candidates(now_s), powered=record.powered).refused
+            refused = place(
+                record.spec, self.candidates(now_s), powered=needs, strict=record.reserved
+            ).refused
             refused = {**refused, **dict.fromkeys(self.unheard_nodes(), "is silent")}
             told = self._told[demand] = (now_s, why_unplaced(refused))
         return told[1]
@@ -353,6 +358,7 @@ class Fleet:
             seen.kind,
             self.wish_of(node).closed if node in self.wishes else "",
             max(0, load.vms - seen.vms),
+            load.reserved_vms > 0,
         )
 
     def node_views(self, now_s: float) -> Iterator[NodeView]:

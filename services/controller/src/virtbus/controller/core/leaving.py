@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from virtbus.controller.core.placement import Candidate, memory_of, place
+from virtbus.controller.core.promises import takes_room
 from virtbus.schemas.node import Fence
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord, VmStatus
@@ -96,9 +97,10 @@ class Places:
         others = [c for name, c in self._nodes.items() if name != record.node]
         if record.leaving_to is not None:
             others = [c for c in others if c.record.node == record.leaving_to]
-        placement = place(record.spec, others, powered=record.powered)
+        how = {"powered": takes_room(record), "strict": record.reserved}
+        placement = place(record.spec, others, **how)
         if not placement.nodes and home and record.node in self._nodes:
-            placement = place(record.spec, [self._nodes[record.node]], powered=record.powered)
+            placement = place(record.spec, [self._nodes[record.node]], **how)
         if placement.nodes:
             self._take(placement.nodes[0], record)
             return placement.nodes[0], ""
@@ -110,7 +112,7 @@ class Places:
 
     def _take(self, node: str, record: VmRecord) -> None:
         """Count a VM that will come to `node`; one that is off takes only its disks' room."""
-        there, on = self._nodes[node], record.powered
+        there, on = self._nodes[node], takes_room(record)
         self._nodes[node] = there._replace(
             vms=there.vms + 1,
             fresh_vms=there.fresh_vms + 1,

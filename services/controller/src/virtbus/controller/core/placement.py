@@ -44,6 +44,8 @@ class Candidate(NamedTuple):
     """Why it takes no VM: cordoned, drained or fenced."""
     fresh_vms: int = 0
     """Of `vms`, those promised after the record: its free disk does not show them yet."""
+    strict: bool = False
+    """Its CPUs are not shared: a strict VM is there, or asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ def _vcpus(spec: VmSpec, node: Candidate) -> str | None:
     wanted = spec.domain.cpu.vcpus
     if node.record.max_vcpus and wanted > node.record.max_vcpus:
         return f"runs at most {node.record.max_vcpus} vCPUs in a VM, {wanted} asked"
-    free = int(node.record.cpus * CPU_OVERCOMMIT) - node.vcpus
+    share = 1.0 if node.strict else CPU_OVERCOMMIT
+    free = int(node.record.cpus * share) - node.vcpus
     return f"has {max(free, 0)} vCPUs left, {wanted} asked" if wanted > free else None
 
 
@@ -238,8 +241,9 @@ def _emptied(node: Candidate) -> Candidate:
     return node._replace(vms=0, vcpus=0, memory_bytes=0, fresh_vms=0)
 
 
-def never(spec: VmSpec, node: Candidate) -> str | None:
+def never(spec: VmSpec, node: Candidate, *, strict: bool = False) -> str | None:
     """Why the node could not hold the VM even if it were empty and all of it ready."""
+    node = node._replace(strict=strict)
     netd = node.record.services.get("netd")
     checks: tuple[Filter, ...] = (_labels, _accelerator, _vcpus, _memory)
     if netd is None or netd.state is NodeState.READY:  # else its networks are not known
@@ -247,12 +251,15 @@ def never(spec: VmSpec, node: Candidate) -> str | None:
     return next((why for check in checks if (why := check(spec, _emptied(node)))), None)
 
 
-def place(spec: VmSpec, nodes: Sequence[Candidate], *, powered: bool = True) -> Placement:
+def place(
+    spec: VmSpec, nodes: Sequence[Candidate], *, powered: bool = True, strict: bool = False
+) -> Placement:
     """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
     refused: dict[str, str] = {}
     fit: list[tuple[float, int, str]] = []
     verdicts: dict[bytes | str, _Verdict] = {}
-    for node in nodes:
+    for there in nodes:
+        node = there._replace(strict=True) if strict else there
         name = node.record.node
         verdict = verdicts.get(node.kind or name)
         if verdict is None:
@@ -275,9 +282,11 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
     return f"no node can take it now: {'; '.join(told[:NODES_TOLD])}{more}"
 
 
-def impossible(spec: VmSpec, nodes: Sequence[Candidate]) -> VirtbusError | None:
+def impossible(
+    spec: VmSpec, nodes: Sequence[Candidate], *, strict: bool = False
+) -> VirtbusError | None:
     """422 with each node's reason where none of them could ever hold the VM; None if one could."""
-    refused = {node.record.node: why for node in nodes if (why := never(spec, node))}
+    refused = {node.record.node: why for node in nodes if (why := never(spec, node, strict=strict))}
     if not refused or len(refused) < len(nodes):
         return None
     return VirtbusError(

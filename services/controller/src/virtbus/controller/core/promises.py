@@ -10,8 +10,11 @@ from virtbus.schemas.vm import VmRecord
 
 
 def takes_room(record: VmRecord) -> bool:
-    """A stopped VM promises nothing but its disks; its start asks for room anew (ADR 0012)."""
-    return record.powered
+    """A stopped VM promises nothing but its disks; its start asks for room anew (ADR 0012).
+
+    A strict one keeps what is reserved for it.
+    """
+    return record.powered or record.reserved
 
 
 @dataclass(slots=True)
@@ -21,6 +24,22 @@ class Load:
     vms: int = 0
     vcpus: int = 0
     memory_bytes: int = 0
+    reserved_vms: int = 0
+    reserved_vcpus: int = 0
+    reserved_memory_bytes: int = 0
+    """Of the above, what is reserved for strict VMs."""
+
+    def count(self, record: VmRecord, sign: int) -> None:
+        """Add (`sign` 1) or take away (-1) a record."""
+        vcpus, memory_bytes = sign * record.spec.domain.cpu.vcpus, sign * memory_of(record.spec)
+        self.vms += sign
+        if takes_room(record):
+            self.vcpus += vcpus
+            self.memory_bytes += memory_bytes
+        if record.reserved:
+            self.reserved_vms += sign
+            self.reserved_vcpus += vcpus
+            self.reserved_memory_bytes += memory_bytes
 
 
 NOTHING = Load()
@@ -34,18 +53,11 @@ class Promises:
 
     def add(self, record: VmRecord) -> None:
         """A record is on its node now."""
-        load = self.on.setdefault(record.node, Load())
-        load.vms += 1
-        if takes_room(record):
-            load.vcpus += record.spec.domain.cpu.vcpus
-            load.memory_bytes += memory_of(record.spec)
+        self.on.setdefault(record.node, Load()).count(record, 1)
 
     def take_back(self, record: VmRecord) -> None:
         """The same record, which was added, is no more or changes."""
         load = self.on[record.node]
-        load.vms -= 1
-        if takes_room(record):
-            load.vcpus -= record.spec.domain.cpu.vcpus
-            load.memory_bytes -= memory_of(record.spec)
+        load.count(record, -1)
         if not load.vms:
             del self.on[record.node]

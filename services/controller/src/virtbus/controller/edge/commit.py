@@ -14,8 +14,9 @@ from virtbus.controller.core.claims import (
     name_step,
     standing,
 )
-from virtbus.controller.core.fleet import Held, read_vm_key
+from virtbus.controller.core.fleet import Fleet, Held, read_vm_key
 from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
@@ -41,14 +42,16 @@ class Committed:
 class Commits:
     """The controller's writes to `$KV.vm` and `$KV.sec`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet | None = None) -> None:
         self._bus = bus
+        self._reservations = Reservations(bus, fleet or Fleet())
 
     async def create(self, record: VmRecord, secrets: VmSecrets | None) -> Committed:
         """Claim the name, put the secrets, commit the record. Safe to repeat with the same uid.
 
         Raises:
             VirtbusError: 409 name or uid taken, 410 uid deleted, 503 too many lost races.
+            NodeFullError: a strict VM, and its node has no room by now.
             BusError: nothing happened, or the outcome is unknown.
         """
         await self._claim(record)
@@ -56,7 +59,7 @@ class Commits:
             record = await self._put_secrets(record, secrets)
         try:
             return await self._commit(record)
-        except VirtbusError:
+        except (VirtbusError, NodeFullError):
             await self._withdraw(record)
             raise
 
@@ -136,10 +139,16 @@ class Commits:
         anywhere = subjects.vm_anywhere(record.uid)
         for _ in range(ATTEMPTS):
             try:
-                revision = await self._bus.put(key, body, expect=0, expect_over=anywhere)
+                first = Write(key, body, expect=0, expect_over=anywhere)
+                revision = await self._reservations.write(None, record, [first])
                 return Committed(Held(record, revision), created=True)
             except ConflictError:
                 done = await self._settle(record, await self._bus.get(anywhere))
+            except NodeFullError:  # of itself, perhaps: then it is there already
+                last = await self._bus.get(anywhere)
+                if not isinstance(_message(last), VmRecord):
+                    raise
+                done = await self._settle(record, last)
             if done is not None:
                 return done
         raise _storm()
@@ -175,12 +184,13 @@ class Commits:
         key, body = subjects.vm_record(record.node, record.uid), encode(record)
         if key == tombstone.key:
             anywhere = subjects.vm_anywhere(record.uid)
-            return await self._bus.put(key, body, expect=tombstone.revision, expect_over=anywhere)
+            over = Write(key, body, expect=tombstone.revision, expect_over=anywhere)
+            return await self._reservations.write(None, record, [over])
         move = [
             Write(tombstone.key, None, expect=tombstone.revision, ttl_s=MARKER_TTL_S),
             Write(key, body, expect=0),
         ]
-        return await self._bus.batch(move)
+        return await self._reservations.write(None, record, move)
 
     async def _withdraw(self, record: VmRecord) -> None:
         """Give back what a refused create took, where nobody can commit it any more."""
@@ -198,9 +208,13 @@ class Commits:
             _left(error, record.uid)
 
     async def replace(self, held: Held, record: VmRecord) -> Held:
-        """CAS the record over the revision that was read; raises ConflictError when it moved."""
+        """CAS the record over the revision that was read; raises ConflictError when it moved.
+
+        NodeFullError where a strict VM grows beyond what its node has.
+        """
         key = subjects.vm_record(held.record.node, record.uid)
-        return Held(record, await self._bus.put(key, encode(record), expect=held.revision))
+        write = Write(key, encode(record), expect=held.revision)
+        return Held(record, await self._reservations.write(held.record, record, [write]))
 
     async def known(self, uid: str) -> Known:
         """What the leader has of a uid, whatever it is."""
@@ -226,15 +240,15 @@ class Commits:
         await self._claim(record)
         key, old = subjects.vm_record(record.node, record.uid), known.record
         if known.node == record.node:
-            await self._bus.put(key, encode(record), expect=known.revision)
+            write = Write(key, encode(record), expect=known.revision)
+            await self._reservations.write(old, record, [write])
             return
         secret = await self._bus.get(subjects.vm_secret(known.node, record.uid))
         if secret is not None and secret.kind is EntryKind.PUT and old.sec_digest:
             await self._bus.put(subjects.vm_secret(record.node, record.uid), secret.value)
         former = subjects.vm_record(known.node, record.uid)
-        await self._bus.batch(
-            [Write(former, None, expect=known.revision), Write(key, encode(record), expect=0)]
-        )
+        move = [Write(former, None, expect=known.revision), Write(key, encode(record), expect=0)]
+        await self._reservations.write(old, record, move)
 
     async def ensure_name(self, record: VmRecord) -> None:
         """Hold the name for a record that stands; raises as `create`."""
@@ -264,7 +278,11 @@ class Commits:
                 subjects.vm_secret(record.node, record.uid), marker_ttl_s=MARKER_TTL_S
             )
         key = subjects.vm_record(record.node, record.uid)
-        await self._bus.purge(key, expect=held.revision, marker_ttl_s=MARKER_TTL_S)
+        if record.reserved:
+            end = Write(key, None, expect=held.revision, ttl_s=MARKER_TTL_S)
+            await self._reservations.write(record, None, [end])
+        else:
+            await self._bus.purge(key, expect=held.revision, marker_ttl_s=MARKER_TTL_S)
         try:
             name = subjects.name_claim(record.namespace, record.name)
             await self.release_name(name, record.uid)

@@ -15,6 +15,7 @@ from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
+from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
@@ -38,8 +39,8 @@ class Departures:
         self._fleet = fleet
         self._watches = watches
         self._facts = facts
-        self._commits = Commits(bus)
-        self._moves = Moves(bus)
+        self._commits = Commits(bus, fleet)
+        self._moves = Moves(bus, fleet)
         self._fences: dict[str, tuple[Fence, float]] = {}
         """The fences that stand, and since when this process knows of each."""
 
@@ -154,7 +155,7 @@ class Departures:
         record = record.model_copy(update={"lease": check()})
         try:
             new = await self._moves.move(Held(record, held.revision), node, fence=fence)
-        except ConflictError as error:
+        except (ConflictError, NodeFullError) as error:
             extra = {"code": "move_lost", "uid": record.uid}
             log.info("%s is looked at again: %s", record.name, error, extra=extra)
             return

@@ -27,8 +27,8 @@ class Endings:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts
-        self._commits = Commits(bus)
-        self._moves = Moves(bus)
+        self._commits = Commits(bus, fleet)
+        self._moves = Moves(bus, fleet)
         self._claims, self._secrets = Suspects(), Suspects()
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:

@@ -5,9 +5,10 @@ import logging
 from typing import NamedTuple
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
-from virtbus.controller.core.fleet import Held
+from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import moved
 from virtbus.controller.edge.commit import MARKER_TTL_S
+from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.vm import VmRecord
@@ -27,8 +28,9 @@ class _Secret(NamedTuple):
 class Moves:
     """Moves records between nodes; safe to repeat, and in any number of controllers."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
+        self._reservations = Reservations(bus, fleet)
 
     async def move(
         self, held: Held, node: str, *, fence: tuple[NodeWish, int] | None = None
@@ -39,6 +41,7 @@ class Moves:
         node that was unfenced meanwhile keeps its VMs. Its revision is then two below the record's.
 
         Raises:
+            NodeFullError: a strict VM, and the node has no room by now.
             ConflictError: record, fence or the new place is not what it was; nothing has moved.
             BusError: nothing happened, or the outcome is unknown.
         """
@@ -46,7 +49,7 @@ class Moves:
         secret = await self._bring(held.record, node)
         try:
             revision = await self._write(held, record, fence)
-        except ConflictError:
+        except (ConflictError, NodeFullError):
             await self._take_back(record, secret)
             raise
         try:
@@ -72,7 +75,7 @@ class Moves:
         if fence is not None:
             wish, revision = fence
             writes.insert(0, Write(subjects.node_wish(wish.node), encode(wish), revision))
-        return await self._bus.batch(writes)
+        return await self._reservations.write(held.record, record, writes)
 
     # --- its secrets ----------------------------------------------------------------------
     async def _bring(self, record: VmRecord, node: str) -> _Secret | None:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 from virtbus.bus.ports import Bus, BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.placement import Demand, demand_of, place
+from virtbus.controller.core.promises import takes_room
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
+from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas.events import Kind
 from virtbus.schemas.vm import VmRecord
@@ -40,7 +42,7 @@ class Placing:
         self._fleet = fleet
         self._watches = watches
         self._facts = facts
-        self._moves = Moves(bus)
+        self._moves = Moves(bus, fleet)
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -73,22 +75,24 @@ class Placing:
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
         waiting = [fleet.vms[uid] for uid in fleet.unplaced]
-        hopeless: set[tuple[Demand, bool]] = set()
+        hopeless: set[tuple[Demand, bool, bool]] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
-            demand = demand_of(record.spec)
-            if record.deleting or (demand, record.powered) in hopeless:
+            demand, needs = demand_of(record.spec), takes_room(record)
+            kind = (demand, needs, record.reserved)
+            if record.deleting or kind in hopeless:
                 continue
-            found = place(record.spec, list(nodes.values()), powered=record.powered)
+            found = place(record.spec, list(nodes.values()), powered=needs, strict=record.reserved)
             if not found.nodes:
-                hopeless.add((demand, record.powered))
+                hopeless.add(kind)
                 continue
             node = nodes[found.nodes[0]]
             nodes[found.nodes[0]] = node._replace(
                 vms=node.vms + 1,
                 fresh_vms=node.fresh_vms + 1,
-                vcpus=node.vcpus + (demand.vcpus if record.powered else 0),
-                memory_bytes=node.memory_bytes + (demand.memory_bytes if record.powered else 0),
+                vcpus=node.vcpus + demand.vcpus * needs,
+                memory_bytes=node.memory_bytes + demand.memory_bytes * needs,
+                strict=node.strict or record.reserved,
             )
             why = f"best of {len(found.nodes)}, {len(found.refused)} refused"
             yield Choice(held, found.nodes[0], why)
@@ -97,7 +101,7 @@ class Placing:
         record = choice.held.record.model_copy(update={"lease": tenure.check()})
         try:
             held = await self._moves.move(Held(record, choice.held.revision), choice.node)
-        except ConflictError:
+        except (ConflictError, NodeFullError):
             return  # it changed, or is placed: its echo brings it back if it still waits
         except BusError as error:
             log.warning(

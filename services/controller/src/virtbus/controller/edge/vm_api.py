@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from virtbus.bus import tracing
 from virtbus.bus.ports import Bus, ConflictError, Request
@@ -18,11 +18,11 @@ from virtbus.controller.core.placement import (
     no_room,
     place,
     room,
-    why_unplaced,
 )
 from virtbus.controller.core.promises import takes_room
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas.api import (
@@ -39,25 +39,36 @@ from virtbus.schemas.api import (
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.vm import Overcommit, VmRecord, VmView
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
+
+NODES_TRIED = 8
+"""Nodes that a strict VM is tried on before it waits: each that was full costs a round trip."""
 
 
 class VmApi:
     """The handlers of `vm.*`; each takes a Request and returns the answer's model."""
 
     def __init__(
-        self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts, storage: Storage
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        watches: Watches,
+        facts: Facts,
+        storage: Storage,
+        *,
+        strict: bool = False,
     ) -> None:
         self._bus = bus
         self._fleet = fleet
         self._watches = watches
         self._facts = facts
-        self._commits = Commits(bus)
+        self._commits = Commits(bus, fleet)
         self._sources = bus.sources
         self._storage = storage
+        self._all_strict = strict
 
     # --- create ---------------------------------------------------------------------------
     async def create(self, request: Request) -> VmCreated:
@@ -66,19 +77,32 @@ class VmApi:
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
-            record, why = self._place(admitted, known.record if known else None)
-            committed = await self._commits.create(record, admitted.secrets)
+            nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
+            committed = await self._commit(self._record(admitted), nodes, admitted)
             self._apply(committed.held)
             self._tell_created(committed, why)
         return VmCreated(vm=self._show(committed.held), created=committed.created)
 
-    def _place(self, admitted: Admitted, known: VmRecord | None) -> tuple[VmRecord, str]:
-        """The record to commit, and why its node was chosen."""
-        if known is not None:
-            node, why = known.node, "as before"
-        else:
-            node, why = self._choose(admitted)
-        record = VmRecord(
+    async def _commit(
+        self, record: VmRecord, nodes: Sequence[str], admitted: Admitted
+    ) -> Committed:
+        """Commit on the best node; a strict VM on the best that has room when it is written."""
+        for node in nodes[:NODES_TRIED]:
+            try:
+                there = record.model_copy(update={"node": node})
+                return await self._commits.create(there, admitted.secrets)
+            except NodeFullError as error:
+                log.debug("%s: %s", record.name, error)
+        waits = record.model_copy(update={"node": UNPLACED})
+        return await self._commits.create(waits, admitted.secrets)
+
+    def _strict(self, admitted: Admitted) -> bool:
+        """True where the VM, or this controller's settings, ask for a place of its own."""
+        rules = admitted.spec.placement
+        return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
+
+    def _record(self, admitted: Admitted) -> VmRecord:
+        return VmRecord(
             uid=admitted.uid,
             namespace=admitted.namespace,
             name=admitted.name,
@@ -86,25 +110,23 @@ class VmApi:
             annotations=admitted.annotations,
             spec=admitted.spec,
             spec_hash=admitted.spec_hash,
-            node=node,
+            node=UNPLACED,
             created_ns=self._sources.time_ns(),
             powered=admitted.powered,
+            reserved=self._strict(admitted),
             traceparent=tracing.current_traceparent(),
         )
-        return record, why
 
-    def _choose(self, admitted: Admitted) -> tuple[str, str]:
-        """The best node, or `_` where none can take it now; 422 where none ever could."""
-        spec = admitted.spec
+    def _choose(self, admitted: Admitted) -> tuple[Sequence[str], str]:
+        """The nodes that can take it, best first, and why so; 422 where none ever could."""
+        spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
-        placement = place(spec, nodes, powered=admitted.powered)
-        if placement.nodes:
-            fit = len(placement.nodes)
-            return placement.nodes[0], f"best of {fit}, {len(placement.refused)} refused"
-        refusal = None if self._fleet.unheard_nodes() else impossible(spec, nodes)
-        if refusal is not None:
-            raise refusal
-        return UNPLACED, why_unplaced(placement.refused)
+        placement = place(spec, nodes, powered=admitted.powered or strict, strict=strict)
+        if not placement.nodes and not self._fleet.unheard_nodes():
+            refusal = impossible(spec, nodes, strict=strict)
+            if refusal is not None:
+                raise refusal
+        return placement.nodes, f"best of {len(placement.nodes)}, {len(placement.refused)} refused"
 
     def _tell_created(self, committed: Committed, why: str) -> None:
         record = committed.held.record
@@ -160,6 +182,8 @@ class VmApi:
         except ConflictError:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message) from None
+        except NodeFullError as error:
+            raise no_room(error.node, error.why) from None
         self._apply(held)
         self._facts.emit(Kind.VM_UPDATED, record, "", revision=held.revision)
         return self._show(held)
@@ -266,6 +290,8 @@ class VmApi:
         """Raise 422 or 429 where a start, or more CPUs or memory, do not fit on the VM's node."""
         if after.ending or not takes_room(after) or after.node not in self._fleet.nodes:
             return
+        if after.reserved:
+            return  # what it grows by is checked as it is written
         own = demand_of(before.spec)
         if takes_room(before) and own == demand_of(after.spec):
             return
