@@ -50,7 +50,7 @@ def agent_settings(node: str) -> AgentSettings:
 
 @cache
 def node_role(node: str) -> Role:
-    return permissions.node(node)
+    return permissions.agent(node)
 
 
 @cache
