@@ -178,6 +178,42 @@ async def test_places_are_counted_so_no_vm_stops_for_a_place_that_another_takes(
 
 
 @site()
+async def test_a_drain_of_a_silent_node_stops_nothing_and_says_what_to_do(there: Site) -> None:
+    async with there.host("n2").on():
+        async with there.host("n1").on():
+            await _joined(there, "n1")
+            await there.node("cordon", "n2")
+            await there.vm(1, "n1", **FREE)
+            await there.node("uncordon", "n2")
+        await asyncio.sleep(30)
+        (shown,) = (await there.node("drain", "n1")).vms
+        assert "virtbus node fence" in shown.stays
+        await asyncio.sleep(30)
+        assert not (await there.record(1)).leaving
+
+
+@site()
+async def test_a_vm_that_left_for_a_place_that_is_gone_waits_and_starts_when_there_is_one(
+    there: Site,
+) -> None:
+    async with two_hosts(there):
+        await there.vm(1, "n1", **FREE)
+        n1 = there.hosts["n1"]
+        n1.stuck = True
+        async with there.host("n2").on():
+            await _joined(there, "n2")
+            await there.node("drain", "n1")
+            await there.until(lambda: _leaving(there))
+            await there.node("cordon", "n2")
+            n1.stuck = False
+            await n1.look(await there.record(1))
+            await asyncio.sleep(20)
+            assert (await there.made.vm("get", uid=uid(1))).state is VmState.PENDING
+            await there.node("uncordon", "n2")
+            await there.runs_on(1, "n2")
+
+
+@site()
 async def test_uncordon_ends_a_drain_and_what_was_on_its_way_comes_home(there: Site) -> None:
     async with two_hosts(there):
         await there.vm(1, "n1", **FREE)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from virtbus.controller.core.placement import Candidate, memory_of, place
+from virtbus.controller.core.placement import Candidate, demand_of, memory_of, place
 from virtbus.controller.core.promises import takes_room
 from virtbus.schemas.node import Fence
 from virtbus.schemas.states import VmState
@@ -88,12 +88,26 @@ class Places:
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._nodes = {candidate.record.node: candidate for candidate in candidates}
+        self._hopeless: dict[tuple[object, ...], str] = {}
+        """Whom nobody could take: places only become fewer, so nobody can take their like."""
 
     def find(self, record: VmRecord, *, home: bool = False) -> tuple[str, str]:
         """A node and "", or "" and why there is none; with `home` its own node is the last choice.
 
         A VM that was asked to go to a certain node goes there, or (with `home`) nowhere.
         """
+        goal = (record.node, record.leaving_to, home)
+        like = (demand_of(record.spec), takes_room(record), record.reserved, *goal)
+        if like in self._hopeless:
+            return "", self._hopeless[like]
+        node, why = self._found(record, home=home)
+        if node:
+            self.keep(node, record)
+        else:
+            self._hopeless[like] = why
+        return node, why
+
+    def _found(self, record: VmRecord, *, home: bool) -> tuple[str, str]:
         others = [c for name, c in self._nodes.items() if name != record.node]
         if record.leaving_to is not None:
             others = [c for c in others if c.record.node == record.leaving_to]
@@ -102,7 +116,6 @@ class Places:
         if not placement.nodes and home and record.node in self._nodes:
             placement = place(record.spec, [self._nodes[record.node]], **how)
         if placement.nodes:
-            self._take(placement.nodes[0], record)
             return placement.nodes[0], ""
         refused = dict(placement.refused)
         if record.leaving_to is not None and record.leaving_to not in self._nodes:
@@ -110,7 +123,12 @@ class Places:
         why = "; ".join(f"{node} {reason}" for node, reason in sorted(refused.items()))
         return "", "no node can take it: " + (why or "there is no other")
 
-    def _take(self, node: str, record: VmRecord) -> None:
+    def open(self, node: str) -> bool:
+        """True for a node that is known and takes VMs."""
+        there = self._nodes.get(node)
+        return there is not None and not there.cordoned and not there.silent
+
+    def keep(self, node: str, record: VmRecord) -> None:
         """Count a VM that will come to `node`; one that is off takes only its disks' room."""
         there, on = self._nodes[node], takes_room(record)
         self._nodes[node] = there._replace(

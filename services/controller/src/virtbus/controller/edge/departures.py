@@ -43,6 +43,8 @@ class Departures:
         self._moves = Moves(bus, fleet)
         self._fences: dict[str, tuple[Fence, float]] = {}
         """The fences that stand, and since when this process knows of each."""
+        self._kept: dict[str, str] = {}
+        """Where VMs that leave have a place, while their nodes let go of them."""
 
     async def run(self, tenure: Tenure) -> None:
         """Rounds until cancelled."""
@@ -58,6 +60,7 @@ class Departures:
         fleet = self._fleet
         wishes = {node: wish for node, (wish, _) in fleet.wishes.items() if wish.closed}
         self._fences = {node: kept for node, kept in self._fences.items() if node in wishes}
+        self._kept = {uid: node for uid, node in self._kept.items() if uid in fleet.leaving}
         if not fleet.leaving and not wishes:
             return
         places = Places(fleet.candidates(asyncio.get_running_loop().time()))
@@ -78,19 +81,33 @@ class Departures:
 
     async def _go_on(self, held: Held, places: Places, check: Check) -> None:
         """A VM that leaves: move it once its node has let go of it; else keep it a place."""
-        status = self._fleet.status_of(held.record)
-        node, _ = places.find(held.record, home=True)
-        if not node and held.record.leaving_to is None:
+        record, uid = held.record, held.record.uid
+        status = self._fleet.status_of(record)
+        if not let_go(record, status[0] if status else None):
+            node = self._kept.get(uid, "")
+            if places.open(node):
+                places.keep(node, record)
+            else:
+                self._kept[uid], _ = places.find(record)
+            return
+        node, _ = places.find(record, home=True)
+        if not node and record.leaving_to is None:
             node = UNPLACED  # as a new VM that nobody can take now: placing goes on with it
-        if node and let_go(held.record, status[0] if status else None):
-            await self._move(held, held.record, node, check)
+        if node:
+            await self._move(held, record, node, check)
 
     async def _drained(self, node: str, places: Places, check: Check, *, discard: bool) -> None:
         """Let the VMs of a node leave for which there is a place."""
+        if self._fleet.silent(node, asyncio.get_running_loop().time()):
+            return  # it cannot let go of any; should it be off, it is to be fenced
         for held in self._on(node):
             record = held.record
-            if record.ending or stays(record, discard=discard) or not places.find(record)[0]:
+            if record.ending or stays(record, discard=discard):
                 continue
+            goal, _ = places.find(record)
+            if not goal:
+                continue
+            self._kept[record.uid] = goal
             status = self._fleet.status_of(record)
             wanted = leaving(record, status[0] if status else None, None)
             wanted = wanted.model_copy(update={"lease": check()})

@@ -191,11 +191,14 @@ class NodeApi:
             word is not None and word.discard_local_disks for word in (wish.draining, wish.fenced)
         )
         places = Places(self._fleet.candidates(now_s))
+        silent = wish.fenced is None and self._fleet.silent(node, now_s)
         found = {}
         for uid, held in self._fleet.vms.items():
             record = held.record
             if record.node == node and not record.deleting:
                 why = "" if record.leaving else stays(record, discard=discard)
+                if silent:
+                    why = f"{node} does not answer; when it is off for sure: virtbus node fence"
                 found[uid] = why or places.find(record, home=record.leaving)[1]
         return found
 
