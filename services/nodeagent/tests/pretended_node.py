@@ -149,9 +149,9 @@ class Node:
         await self.join(nonce)
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[NodeAgent]:
-        """The agent's process, for as long as the context is open."""
-        bus = MemoryBus(self.server, "agent")
+    async def agent(self, bus: MemoryBus | None = None) -> AsyncIterator[NodeAgent]:
+        """The agent's process, for as long as the context is open; on a connection of its own."""
+        bus = bus or MemoryBus(self.server, "agent")
         self.files = StateFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
         simulated = SimulatedNode(bus, NODE)
