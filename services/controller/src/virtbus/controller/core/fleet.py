@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
+    SUSPECT_AFTER_S,
     UNHEARD,
     NodeSeen,
     Signs,
@@ -268,6 +269,9 @@ class Fleet:
 
     def silent(self, node: str, now_s: float) -> bool:
         """True when the node takes no VM and what it said of its VMs is no longer known."""
+        seen = self.nodes.get(node)
+        if seen and now_s - seen.heard_s <= SUSPECT_AFTER_S:  # whatever else: every create asks
+            return seen.record.state is NodeState.LEFT
         return self.node_state(node, now_s) in UNHEARD
 
     def may_be_off(self, node: str, now_s: float) -> bool:

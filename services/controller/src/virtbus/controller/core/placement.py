@@ -90,15 +90,15 @@ def disk_of(spec: VmSpec) -> int:
     return sum(min(size, OVERLAY_BYTES) for size in sizes)
 
 
-def _open(_spec: VmSpec, node: Candidate) -> str | None:
+def _open(_want: Demand, node: Candidate) -> str | None:
     return node.cordoned or None
 
 
-def _alive(_spec: VmSpec, node: Candidate) -> str | None:
+def _alive(_want: Demand, node: Candidate) -> str | None:
     return "does not answer" if node.silent else None
 
 
-def _ready(_spec: VmSpec, node: Candidate) -> str | None:
+def _ready(_want: Demand, node: Candidate) -> str | None:
     if node.record.state is NodeState.READY:
         return None
     services = node.record.services.values()
@@ -106,41 +106,34 @@ def _ready(_spec: VmSpec, node: Candidate) -> str | None:
     return f"is {node.record.state}" + (f": {why}" if why else "")
 
 
-def _labels(spec: VmSpec, node: Candidate) -> str | None:
-    if not spec.node_selector:
-        return None
-    missing = sorted(
-        f"{key}={value}"
-        for key, value in spec.node_selector.items()
-        if node.record.labels.get(key) != value
-    )
+def _labels(want: Demand, node: Candidate) -> str | None:
+    missing = sorted(f"{k}={v}" for k, v in want.labels if node.record.labels.get(k) != v)
     return f"lacks the label {', '.join(missing)}" if missing else None
 
 
-def _accelerator(spec: VmSpec, node: Candidate) -> str | None:
-    wanted = spec.domain.accelerator
-    if wanted == "auto" or wanted in node.record.accelerators:
+def _accelerator(want: Demand, node: Candidate) -> str | None:
+    if want.accelerator == "auto" or want.accelerator in node.record.accelerators:
         return None
-    return f"cannot run {wanted} guests (it has {', '.join(node.record.accelerators)})"
+    has = ", ".join(node.record.accelerators)
+    return f"cannot run {want.accelerator} guests (it has {has})"
 
 
-def _networks(spec: VmSpec, node: Candidate) -> str | None:
-    missing = sorted({n.network for n in spec.networks if n.network not in node.record.networks})
+def _networks(want: Demand, node: Candidate) -> str | None:
+    missing = sorted(want.networks.difference(node.record.networks))
     return f"has no network named {', '.join(missing)}" if missing else None
 
 
-def _vcpus(spec: VmSpec, node: Candidate) -> str | None:
-    wanted = spec.domain.cpu.vcpus
-    if node.record.max_vcpus and wanted > node.record.max_vcpus:
-        return f"runs at most {node.record.max_vcpus} vCPUs in a VM, {wanted} asked"
+def _vcpus(want: Demand, node: Candidate) -> str | None:
+    wanted, most = want.vcpus, node.record.max_vcpus
+    if most and wanted > most:
+        return f"runs at most {most} vCPUs in a VM, {wanted} asked"
     share = 1.0 if node.strict else CPU_OVERCOMMIT
     free = int(node.record.cpus * share) - node.vcpus
     return f"has {max(free, 0)} vCPUs left, {wanted} asked" if wanted > free else None
 
 
-def _memory(spec: VmSpec, node: Candidate) -> str | None:
-    wanted = memory_of(spec)
-    free = free_memory(node)
+def _memory(want: Demand, node: Candidate) -> str | None:
+    wanted, free = want.memory_bytes, free_memory(node)
     if wanted <= free:
         return None
     return f"has {format_bytes(max(free, 0))} of memory left, {format_bytes(wanted)} asked"
@@ -151,10 +144,12 @@ def free_memory(node: Candidate) -> int:
     return node.record.memory_bytes - MEMORY_RESERVE_BYTES - node.memory_bytes
 
 
-def _disk(spec: VmSpec, node: Candidate) -> str | None:
+def _disk(want: Demand, node: Candidate) -> str | None:
     reserve = node.record.disk_reserve_bytes
+    if not reserve:
+        return None
     free = node.record.disk_free_bytes - node.fresh_vms * OVERLAY_BYTES
-    if not reserve or free - disk_of(spec) >= reserve:
+    if free - want.disk_bytes >= reserve:
         return None
     return (
         f"has {format_bytes(max(free, 0))} of disk free and keeps {format_bytes(reserve)}"
@@ -162,7 +157,7 @@ def _disk(spec: VmSpec, node: Candidate) -> str | None:
     )
 
 
-Filter = Callable[[VmSpec, Candidate], str | None]
+Filter = Callable[[Demand, Candidate], str | None]
 OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
 """These read nothing of the record that ONE_OF_A_KIND leaves out, and nothing beside it."""
 FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _vcpus, _memory, _disk)
@@ -197,7 +192,7 @@ def _locality(spec: VmSpec, node: Candidate) -> float:
     return here / len(refs) if refs else 0.0
 
 
-def _spread(_spec: VmSpec, node: Candidate) -> float:
+def _spread(node: Candidate) -> float:
     return max(free_memory(node), 0) / max(node.record.memory_bytes, 1)
 
 
@@ -220,9 +215,9 @@ class _Verdict(NamedTuple):
     score: float
 
 
-def _judge(spec: VmSpec, node: Candidate) -> _Verdict:
+def _judge(spec: VmSpec, want: Demand, node: Candidate) -> _Verdict:
     """What holds for every node of this one's kind."""
-    refused = next((why for check in OF_KIND if (why := check(spec, node))), None)
+    refused = next((why for check in OF_KIND if (why := check(want, node))), None)
     score = sum(weight * score(spec, node) for weight, score in SCORES_OF_KIND)
     return _Verdict(refused, score)
 
@@ -233,8 +228,12 @@ def room(spec: VmSpec, node: Candidate, *, powered: bool = True, disk: bool = Tr
     One that is not to run now takes no CPU or memory of it; one that is there (`disk` False) has
     its disks.
     """
+    return _room(demand_of(spec), node, powered=powered, disk=disk)
+
+
+def _room(want: Demand, node: Candidate, *, powered: bool, disk: bool = True) -> str | None:
     there = node if powered else _emptied(node)
-    return _vcpus(spec, there) or _memory(spec, there) or (_disk(spec, node) if disk else None)
+    return _vcpus(want, there) or _memory(want, there) or (_disk(want, node) if disk else None)
 
 
 def _emptied(node: Candidate) -> Candidate:
@@ -248,13 +247,15 @@ def never(spec: VmSpec, node: Candidate, *, strict: bool = False) -> str | None:
     checks: tuple[Filter, ...] = (_labels, _accelerator, _vcpus, _memory)
     if netd is None or netd.state is NodeState.READY:  # else its networks are not known
         checks = (*checks, _networks)
-    return next((why for check in checks if (why := check(spec, _emptied(node)))), None)
+    want = demand_of(spec)
+    return next((why for check in checks if (why := check(want, _emptied(node)))), None)
 
 
 def place(
     spec: VmSpec, nodes: Sequence[Candidate], *, powered: bool = True, strict: bool = False
 ) -> Placement:
     """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
+    want = demand_of(spec)
     refused: dict[str, str] = {}
     fit: list[tuple[float, int, str]] = []
     verdicts: dict[bytes | str, _Verdict] = {}
@@ -263,11 +264,11 @@ def place(
         name = node.record.node
         verdict = verdicts.get(node.kind or name)
         if verdict is None:
-            verdict = verdicts[node.kind or name] = _judge(spec, node)
-        closed = _open(spec, node) or _alive(spec, node)
-        reason = closed or verdict.refused or room(spec, node, powered=powered)
+            verdict = verdicts[node.kind or name] = _judge(spec, want, node)
+        closed = _open(want, node) or _alive(want, node)
+        reason = closed or verdict.refused or _room(want, node, powered=powered)
         if reason is None:
-            fit.append((-verdict.score - SPREAD * _spread(spec, node), node.vms, name))
+            fit.append((-verdict.score - SPREAD * _spread(node), node.vms, name))
         else:
             refused[name] = reason
     return Placement(tuple(name for _, _, name in sorted(fit)), refused)
