@@ -1,0 +1,162 @@
+"""The VMs of a run as a client sees them: when asked for, accepted, running, gone."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from virtbus.bus.ids import uuid7
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import BusError
+from virtbus.schemas.errors import Code, VirtbusError
+
+RENEW_S = 10.0
+IDLE_S = 15.0
+AGAIN_S = 0.1
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Vm:
+    """Moments on the monotonic clock; 0.0: not yet."""
+
+    uid: str
+    asked_s: float = 0.0
+    accepted_s: float = 0.0
+    running_s: float = 0.0
+    delete_asked_s: float = 0.0
+    delete_accepted_s: float = 0.0
+    gone_s: float = 0.0
+    retries: int = 0
+
+
+class Population:
+    """Makes and ends VMs through the API, and follows them by one watch of the API."""
+
+    def __init__(self, bus: NatsBus, memory: str = "64MiB") -> None:
+        self._bus = bus
+        self._memory = memory
+        self.vms: dict[str, Vm] = {}
+        self._changed = asyncio.Event()
+        self.synced = asyncio.Event()
+        self.resyncs = 0
+        self.running = 0
+        self.gone = 0
+        self.samples: list[tuple[float, int, int, int]] = []
+        """Moment, accepted, running, gone: what the plot shows."""
+
+    # --- the watch ------------------------------------------------------------------------
+    async def follow(self) -> None:
+        """Follow until cancelled; a watch that ends (its controller was killed) is begun anew."""
+        while True:
+            try:
+                await self._watch()
+            except (BusError, VirtbusError):
+                await asyncio.sleep(AGAIN_S)
+
+    async def _watch(self) -> None:
+        listed: set[str] = set()
+        renewed_s, renew = time.monotonic(), ""
+        async with self._bus.request_stream(
+            "virtbus.api.v1.vm.watch", {}, idle_timeout_s=IDLE_S
+        ) as replies:
+            async for reply in replies:
+                for view in reply.get("items") or ():
+                    listed.add(view["uid"])
+                    self._seen(view)
+                if reply.get("synced"):
+                    self._listed(listed)
+                if reply.get("change"):
+                    self._seen(reply["change"])
+                if reply.get("gone"):
+                    self._gone(reply["gone"])
+                renew = reply.get("renew") or renew
+                if renew and time.monotonic() - renewed_s > RENEW_S:
+                    renewed_s = time.monotonic()
+                    await self._bus.publish(renew, {})
+
+    def _seen(self, view: dict[str, Any]) -> None:
+        vm = self.vms.get(view["uid"])
+        if vm is not None and not vm.running_s and view.get("state") == "Running":
+            vm.running_s = time.monotonic()
+            self.running += 1
+            self._changed.set()
+
+    def _gone(self, uid: str) -> None:
+        vm = self.vms.get(uid)
+        if vm is not None and vm.delete_asked_s and not vm.gone_s:
+            vm.gone_s = time.monotonic()
+            self.gone += 1
+            self._changed.set()
+
+    def _listed(self, listed: set[str]) -> None:
+        """A list is complete: what was being deleted and is not in it is gone."""
+        self.resyncs += 1
+        self.synced.set()
+        for uid, vm in self.vms.items():
+            if vm.delete_accepted_s and uid not in listed:
+                self._gone(uid)
+
+    async def until(self, true: Callable[[], bool], timeout_s: float) -> None:
+        """Until a condition on `running` and `gone` holds."""
+        async with asyncio.timeout(timeout_s):
+            while not true():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def sample(self, each_s: float = 0.25) -> None:
+        """Keep counts over time; never returns by itself."""
+        while True:
+            accepted = sum(1 for vm in self.vms.values() if vm.accepted_s)
+            self.samples.append((time.monotonic(), accepted, self.running, self.gone))
+            await asyncio.sleep(each_s)
+
+    # --- requests -------------------------------------------------------------------------
+    async def create(self) -> Vm:
+        """Ask until it is accepted, with one uid."""
+        vm = Vm(uuid7())
+        self.vms[vm.uid] = vm
+        vm.asked_s = time.monotonic()
+        request = {
+            "uid": vm.uid,
+            "name": f"l-{vm.uid[-12:]}",
+            "image": "tiny",
+            "memory": self._memory,
+        }
+        await self._ask("virtbus.api.v1.vm.create", request, vm)
+        vm.accepted_s = time.monotonic()
+        return vm
+
+    async def delete(self, vm: Vm) -> None:
+        """Ask for its end until that is accepted."""
+        vm.delete_asked_s = time.monotonic()
+        await self._ask("virtbus.api.v1.vm.delete", {"uid": vm.uid, "grace_s": 0}, vm)
+        vm.delete_accepted_s = time.monotonic()
+
+    async def _ask(self, subject: str, data: dict[str, Any], vm: Vm) -> None:
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                await self._bus.request(subject, data, timeout_s=10)
+            except (BusError, VirtbusError) as error:
+                refused = isinstance(error, VirtbusError) and error.code < Code.EXHAUSTED
+                if refused or time.monotonic() > give_up_s:
+                    raise
+                vm.retries += 1
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+
+async def closed_loop(works: Iterable[Callable[[], Awaitable[object]]], in_flight: int) -> None:
+    """All of `works`, at most `in_flight` at a time: the next begins when one ends."""
+    queue = iter(works)
+
+    async def worker() -> None:
+        for work in queue:
+            await work()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(worker())
