@@ -18,6 +18,8 @@ from tests.load.services import Service, running
 from virtbus.bus.client import connect
 from virtbus.bus.declaration import ensure, ensure_node
 from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.schemas.subjects import JOIN_KEY
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
@@ -82,11 +84,15 @@ class World:
         return int(info["state"]["last_seq"])
 
     async def records(self) -> int:
-        """VM records on the bus now, markers left out."""
-        info = await self.admin.js_api(
-            "STREAM.INFO.KV_vm", {"subjects_filter": "$KV.vm.sim-*.*-*-*-*-*"}
-        )
-        return int(info["state"]["messages"])
+        """Records and name claims of VMs on the bus now; markers and join records left out."""
+        found = 0
+        async with self.admin.watch("$KV.vm.>") as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                if isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                    found += not item.key.endswith(f".{JOIN_KEY}")
+        return found
 
 
 async def declared(admin: NatsBus, shape: Shape) -> None:

@@ -9,11 +9,12 @@ import logging
 import platform
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from pydantic import Field
 
 from virtbus.bus import client, process
+from virtbus.bus.ports import Bus
 from virtbus.bus.settings import load
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.edge.console import Consoles
@@ -24,7 +25,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import MemoryFiles, NoSeeds, SimulatedNode
+from virtbus.nodeagent.simulated import Beside, MemoryFiles, NoSeeds, SimulatedNode
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.quantity import Bytes
 
@@ -99,7 +100,7 @@ async def _node(
             simulated = SimulatedNode(bus, node)
             await stack.enter_async_context(simulated.serve())
         tools = Tools(
-            bus=bus,
+            bus=cast("Bus", Beside(bus, simulated, node)),
             settings=settings,
             hypervisor=hypervisor,
             files=files,
