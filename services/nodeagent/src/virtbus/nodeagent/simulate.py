@@ -51,6 +51,10 @@ class FleetSettings(Settings):
         """The nodes' ids."""
         return tuple(f"{self.node}-{self.first + i:03d}" for i in range(self.count))
 
+    @property
+    def bus_user(self) -> str:
+        return f"node-{self.node}"
+
     def of(self, node: str) -> Settings:
         """One node's own; its credentials are those that the bus wrote for it."""
         return self.model_copy(update={"node": node, "simulate": True, "ask_after_s": 0.001})
