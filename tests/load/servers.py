@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from tests.load.services import DIES_WITH_US
+
 from virtbus.bus import handshake
 from virtbus.bus.access import BusSettings
 from virtbus.bus.server import binary
@@ -104,7 +106,8 @@ def _started(folder: Path, index: int, config: str) -> Any:
     place.mkdir()
     (place / "server.conf").write_text(config)
     with (place / "server.log").open("wb") as log:
-        process = subprocess.Popen([binary(), "-c", place / "server.conf"], stdout=log, stderr=log)
+        argv = [*DIES_WITH_US, binary(), "-c", place / "server.conf"]
+        process = subprocess.Popen(argv, stdout=log, stderr=log)
         try:
             yield process
         finally:

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 READY_S = 120.0
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""However a run ends, nothing of it goes on."""
 PROFILE_ENV = "VIRTBUS_LOAD_PROFILE"
 """A folder: each service then runs under cProfile and leaves `<name>.prof` there."""
 
@@ -23,7 +25,7 @@ class Service:
         self.name = name
         profile = os.environ.get(PROFILE_ENV)
         under = ["-m", "cProfile", "-o", f"{profile}/{name}.prof"] if profile else []
-        self._argv = [sys.executable, *under, "-m", module, *arguments]
+        self._argv = [*DIES_WITH_US, sys.executable, *under, "-m", module, *arguments]
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._notify = folder / f"{name}.notify"
