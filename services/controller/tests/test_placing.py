@@ -242,3 +242,43 @@ async def test_hundreds_of_creates_at_once_are_placed_as_room_appears_and_each_o
             await asyncio.sleep(0.5)
     vms = [e for e in host.server.shelf("$KV.vm.x").entries.values() if e.kind is EntryKind.PUT]
     assert vms == []
+
+
+# --- the node has the last word --------------------------------------------------------------
+@played(nodes=3, controllers=2)
+async def test_what_a_node_did_not_take_goes_to_the_next_and_not_back(made: World) -> None:
+    shown = await create(made, 1)
+    first = shown.node
+    refusers = []
+    for epoch in (1, 2, 3):
+        stored = await made.stored(uid(1))
+        assert stored is not None
+        assert stored.epoch == epoch
+        refusers.append(stored.node)
+        no = status(stored, VmState.DELETING, refused=True, reason="refused", message="is full")
+        await made.say(no)
+        await asyncio.sleep(1)
+        still = await made.vm("get", uid=uid(1))
+        assert (still.node, still.state) == (stored.node, VmState.PENDING), "it is letting go"
+        await made.say(no.model_copy(update={"released": True}))
+        await asyncio.sleep(1)
+        await alive(made, "n1", "n2", "n3")
+    assert sorted(refusers) == ["n1", "n2", "n3"]
+    assert (await made.vm("get", uid=uid(1))).node == "_", "nobody is asked again at once"
+    for _ in range(20):
+        await asyncio.sleep(4)
+        await alive(made, "n1", "n2", "n3")
+    again = await made.vm("get", uid=uid(1))
+    assert again.node in {"n1", "n2", "n3"}
+    assert again.epoch > 4 - 1
+    assert first == refusers[0]
+
+
+@played(nodes=2)
+async def test_a_refusal_of_an_older_assignment_moves_nothing(made: World) -> None:
+    await create(made, 1)
+    stored = await made.stored(uid(1))
+    assert stored is not None
+    await made.say(status(stored, VmState.DELETING, refused=True, released=True, epoch=0))
+    await asyncio.sleep(10)
+    assert await made.stored(uid(1)) == stored

@@ -338,6 +338,8 @@ class VmStatus(Fact):
     restarts: int = 0
     released: bool = False
     """True when nothing of the VM is left on the host: the controller may purge the record."""
+    refused: bool = False
+    """The node never began it, for the `reason` told: a controller moves it to another node."""
 
 
 class VmView(Fact):

@@ -89,6 +89,7 @@ class Guest:
         self._held_back: list[Event] = []
         self._orphan = False
         self._at_once = False
+        self._refused = ""
         self._taken = Taken()
         self._purged = False
         self._now_ns = tools.bus.sources.time_ns
@@ -120,9 +121,14 @@ class Guest:
             self.post(first)
         self._wish()
 
+    def refuse(self, why: str) -> None:
+        """Begin nothing: the node cannot take this VM, and lets go of what others began for it."""
+        self._refused = why
+        self.post(Event.DELETE)
+
     def _wish(self) -> None:
         """Post what the record asks for and was not acted on; nothing while held."""
-        event = None if self.held else wish(self.record, self._taken, self.phase)
+        event = None if self.held or self._refused else wish(self.record, self._taken, self.phase)
         if event is not None:
             self._taken = taken(self.record)
             self.post(event)
@@ -130,7 +136,7 @@ class Guest:
     @property
     def ends(self) -> bool:
         """True when nothing of what is here shall stay."""
-        return self._orphan or self.record.ending
+        return self._orphan or bool(self._refused) or self.record.ending
 
     # --- held ---------------------------------------------------------------------------------
     def hold(self, why: str) -> None:
@@ -178,7 +184,7 @@ class Guest:
         if record.generation != self.record.generation:
             self.wanted_hash = domain_hash(record)
         self.record = record
-        if self.held:
+        if self.held or self._refused:
             self.report()
             return
         self._doing.save()
@@ -365,8 +371,8 @@ class Guest:
             generation=self.record.generation,
             power_epoch=self.record.power_epoch,
             state=VISIBLE[self.phase],
-            reason=seen.reason,
-            message=self.held or seen.message or self._silence(),
+            reason="refused" if self._refused else seen.reason,
+            message=self._refused or self.held or seen.message or self._silence(),
             conditions=self._conditions(),
             interfaces=net.interfaces if net else (),
             accelerator=seen.accelerator,
@@ -375,6 +381,7 @@ class Guest:
             updated_ns=self._now_ns(),
             restarts=seen.restarts,
             released=self.phase in {Phase.RELEASED, Phase.GONE},
+            refused=bool(self._refused),
         )
 
     def _silence(self) -> str:

@@ -40,6 +40,10 @@ class Liveness:
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
 
+    def host(self) -> HostFacts:
+        """What the host is, as it is told to controllers."""
+        return self._host()
+
     def say(self, message: str) -> None:
         """Why the node is not ready."""
         self._message = message

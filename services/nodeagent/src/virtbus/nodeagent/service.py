@@ -9,6 +9,7 @@ from virtbus.bus.process import notify
 from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.core.recovery import found
+from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.wishes import overtaken
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
@@ -86,6 +87,8 @@ class NodeAgent:
         """VMs that are assigned to this node anew, while what was here before still goes."""
         self._fence = ""
         """Why nothing is started here: this node was declared off (F25)."""
+        self._closed = ""
+        """Why no new VM is begun here: the node is cordoned or drained."""
         self._wish_listed = False
         self._nonce = ""
         self._trusted = False
@@ -211,6 +214,7 @@ class NodeAgent:
         """What is wanted of this node: a fenced one starts nothing until it is unfenced."""
         wish = read(NodeWish, entry.value) if entry.kind is EntryKind.PUT else None
         fenced = wish.fenced if wish is not None else None
+        self._closed = wish.closed if wish is not None and fenced is None else ""
         self._fence = FENCED.format(why=fenced.why, node=self._node) if fenced is not None else ""
         self._wish_listed = True
         if self._trusted:
@@ -236,10 +240,23 @@ class NodeAgent:
         self._guests[record.uid] = guest
         for part in self._stash.pop(record.uid, ()):
             guest.part(part)
-        first = found(facts, powered=record.powered and not record.ending)
-        guest.begin(facts, first)
+        why = "" if known or facts is not None else self._cannot_take(record)
+        if why:
+            extra = {"code": "refused", "uid": record.uid}
+            log.info("refused %s: %s", record.name, why, extra=extra)
+            guest.refuse(f"{self._node} {why}")
+        else:
+            first = found(facts, powered=record.powered and not record.ending)
+            guest.begin(facts, first)
         self._group.create_task(self._live(guest))
         return guest
+
+    def _cannot_take(self, record: VmRecord) -> str:
+        """Why a VM that is new here is not begun: the controller's picture was late."""
+        if record.ending or self._tools.files.epoch(record.uid):
+            return ""
+        held = [g.record for g in self._guests.values() if g.record.uid != record.uid]
+        return self._closed or no_room(record, held, self._liveness.host())
 
     async def _live(self, guest: Guest) -> None:
         uid = guest.record.uid
@@ -258,7 +275,7 @@ class NodeAgent:
         now_s = asyncio.get_running_loop().time()
         self._trusted = self._same_bus()
         if not self._wish_listed:
-            self._fence = ""
+            self._fence = self._closed = ""
         for uid, record in list(self._on_disk.items()):
             if uid not in self._listed:
                 self._adopt(record)

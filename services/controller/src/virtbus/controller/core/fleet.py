@@ -104,6 +104,8 @@ class Fleet:
     claims: dict[str, Claimed] = field(default_factory=dict)
     unplaced: dict[str, None] = field(default_factory=dict)
     """Uids of VMs that wait for a node."""
+    refused: dict[str, None] = field(default_factory=dict)
+    """Uids of VMs that a node did not take: their status says whether it still holds."""
     moving: dict[str, int] = field(default_factory=dict)
     """Uids whose record was purged without a delete, and at which revision: the other half of a
     move is on its way."""
@@ -148,6 +150,7 @@ class Fleet:
             self.promises.take_back(known.record)
         self.promises.add(record)
         self.moving.pop(record.uid, None)
+        self.refused.pop(record.uid, None)
         if record.node == UNPLACED:
             self.unplaced[record.uid] = None
         else:
@@ -188,6 +191,7 @@ class Fleet:
             self.forgotten_revision = self.gone.pop(next(iter(self.gone)))
         self.leaving.discard(uid)
         self.moving.pop(uid, None)
+        self.refused.pop(uid, None)
         self.unplaced.pop(uid, None)
         held = self.vms.pop(uid, None)
         if held is None:
@@ -210,6 +214,8 @@ class Fleet:
         status = validate(VmStatus, decode(value))
         _check_key(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
         self.statuses[status.node, status.uid] = (status, revision)
+        if status.refused:
+            self.refused[status.uid] = None
         return status.uid
 
     def purge_status(self, key: str, revision: int) -> str | None:

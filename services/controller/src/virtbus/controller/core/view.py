@@ -18,8 +18,9 @@ def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) ->
         state = status.state
     if record.deleting:
         return advance(state, VmEvent.DELETE)
-    if record.leaving and state is VmState.DELETING:  # its node lets go of it, for another
-        let_go = status is not None and status.released
+    refused = status is not None and status.refused
+    if (record.leaving or refused) and state is VmState.DELETING:  # it goes on to another node
+        let_go = status is not None and (status.released or refused)
         state = VmState.PENDING if let_go else VmState.STOPPING
     return advance(state, VmEvent.LOST) if node in UNHEARD else state
 

@@ -15,6 +15,7 @@ from virtbus.controller.edge.moves import Moves
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas.events import Kind
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ ROUND_S = 5.0
 """A round at least this often: room may appear without a word, as on a disk."""
 SETTLE_S = 0.2
 """After a wake: what changes together is placed in one round."""
+DECLINED_S = 60.0
+"""A node that did not take a VM is not asked for it again before."""
 AT_ONCE = 16
 """Moves in flight; the bus takes 50 atomic batches a stream at once (ADR-50)."""
 
@@ -44,16 +47,18 @@ class Placing:
         self._facts = facts
         self._moves = Moves(bus, fleet)
         self._wake = asyncio.Event()
+        self._declined: dict[str, dict[str, float]] = {}
+        """Per VM the nodes that did not take it, and when."""
 
     def wake(self) -> None:
         """Room may have appeared, or somebody who waits for it."""
-        if self._fleet.unplaced:
+        if self._fleet.unplaced or self._fleet.refused:
             self._wake.set()
 
     async def run(self, tenure: Tenure) -> None:
         """Place while the lease is held."""
         while True:
-            if self._fleet.unplaced:
+            if self._fleet.unplaced or self._fleet.refused:
                 await self._round(tenure)
             try:
                 async with asyncio.timeout(ROUND_S):
@@ -74,17 +79,23 @@ class Placing:
         """Who goes where, counting who was just given room; a younger one may fit in between."""
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
-        waiting = [fleet.vms[uid] for uid in fleet.unplaced]
+        self._note_refusals(now_s)
+        waiting = [fleet.vms[uid] for uid in (*fleet.unplaced, *self._declined_now())]
         hopeless: set[tuple[Demand, bool, bool]] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
             demand, needs = demand_of(record.spec), takes_room(record)
             kind = (demand, needs, record.reserved)
-            if record.deleting or kind in hopeless:
+            declined = self._declined.get(record.uid, {})
+            if record.ending or (kind in hopeless and record.node == UNPLACED):
                 continue
-            found = place(record.spec, list(nodes.values()), powered=needs, strict=record.reserved)
+            others = [one for name, one in nodes.items() if name not in declined]
+            found = place(record.spec, others, powered=needs, strict=record.reserved)
             if not found.nodes:
-                hopeless.add(kind)
+                if record.node != UNPLACED:
+                    yield Choice(held, UNPLACED, "")
+                elif not declined:
+                    hopeless.add(kind)
                 continue
             node = nodes[found.nodes[0]]
             nodes[found.nodes[0]] = node._replace(
@@ -96,6 +107,30 @@ class Placing:
             )
             why = f"best of {len(found.nodes)}, {len(found.refused)} refused"
             yield Choice(held, found.nodes[0], why)
+
+    def _note_refusals(self, now_s: float) -> None:
+        """Remember who declined which VM for a while, so that it is not asked again at once."""
+        for uid in self._declined_now():
+            self._declined.setdefault(uid, {})[self._fleet.vms[uid].record.node] = now_s
+        for uid, nodes in list(self._declined.items()):
+            fresh = {node: at_s for node, at_s in nodes.items() if now_s - at_s < DECLINED_S}
+            if fresh and uid in self._fleet.vms:
+                self._declined[uid] = fresh
+            else:
+                del self._declined[uid]
+
+    def _declined_now(self) -> list[str]:
+        """VMs whose node refused this very assignment, and holds nothing of it."""
+        found = []
+        for uid in self._fleet.refused:
+            held = self._fleet.vms.get(uid)
+            status = self._fleet.status_of(held.record) if held is not None else None
+            if held is None or status is None or held.record.ending:
+                continue
+            told = status[0]
+            if told.refused and told.released and told.epoch == held.record.epoch:
+                found.append(uid)
+        return found
 
     async def _move(self, choice: Choice, tenure: Tenure) -> None:
         record = choice.held.record.model_copy(update={"lease": tenure.check()})
@@ -113,7 +148,8 @@ class Placing:
             return
         if self._fleet.apply(held):
             self._watches.changed(record.uid)
-        self._tell(held.record, choice.why)
+        if held.record.node != UNPLACED:
+            self._tell(held.record, choice.why)
 
     def _tell(self, record: VmRecord, why: str) -> None:
         self._facts.emit(Kind.VM_SCHEDULED, record, f"on {record.node}: {why}")

@@ -1,0 +1,91 @@
+"""A node that cannot take a VM says so before anything begins, and lets go of what others began."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.core.room import no_room
+from virtbus.schemas import subjects
+from virtbus.schemas.node import Drain, NodeWish
+from virtbus.schemas.vm import Cpu, Memory, VmRecord
+from virtbus.schemas.wire import encode
+
+GIB = 1024**3
+HOST = HostFacts("h", 4, 8 * GIB, 0, 0, 16, ("tcg",), {})
+
+
+def sized(
+    number: int, *, memory_bytes: int = GIB, cores: int = 1, powered: bool = True
+) -> VmRecord:
+    one = record(number, powered=powered)
+    domain = one.spec.domain.model_copy(
+        update={"memory": Memory(guest=memory_bytes), "cpu": Cpu(cores=cores)}
+    )
+    return one.model_copy(update={"spec": one.spec.model_copy(update={"domain": domain})})
+
+
+def test_memory_is_refused_only_where_the_host_has_none_left() -> None:
+    held = [sized(1, memory_bytes=5 * GIB), sized(2, memory_bytes=4 * GIB, powered=False)]
+    assert no_room(sized(3, memory_bytes=3 * GIB), held, HOST) == ""
+    assert "has 3GiB of memory left" in no_room(sized(3, memory_bytes=4 * GIB), held, HOST)
+    assert no_room(sized(3, memory_bytes=4 * GIB, powered=False), held, HOST) == ""
+
+
+def test_more_vcpus_than_a_guest_can_have_are_refused() -> None:
+    assert no_room(sized(1, cores=16), [], HOST) == ""
+    assert "at most 16 vCPUs" in no_room(sized(1, cores=17), [], HOST)
+
+
+def refused(node: Node) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        status = await node.status(uid(1))
+        return status is not None and status.refused and status.released
+
+    return check
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, resync_s=0.05, orphan_grace_s=600)
+
+
+async def test_a_drained_node_lets_go_of_what_comes_late_and_forgets_it_once_moved(
+    node: Node,
+) -> None:
+    await node.join()
+    wish = NodeWish(node=NODE, cordoned=True, draining=Drain(since_ns=1))
+    await node.bus.put(subjects.node_wish(NODE), encode(wish))
+    async with node.agent():
+        await node.put(record())
+        await eventually(refused(node))
+        status = await node.status(uid(1))
+        assert status is not None
+        assert status.message == f"{NODE} is being drained"
+        assert node.domains.there == {}
+        await node.bus.purge(subjects.vm_record(NODE, uid(1)))
+
+        async def forgotten() -> bool:
+            return await node.status(uid(1)) is None
+
+        await eventually(forgotten)
+
+
+async def test_what_runs_on_a_node_goes_on_when_it_is_cordoned(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+
+        async def running() -> bool:
+            return await node.state(uid(1)) == "Running"
+
+        await eventually(running)
+        wish = NodeWish(node=NODE, cordoned=True)
+        await node.bus.put(subjects.node_wish(NODE), encode(wish))
+    async with node.agent():
+        await eventually(running)
+        status = await node.status(uid(1))
+        assert status is not None
+        assert not status.refused
