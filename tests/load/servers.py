@@ -106,7 +106,7 @@ def _started(folder: Path, index: int, config: str) -> Any:
     place.mkdir()
     (place / "server.conf").write_text(config)
     with (place / "server.log").open("wb") as log:
-        argv = [*DIES_WITH_US, binary(), "-c", place / "server.conf"]
+        argv = [*DIES_WITH_US, str(binary()), "-c", str(place / "server.conf")]
         process = subprocess.Popen(argv, stdout=log, stderr=log)
         try:
             yield process
