@@ -338,7 +338,7 @@ async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_says_why_not(ther
         assert "--discard-local-disks" in shown.stays
         view = await there.made.vm("get", uid=uid(2))
         assert view.reason == "node_fenced"
-        assert "virtbus vm move --discard-local-disks" in view.message
+        assert "virtbus vm move vm2 --discard-local-disks" in view.message
         await there.made.ask("move", uid=uid(2), discard_local_disks=True)
         await there.runs_on(2, "n2")
 

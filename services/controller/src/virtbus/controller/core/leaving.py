@@ -50,7 +50,7 @@ def fenced(record: VmRecord, fence: Fence) -> str:
         return f"{record.node} is fenced; the VM starts on the next node that can take it"
     return (
         f"{record.node} is fenced, and the VM waits for it: {why}; to start it elsewhere: "
-        "`virtbus vm move --discard-local-disks`"
+        f"`virtbus vm move {record.name} --discard-local-disks`"
     )
 
 
