@@ -85,7 +85,7 @@ def test_node_behind_a_broken_wire_rejoins_and_does_what_was_accepted_meanwhile(
 def test_creates_and_deletes_end_over_a_bad_wire(field: Field, state: State) -> None:
     pids = field.pids()
     uids = []
-    with wire(field, state, at_least_s=8):
+    with wire(field, state, at_least_s=5):
         uids += [_accept(field, f"vm-{number}") for number in range(3)]
         time.sleep(3)
         field.ask("vm.delete", {"name": "vm-0", "grace_s": 0})

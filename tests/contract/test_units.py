@@ -62,6 +62,14 @@ def test_netd_shares_the_mounts_of_the_host() -> None:
 
 
 @pytest.mark.parametrize("service", EXPOSURE)
+def test_memory_that_runs_out_ends_guests_before_services(service: str) -> None:
+    """An emulator has libvirt's 0; the kernel takes the highest score first."""
+    score = re.search(r"^OOMScoreAdjust=(-?\d+)$", unit(service), re.MULTILINE)
+    assert score is not None
+    assert int(score[1]) <= -500
+
+
+@pytest.mark.parametrize("service", EXPOSURE)
 def test_a_stalled_or_dead_service_is_started_again_for_ever(service: str) -> None:
     lines = unit(service).splitlines()
     for line in ("Type=notify", "WatchdogSec=30", "Restart=always", "StartLimitIntervalSec=0"):

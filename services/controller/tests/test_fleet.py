@@ -229,6 +229,15 @@ def test_a_node_is_silent_after_a_while_and_heard_again_at_once() -> None:
     assert not fleet.silent("n1", 200.0)
 
 
+@pytest.mark.parametrize("off_s", [-3600, 3600, 366 * 86_400])
+def test_a_node_whose_clock_is_wrong_is_told_and_never_silent_for_it(off_s: int) -> None:
+    fleet, now_ns = Fleet(), 2 * 10**18
+    hear(fleet, node(time_ns=now_ns + off_s * 10**9), 100.0, now_ns)
+    assert not fleet.silent("n1", 100.0)
+    assert fleet.node_state("n1", 100.1 + DOWN_AFTER_S) is NodeState.DOWN
+    assert [one.skew_s for one in fleet.node_views(100.0)] == [off_s]
+
+
 def test_no_node_is_silent_while_the_bus_just_came_back() -> None:
     fleet = Fleet()
     hear(fleet, node(), 0.0, 0)
