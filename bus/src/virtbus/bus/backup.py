@@ -55,6 +55,8 @@ class Restored:
     present: int = 0
     vms: list[str] = field(default_factory=list)
     """The uids that were written."""
+    deleted: list[str] = field(default_factory=list)
+    """The uids that this bus knows as deleted: they are not brought back (I3)."""
 
 
 async def take(bus: Bus, *, secrets: bool = True) -> Backup:
@@ -116,7 +118,16 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
         if key not in there:
             await bus.purge(key, marker_ttl_s=MARKER_TTL_S)
             done.written += 1
+    gone = {
+        _uid(key)
+        for key, entry in there.items()
+        if entry.kind is EntryKind.PURGE and _is_record(key)
+    }
+    gone -= {_uid(key) for key, entry in there.items() if _is_record(key) and _lasts(entry)}
+    done.deleted = sorted(gone & {_uid(key) for key in backup.records})
     for key in sorted(backup.values, key=_order):
+        if _uid(key) in done.deleted:
+            continue
         if await _put(bus, key, backup.values[key]):
             done.written += 1
             if _is_record(key):

@@ -80,8 +80,11 @@ def restore(invocation: Invocation, *, file: Path) -> None:
         done = _with_bus(invocation, lambda bus: put_back(bus, kept))
     except BackupError as error:
         raise CliError(Exit.REFUSED, "backup", f"{file}: {error}") from error
-    told = {"vms": done.vms, "written": done.written, "present": done.present}
+    told: dict[str, object] = {"vms": done.vms, "written": done.written, "present": done.present}
+    told["deleted"] = done.deleted
     invocation.show(told, lambda: f"{len(done.vms)} VM(s) restored, {done.present} key(s) there")
+    if done.deleted:
+        invocation.note(f"{len(done.deleted)} VM(s) were deleted on this bus and stay so")
     invocation.note("now start all hosts, then: virtbus bus rebuild")
 
 
