@@ -28,7 +28,7 @@ VERBS = [
     ("vm", "watch"),
     *(
         ("node", verb)
-        for verb in ("list", "get", "cordon", "uncordon", "drain", "fence", "unfence")
+        for verb in ("list", "get", "audit", "cordon", "uncordon", "drain", "fence", "unfence")
     ),
     ("image", "list"),
     ("image", "pull"),

@@ -9,7 +9,8 @@ from cli.tests.fakes import UID, Cli, Script
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
 from virtbus.bus.declaration import ensure
-from virtbus.schemas.api import BusRebuilt, RebuiltNode, RebuiltVm
+from virtbus.schemas.api import BusRebuilt, NodeAudited, NodeFindings, RebuiltNode, RebuiltVm
+from virtbus.schemas.nodework import Finding
 from virtbus.schemas.subjects import vm_record, vm_secret
 from virtbus.schemas.wire import encode
 
@@ -86,3 +87,32 @@ async def test_what_is_left_to_settle_is_a_refusal_with_the_next_step(
     assert "the name is taken" in done.out
     assert "1 VM(s) in conflict; not following: n1" in done.err
     assert "virtbus bus rebuild" in done.err
+
+
+def audited(*, repaired: bool = False) -> NodeAudited:
+    finding = Finding(kind="domain", uid=UID, what="a domain, running", repair="end the guest")
+    found = finding.model_copy(update={"repaired": repaired})
+    return NodeAudited(nodes=(NodeFindings(node="n1", findings=(found,)),))
+
+
+async def test_an_audit_without_findings_says_that_all_is_well(script: Script, cli: Cli) -> None:
+    script.answer("node", "audit", NodeAudited(nodes=(NodeFindings(node="n1"),)))
+    done = await cli("node", "audit")
+    assert (done.code, done.out) == (0, "all is well: nothing is left over\n")
+    assert script.data("node.audit") == [{"repair": False}]
+
+
+async def test_findings_are_shown_with_what_repair_would_do(script: Script, cli: Cli) -> None:
+    script.answer("node", "audit", audited())
+    done = await cli("node", "audit", "n1")
+    assert done.code == 1
+    assert f"n1    domain  {UID}  a domain, running  end the guest" in done.out
+    assert "1 finding(s) stand" in done.err
+
+
+async def test_repaired_findings_are_no_refusal(script: Script, cli: Cli) -> None:
+    script.answer("node", "audit", audited(repaired=True))
+    done = await cli("node", "audit", "n1", "--repair", "-o", "json")
+    assert done.code == 0
+    assert done.json["nodes"][0]["findings"][0]["repaired"] is True
+    assert script.data("node.audit") == [{"repair": True, "node": "n1"}]

@@ -5,10 +5,13 @@ import os
 import shutil
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from tests.e2e import host
 from tests.e2e.platform import BRIDGE, Json, Platform, address, until
+
+from virtbus.bus.ids import uuid7
 
 pytestmark = pytest.mark.e2e
 
@@ -129,6 +132,37 @@ def test_a_restored_backup_and_a_rebuild_give_what_the_host_did_last(patient: Pl
     }
     assert [host.qemu_pids(view["uid"]) for view in (kept, new)] == pids
     assert host.qemu_pids(later["uid"]) == []
+
+
+def test_an_audit_names_what_has_no_record_and_repairs_only_that(
+    patient: Platform, tmp_path: Path
+) -> None:
+    view = patient.create("there")
+    assert patient.cli("node", "audit") == "all is well: nothing is left over\n"
+    uid = uuid7()
+    patient.uids.add(uid)
+    folder = patient.state_dir / "disks" / uid
+    folder.mkdir()
+    (folder / "root.qcow2").write_bytes(b"")
+    xml = tmp_path / "domain.xml"
+    xml.write_text(
+        f"<domain type='qemu'><name>vb-{uid}</name><uuid>{uid}</uuid><memory>1024</memory>"
+        "<os><type arch='x86_64'>hvm</type></os><devices>"
+        f"<disk type='file'><source file='{folder}/root.qcow2'/><target dev='vda'/></disk>"
+        "</devices></domain>"
+    )
+    host.run("virsh", "-q", "-c", "qemu:///system", "define", str(xml))
+    found = patient.try_cli("node", "audit", "-o", "json")
+    assert found.returncode == 1
+    (node,) = json.loads(found.stdout)["nodes"]
+    assert sorted((one["kind"], one["uid"]) for one in node["findings"]) == [
+        ("disk", uid),
+        ("domain", uid),
+    ]
+    patient.cli("node", "audit", "--repair")
+    assert patient.cli("node", "audit") == "all is well: nothing is left over\n"
+    assert not folder.exists()
+    assert len(host.qemu_pids(view["uid"])) == 1
 
 
 def _node(platform: Platform) -> Json:

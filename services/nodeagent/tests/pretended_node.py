@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import EntryKind
+from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.ports import (
     DomainChange,
     DomainEvent,
@@ -67,6 +68,7 @@ class Domains:
     def __init__(self) -> None:
         self.there: dict[str, DomainFacts] = {}
         self.done: list[tuple[str, str]] = []
+        self.foreign: set[str] = set()
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
@@ -80,6 +82,10 @@ class Domains:
         """The guest ends by itself."""
         self.set(of, DomainState.SHUT_OFF, ending)
         self.tell(DomainEvent(of, change))
+
+    async def uses(self, of: str, folder: Path) -> bool:
+        del folder
+        return of not in self.foreign
 
     async def list_domains(self) -> list[DomainFacts]:
         return list(self.there.values())
@@ -138,6 +144,7 @@ class Node:
             **settings,
         )
         self.files: StateFiles
+        self.simulated: SimulatedNode
 
     async def join(self, nonce: str = "bus-1") -> None:
         await self.bus.put(subjects.join_nonce(NODE), encode(JoinNonce(nonce=nonce)))
@@ -154,7 +161,7 @@ class Node:
         bus = bus or MemoryBus(self.server, "agent")
         self.files = StateFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
-        simulated = SimulatedNode(bus, NODE)
+        self.simulated = simulated = SimulatedNode(bus, NODE)
         tools = Tools(
             bus=bus,
             settings=self.settings,
@@ -168,7 +175,10 @@ class Node:
         )
         consoles = Consoles(self.files.console_socket, self.files.console_log)
         agent = NodeAgent(
-            tools, Liveness(bus, self.settings, lambda: HOST), AgentRpc(bus, NODE, consoles)
+            tools,
+            Liveness(bus, self.settings, lambda: HOST),
+            AgentRpc(bus, NODE, consoles),
+            auditor=Auditor(bus, NODE, self.domains, self.files, self.settings.state_dir),
         )
         try:
             async with simulated.serve(), asyncio.TaskGroup() as group:

@@ -9,7 +9,7 @@ from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
-from virtbus.schemas.nodework import ForgottenImage
+from virtbus.schemas.nodework import Finding, ForgottenImage
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import (
@@ -156,6 +156,13 @@ class ImageDelete(Command):
 
     ref: StoredRef
     node: Id | None = None
+
+
+class NodeAudit(Command):
+    """`node.audit`: compare hosts with the records: `node`, or each; `repair` what is left over."""
+
+    node: Id | None = None
+    repair: bool = False
 
 
 class BusRebuild(Command):
@@ -345,3 +352,17 @@ class BusRebuilt(Fact):
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()
     kept: int = 0
+
+
+class NodeFindings(Fact):
+    """One node's audit; `message` says why there is none."""
+
+    node: str
+    findings: tuple[Finding, ...] = ()
+    message: str = ""
+
+
+class NodeAudited(Fact):
+    """The answer of `node.audit`; well when no node has a finding or a message."""
+
+    nodes: tuple[NodeFindings, ...] = ()

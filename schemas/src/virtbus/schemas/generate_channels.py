@@ -138,6 +138,7 @@ _ASKERS = {
     "delete": "controller",
     "records": "controller",
     "join": "controller",
+    "audit": "controller",
     "inspect": "tools and tests",
 }
 
@@ -177,6 +178,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "drain", api.NodeDrain, api.NodeDetail, "Cordon it, and let its VMs leave."),
     _api("node", "fence", api.NodeFence, api.NodeDetail, "Say that a node is off for sure."),
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
+    _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
     _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
     _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
@@ -280,6 +282,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("netd", "inspect", nodework.Inspect, nodework.Held, "Networks on the host."),
     _rpc("agent", "inspect", nodework.Inspect, nodework.Held, "VMs of the agent, with phases."),
     _rpc("agent", "records", nodework.RecordsRead, nodework.KnownRecords, "What the host knows."),
+    _rpc("agent", "audit", nodework.Audit, nodework.Audited, "Host against records."),
     _rpc("agent", "join", nodework.JoinBus, nodework.JoinedBus, "Follow a bus made anew."),
     _rpc("agent", "console", nodework.ConsoleOpen, nodework.ConsoleData, "A serial console."),
     _rpc("agent", "logs", nodework.LogsRead, nodework.ConsoleData, "A console's log."),

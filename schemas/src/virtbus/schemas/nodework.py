@@ -207,3 +207,33 @@ class JoinedBus(Fact):
     node: str
     nonce: str
     vms: int = 0
+
+
+class Finding(Fact):
+    """Something on a host or the bus that no record of a VM accounts for.
+
+    `kind` is domain, network, disk, file, status, record, service or bus; `repair` says what
+    `--repair` does about it, empty where it does nothing; `repaired` that it is gone.
+    """
+
+    kind: str
+    uid: str = ""
+    what: str
+    repair: str = ""
+    repaired: bool = False
+
+
+class Audit(Fact):
+    """`rpc.agent.audit`: compare the host with the records; `repair` removes what is left over.
+
+    `statuses` are the uids of which the bus has a status of this node and no record.
+    """
+
+    repair: bool = False
+    statuses: tuple[str, ...] = ()
+
+
+class Audited(Fact):
+    """What an audit found; empty when all is well."""
+
+    findings: tuple[Finding, ...] = ()

@@ -10,6 +10,7 @@ from virtbus.bus.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
+from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.departures import Departures
 from virtbus.controller.edge.duties import Duties
 from virtbus.controller.edge.endings import Endings
@@ -72,6 +73,7 @@ class Controller:
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = NodeApi(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
+        self._audits = Audits(bus, self._fleet)
         self._rebuilds = Rebuilds(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
@@ -137,6 +139,7 @@ class Controller:
             ("network", "list"): about.networks,
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,
+            ("node", "audit"): self._audits.audit,
         }
         endpoints = [
             Endpoint(

@@ -10,6 +10,7 @@ from pathlib import Path
 from virtbus.bus import client, process, tracing
 from virtbus.bus.settings import load
 from virtbus.bus.tasks import background
+from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
@@ -104,6 +105,9 @@ async def serve(settings: Settings) -> None:
             tools,
             Liveness(bus, settings, facts),
             AgentRpc(bus, settings.node, Consoles(files.console_socket, files.console_log)),
+            auditor=None
+            if settings.simulate
+            else Auditor(bus, settings.node, hypervisor, files, settings.state_dir),
         ).run()
 
 

@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from virtbus.bus.ports import Bus, Entry, EntryKind, Message, WatchMark
+from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Message, WatchMark
 from virtbus.bus.process import notify
+from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.core.recovery import found
@@ -67,8 +68,10 @@ class NodeAgent:
         liveness: Liveness,
         rpc: AgentRpc,
         up: Callable[[], None] = lambda: notify("READY=1"),
+        auditor: Auditor | None = None,
     ) -> None:
         self._tools = tools
+        self._auditor = auditor
         self._up = up
         self._bus: Bus = tools.bus
         self._node = tools.settings.node
@@ -106,7 +109,7 @@ class NodeAgent:
                 self._bus.subscribe(subjects.ready_all(self._node)) as ready,
                 self._tools.hypervisor.events() as events,
                 self._bus.node_watch(self._node, "agent") as watch,
-                self._rpc.serve(self._guests, self._rebuilding(watch.relist).endpoints()),
+                self._rpc.serve(self._guests, self._more_endpoints(watch.relist)),
             ):
                 group.create_task(self._hear_ready(ready))
                 self._on_disk = dict(await self._tools.files.list())
@@ -115,17 +118,27 @@ class NodeAgent:
                 group.create_task(self._resync(watch.relist))
                 group.create_task(self._look())
                 group.create_task(self._stay_healthy())
+                if self._auditor is not None:
+                    settings = self._tools.settings
+                    group.create_task(
+                        self._auditor.sweep(settings.resync_s, settings.orphan_grace_s)
+                    )
                 async for item in watch:
                     self._take(item)
 
-    def _rebuilding(self, relist: Callable[[], None]) -> Rebuilding:
-        return Rebuilding(
+    def _more_endpoints(self, relist: Callable[[], None]) -> list[Endpoint]:
+        """What is asked of the agent about all of its VMs."""
+        rebuilding = Rebuilding(
             self._node,
             self._tools.files,
             self._guests,
             lambda: self._nonce if self._told_ready else None,
             relist,
         )
+        if self._auditor is None:
+            return rebuilding.endpoints()
+        self._auditor.over(self._guests, lambda: self._trusted)
+        return [*rebuilding.endpoints(), self._auditor.endpoint()]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
         """What libvirt has; waits for it, for without it nothing is known."""

@@ -21,7 +21,9 @@ from virtbus.schemas.nodework import (
     Arm,
     DiskFile,
     Ensure,
+    Held,
     ImageReady,
+    Inspect,
     NetPhase,
     NetReady,
     Release,
@@ -59,6 +61,11 @@ class SimulatedNode:
                         subjects.rpc(self._node, service, "release"),
                         self._release,
                     ),
+                    Endpoint(
+                        f"{service}-inspect",
+                        subjects.rpc(self._node, service, "inspect"),
+                        self._inspect,
+                    ),
                 ]
                 info = ServiceInfo(f"virtbus-{service}", VERSION, "simulated", {"node": self._node})
                 await stack.enter_async_context(self._bus.serve(info, endpoints))
@@ -82,6 +89,10 @@ class SimulatedNode:
 
     async def _release(self, request: Request) -> Released:
         return self.release(validate(Release, request.data).uid)
+
+    async def _inspect(self, request: Request) -> Held:
+        validate(Inspect, request.data)
+        return Held(things=dict.fromkeys(self.held, ("simulated",)))
 
     def image(self, record: VmRecord) -> ImageReady:
         """What imaged has made for the record."""

@@ -150,6 +150,20 @@ class RecordFiles(Protocol):
     def console_log(self, uid: str) -> Path: ...
 
 
+class Owned(Hypervisor, Protocol):
+    """A hypervisor that tells the domains of this agent from those of another instance."""
+
+    async def uses(self, uid: str, folder: Path) -> bool:
+        """True when the domain is made of files below `folder`."""
+
+
+class Remains(RecordFiles, Protocol):
+    """Files that tell what is on disk, with or without a record."""
+
+    async def things(self) -> Mapping[str, tuple[str, ...]]:
+        """Paths by the uid in their name."""
+
+
 class Seeds(Protocol):
     """NoCloud seeds, one a cloud-init volume."""
 

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Self, TypeVar
 
 import libvirt
@@ -93,6 +94,14 @@ class LibvirtHypervisor:
             return [facts for domain in ours if (facts := facts_of(domain)) is not None]
 
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
+
+    async def uses(self, uid: str, folder: Path) -> bool:
+        """True when the domain is made of files below `folder`: another instance's is not."""
+
+        def run(domain: libvirt.virDomain) -> bool:
+            return f"{folder}/" in domain.XMLDesc()
+
+        return bool(await _on(self._reads, uid, run, "read the domain", timeout_s=READ_TIMEOUT_S))
 
     async def facts(self, uid: str) -> DomainFacts | None:
         return await _on(self._reads, uid, facts_of, "read the domain", timeout_s=READ_TIMEOUT_S)

@@ -143,6 +143,19 @@ class StateFiles:
 
         return await asyncio.to_thread(load)
 
+    async def things(self) -> dict[str, tuple[str, ...]]:
+        """What this agent has on disk, by the uid in its name."""
+
+        def find() -> dict[str, tuple[str, ...]]:
+            paths = [*self.vms.iterdir(), *(self._run / "vms").iterdir()]
+            found: dict[str, tuple[str, ...]] = {}
+            for path in (*paths, *self._consoles.iterdir()):
+                uid = path.name.partition(".")[0]
+                found[uid] = (*found.get(uid, ()), str(path))
+            return {uid: these for uid, these in found.items() if _is_uid(uid)}
+
+        return await asyncio.to_thread(find)
+
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
             with contextlib.suppress(OSError):  # libvirt's, which keeps its log for good
@@ -196,6 +209,13 @@ def _holds(path: Path, data: bytes) -> bool:
     try:
         return path.read_bytes() == data
     except OSError:
+        return False
+
+
+def _is_uid(text: str) -> bool:
+    try:
+        return check_uid(text) == text
+    except ValueError:
         return False
 
 

@@ -1,0 +1,59 @@
+"""`node.audit`: each agent compares its host with the records; here is what only the bus shows."""
+
+import asyncio
+
+from virtbus.bus.ports import Bus, BusError, Request
+from virtbus.controller.core.fleet import Fleet
+from virtbus.schemas import subjects
+from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nodework import Audit, Audited
+from virtbus.schemas.wire import validate
+
+ANSWER_S = 60.0
+"""A repair ends guests and waits for netd and imaged."""
+
+
+class Audits:
+    """The handler of `node.audit`."""
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def audit(self, request: Request) -> NodeAudited:
+        want = validate(NodeAudit, request.data)
+        if want.node is not None and want.node not in self._fleet.nodes:
+            message = f"there is no node {want.node}; `virtbus node list` shows what there is"
+            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+        nodes = [want.node] if want.node is not None else sorted(self._fleet.nodes)
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(self._ask(node, request.deadline_s, repair=want.repair))
+                for node in nodes
+            ]
+        return NodeAudited(nodes=tuple(task.result() for task in asked))
+
+    async def _ask(self, node: str, deadline_s: float, *, repair: bool) -> NodeFindings:
+        left_s = max(deadline_s - asyncio.get_running_loop().time() - 1.0, 1.0)
+        try:
+            answer = await self._bus.request(
+                subjects.rpc(node, "agent", "audit"),
+                Audit(repair=repair, statuses=self._statuses_without_record(node)),
+                timeout_s=min(left_s, ANSWER_S),
+            )
+        except VirtbusError as error:
+            return NodeFindings(node=node, message=str(error))
+        except BusError as error:
+            message = f"its agent does not answer ({error}); see `virtbus status`"
+            return NodeFindings(node=node, message=message)
+        return NodeFindings(node=node, findings=validate(Audited, answer).findings)
+
+    def _statuses_without_record(self, node: str) -> tuple[str, ...]:
+        """Uids of which the node tells something, and that are not its own (any more)."""
+        return tuple(
+            uid
+            for there, uid in self._fleet.statuses
+            if there == node
+            and (uid not in self._fleet.vms or self._fleet.vms[uid].record.node != node)
+        )

@@ -1,0 +1,168 @@
+"""The host against the records: what bears a uid that no record accounts for, and its removal.
+
+A finding counts only when it is there at two looks and the bus is ours and was listed whole.
+What is removed goes in the order of a delete: guest, then network and disks, then files; netd and
+imaged only ever let go when told, and what another instance on this host made is not looked at.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from virtbus.bus.ports import Bus, BusError, Endpoint, Request
+from virtbus.nodeagent.core.ports import Owned, Remains
+from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.left_statuses import purge_status
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.nodework import Audit, Audited, Finding, Held, Inspect, Release
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+"""What a create or a delete has under way is not there, or has its record, this much later."""
+ASK_S = 5.0
+ANY_EPOCH = 2**62
+KINDS = {"netd": "network", "imaged": "disk"}
+REPAIRS = {
+    "domain": "end the guest, undefine the domain",
+    "network": "netd releases it",
+    "disk": "imaged removes it",
+    "file": "remove it",
+    "status": "purge it",
+}
+
+
+class Auditor:
+    """`rpc.agent.audit`, and the sweep that repairs what stayed for the grace."""
+
+    def __init__(
+        self, bus: Bus, node: str, hypervisor: Owned, files: Remains, state_dir: Path
+    ) -> None:
+        self._bus = bus
+        self._node = node
+        self._hypervisor = hypervisor
+        self._files = files
+        self._state_dir = state_dir
+        self._guests: Mapping[str, Guest] = {}
+        self._trusted: Callable[[], bool] = lambda: False
+
+    def over(self, guests: Mapping[str, Guest], trusted: Callable[[], bool]) -> None:
+        """Audit these, the agent's own; `trusted` says whether the bus is ours and listed."""
+        self._guests, self._trusted = guests, trusted
+
+    def endpoint(self) -> Endpoint:
+        """What the agent's service answers."""
+        return Endpoint("agent-audit", subjects.rpc(self._node, "agent", "audit"), self._audit)
+
+    async def _audit(self, request: Request) -> Audited:
+        want = validate(Audit, request.data)
+        found = await self.look(want.statuses)
+        if want.repair and found:
+            found = await self.repair(found)
+        return Audited(findings=tuple(found))
+
+    async def sweep(self, interval_s: float, grace_s: float) -> None:
+        """Repair, again and again, what has been there for `grace_s`."""
+        loop = asyncio.get_running_loop()
+        since: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(interval_s)
+            found = await self.look(())
+            uids = {finding.uid for finding in found if finding.repair}
+            since = {uid: since.get(uid, loop.time()) for uid in uids}
+            due = [f for f in found if f.repair and loop.time() - since[f.uid] >= grace_s]
+            if due:
+                await self.repair(due)
+
+    # --- looking ----------------------------------------------------------------------------
+    async def look(self, statuses: Collection[str]) -> list[Finding]:
+        """What no record accounts for, at two looks; sorted by uid."""
+        if not self._trusted():
+            what = "the bus is not the one that the node joined, or is not read yet"
+            return [Finding(kind="bus", what=f"{what}: nothing is called left over")]
+        first = await self._once(statuses)
+        if not first:
+            return []
+        await asyncio.sleep(LOOK_AGAIN_S)
+        again = await self._once(statuses)
+        return [finding for finding in first if finding in again]
+
+    async def _once(self, statuses: Collection[str]) -> list[Finding]:
+        things: list[tuple[str, str, str]] = []
+        silent: list[Finding] = []
+        for name, kind in KINDS.items():
+            try:
+                subject = subjects.rpc(self._node, name, "inspect")
+                answer = await self._bus.request(subject, Inspect(), timeout_s=ASK_S)
+                held = validate(Held, answer).things
+                things += [(kind, uid, what) for uid, these in held.items() for what in these]
+            except (BusError, VirtbusError) as error:
+                silent.append(Finding(kind="service", what=f"{name} does not answer: {error}"))
+        try:
+            things += [("domain", uid, what) for uid, what in (await self._domains()).items()]
+        except VirtbusError as error:
+            silent.append(Finding(kind="service", what=f"libvirt does not answer: {error}"))
+        files = await self._files.things()
+        things += [("file", uid, what) for uid, these in files.items() for what in these]
+        things += [("status", uid, "a status on the bus") for uid in statuses]
+        found = [
+            Finding(kind=kind, uid=uid, what=what, repair=REPAIRS[kind])
+            for kind, uid, what in things
+            if uid not in self._guests
+        ]
+        found += [
+            Finding(kind="record", uid=uid, what=guest.held)
+            for uid, guest in self._guests.items()
+            if guest.held
+        ]
+        return silent + sorted(found, key=lambda each: (each.uid, each.kind, each.what))
+
+    async def _domains(self) -> dict[str, str]:
+        """Domains of this agent without an actor, and how they are."""
+        return {
+            facts.uid: f"a domain, {facts.state}"
+            for facts in await self._hypervisor.list_domains()
+            if facts.uid not in self._guests
+            and await self._hypervisor.uses(facts.uid, self._state_dir)
+        }
+
+    # --- repairing --------------------------------------------------------------------------
+    async def repair(self, found: Collection[Finding]) -> list[Finding]:
+        """Remove what is left over of each uid; the findings with what became of them."""
+        for uid in sorted({finding.uid for finding in found if finding.repair}):
+            kinds = {finding.kind for finding in found if finding.uid == uid}
+            try:
+                if uid not in self._guests and self._trusted():
+                    await self._remove(uid, kinds)
+            except (BusError, VirtbusError) as error:
+                extra = {"code": "not_repaired", "uid": uid}
+                log.warning("what is left over stays: %s", error, extra=extra)
+            else:
+                extra = {"code": "left_over_removed", "uid": uid}
+                log.warning("left over without a record, removed: %s", sorted(kinds), extra=extra)
+        left = await self._once(())
+        return [
+            finding.model_copy(update={"repaired": bool(finding.repair) and finding not in left})
+            for finding in found
+        ]
+
+    async def _remove(self, uid: str, kinds: Collection[str]) -> None:
+        """In the order of a delete: nothing is pulled from under a guest."""
+        if "domain" in kinds:
+            await self._hypervisor.destroy(uid)
+            await self._hypervisor.undefine(uid)
+        for service, kind in KINDS.items():
+            if kind in kinds:
+                await self._bus.request(
+                    subjects.rpc(self._node, service, "release"),
+                    Release(uid=uid, epoch=ANY_EPOCH),
+                    timeout_s=ASK_S,
+                )
+        if "file" in kinds:
+            await self._files.remove_work(uid)
+            await self._files.forget(uid)
+        if "status" in kinds:
+            await purge_status(self._bus, self._node, uid)

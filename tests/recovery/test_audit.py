@@ -1,0 +1,128 @@
+"""What is on a host without a record: told, removed when asked, by itself after the grace."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+from tests.recovery.test_rebuild import ask, controller, node_says
+
+from virtbus.bus.memory import MemoryBus
+from virtbus.nodeagent import audit
+from virtbus.nodeagent.core.ports import DomainState
+from virtbus.schemas import subjects
+from virtbus.schemas.api import NodeAudited, NodeFindings
+from virtbus.schemas.node import NodeState
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.wire import encode, validate
+
+A, LEFT, FOREIGN = uid(1), uid(7), uid(8)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LOOK_AGAIN_S", 0.05)
+
+
+async def audited(client: MemoryBus, **data: Any) -> NodeFindings:
+    async def known() -> bool:
+        return bool((await ask(client, "node.list"))["items"])
+
+    await eventually(known)
+    (found,) = validate(NodeAudited, await ask(client, "node.audit", **data)).nodes
+    return found
+
+
+async def leave_all(node: Node) -> None:
+    """One of each kind without a record, and what is another instance's."""
+    node.domains.set(LEFT, DomainState.RUNNING)
+    node.domains.set(FOREIGN, DomainState.RUNNING)
+    node.domains.foreign.add(FOREIGN)
+    node.simulated.held[LEFT] = 1
+    folder = node.settings.state_dir / "vms" / LEFT
+    folder.mkdir()
+    (folder / "seed-x.iso").touch()
+    (node.settings.state_dir / "consoles" / f"{LEFT}.log").touch()
+    status = VmStatus(uid=LEFT, node=NODE, epoch=1, generation=1, state=VmState.RUNNING)
+    await node.bus.put(subjects.vm_status(NODE, LEFT), encode(status))
+
+
+async def one_vm(node: Node) -> None:
+    async def running() -> bool:
+        return await node.state(A) == "Running"
+
+    await node_says(node, NodeState.READY)
+    await node.put(record(1))
+    await eventually(running)
+
+
+async def test_a_host_with_nothing_but_its_vms_is_well(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        assert await audited(client) == NodeFindings(node=NODE)
+        assert await audited(client, node=NODE, repair=True) == NodeFindings(node=NODE)
+
+
+async def test_each_thing_without_a_record_is_told_and_repaired(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        await leave_all(node)
+        found = await audited(client)
+        kinds = sorted(finding.kind for finding in found.findings)
+        assert kinds == ["disk", "domain", "file", "file", "network", "status"]
+        assert {finding.uid for finding in found.findings} == {LEFT}
+        assert all(finding.repair and not finding.repaired for finding in found.findings)
+        assert LEFT in node.domains.there  # only told
+
+        repaired = await audited(client, repair=True)
+        assert all(finding.repaired for finding in repaired.findings)
+        assert await audited(client) == NodeFindings(node=NODE)
+        assert set(node.domains.there) == {A, FOREIGN}
+        assert node.domains.done == [("start", A), ("destroy", LEFT)]
+
+
+async def test_what_stays_for_the_grace_goes_by_itself(tmp_path: Path) -> None:
+    node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.3)
+    await node.join()
+    async with node.agent():
+        await one_vm(node)
+        await leave_all(node)
+        await eventually(lambda: set(node.domains.there) == {A, FOREIGN})
+        await eventually(lambda: not (node.settings.state_dir / "vms" / LEFT).exists())
+        assert LEFT not in node.simulated.held
+
+
+async def test_on_another_bus_nothing_is_called_left_over(tmp_path: Path) -> None:
+    node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
+    await node.join()
+    async with node.agent():
+        await one_vm(node)
+    await node.other_bus()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        await leave_all(node)
+        found = await audited(client, repair=True)
+        assert [finding.kind for finding in found.findings] == ["bus"]
+        assert {A, LEFT} <= set(node.domains.there)
+
+
+async def test_a_vm_without_a_record_is_a_finding_that_repair_leaves_alone(tmp_path: Path) -> None:
+    node = Node(tmp_path, resync_s=0.05)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        del node.server.shelf("$KV.vm.x").entries[subjects.vm_record(NODE, A)]
+
+        async def held() -> bool:
+            return bool((await audited(client)).findings)
+
+        await eventually(held)
+        found = await audited(client, repair=True)
+        (finding,) = [one for one in found.findings if one.kind == "record"]
+        assert "virtbus bus rebuild" in finding.what
+        assert A in node.domains.there
