@@ -86,6 +86,11 @@ async def two_vms(node: Node) -> None:
             return await node.state(B) == "Stopped"
 
         await eventually(stopped)
+
+        async def on_disk() -> bool:
+            return (await node.files.list())[B].power_epoch == 1
+
+        await eventually(on_disk)
     node.domains.done.clear()
 
 

@@ -14,6 +14,7 @@ from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.rebuilding import Known, Rebuilt, Step, plan
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuild, BusRebuilt, RebuiltNode, RebuiltVm
 from virtbus.schemas.errors import Code, VirtbusError
@@ -39,7 +40,7 @@ class Rebuilds:
         self._bus = bus
         self._fleet = fleet
         self._facts = facts
-        self._commits = Commits(bus)
+        self._commits = Commits(bus, fleet)
 
     async def rebuild(self, request: Request) -> BusRebuilt:
         want = validate(BusRebuild, request.data)
@@ -119,7 +120,7 @@ class Rebuilds:
             await self._write(step.step, record, known)
         except ConflictError:
             return Rebuilt(Step.CONFLICT, record, "it changed meanwhile; repeat")
-        except VirtbusError as error:
+        except (VirtbusError, NodeFullError) as error:
             return Rebuilt(Step.CONFLICT, record, str(error))
         if step.step in {*WRITTEN, Step.END}:
             extra = {"code": "rebuilt", "uid": record.uid}
