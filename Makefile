@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test hosts-test upgrade-test demo chaos bench install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test hosts-test upgrade-test demo chaos bench load install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,12 @@ upgrade-test: setup ## each service at an older commit beside the newer, and bac
 
 chaos: setup ## random faults under load, MINUTES=n SEED=s [SIMULATE=1], and what held (root)
 	@MINUTES=$(MINUTES) SEED=$(SEED) SIMULATE=$(SIMULATE) tools/in-host-netns $(BIN)/python -m tests.chaos
+
+load: setup ## VMs=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|default, and what it cost (root)
+	@mkdir -p build-out
+	@tools/in-host-netns $(BIN)/python -m tests.load --vms $(or $(VMS),10000) --nodes $(or $(NODES),200) \
+	    --replicas $(or $(REPLICAS),1) --sync $(or $(SYNC),always) \
+	    --json build-out/load.jsonl --plot build-out/load.png $(ARGS)
 
 demo: setup ## one VM, from create to delete (root)
 	@tools/in-host-netns tools/demo

@@ -1,13 +1,16 @@
 """`virtbus node up`: this host's services on a bus that runs elsewhere."""
 
 import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
+from virtbus.cli.failures import usage
 from virtbus.cli.lazy import examples
 from virtbus.cli.up import begin
-from virtbus.cli.up.plan import NODE_ONLY, Place, choose, simulated_data
+from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose, simulated_data
 
 
 @click.command(
@@ -17,6 +20,8 @@ from virtbus.cli.up.plan import NODE_ONLY, Place, choose, simulated_data
         virtbus node up --nats nats://10.0.0.1:4222 --creds node-n2.creds
         virtbus node up --name n2 --nats nats://10.0.0.1,nats://10.0.0.2,nats://10.0.0.3 \\
         |    --creds /etc/virtbus/node-n2.creds
+
+        virtbus node up --simulate --count 200 --name sim --creds /run/virtbus
 
         Where the bus runs: virtbus up --listen 10.0.0.1 --nodes n2
         writes /run/virtbus/node-n2.creds, to be copied to the host n2.
@@ -40,6 +45,13 @@ from virtbus.cli.up.plan import NODE_ONLY, Place, choose, simulated_data
 @click.option("--state-dir", metavar="DIR", help="[default: /var/lib/virtbus]")
 @click.option("--run-dir", metavar="DIR", help="[default: /run/virtbus]")
 @click.option("--simulate", is_flag=True, help="Run libvirt's test driver: no root, no real VMs.")
+@click.option(
+    "--count",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="With --simulate: so many nodes, NAME-000 and on, in one process; --creds is then the "
+    "folder with node-NAME-000.creds and on.",
+)
 @click.option("--log-level", type=click.Choice(("DEBUG", "INFO", "WARNING")), default="INFO")
 @click.option("--force", is_flag=True, help="Start although the preflight fails.")
 def command(  # noqa: PLR0913, PLR0917  one parameter for each option
@@ -50,6 +62,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     state_dir: str | None,
     run_dir: str | None,
     simulate: bool,
+    count: int,
     log_level: str,
     force: bool,
 ) -> None:
@@ -59,6 +72,8 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     and leaves VMs running; the next `virtbus node up` takes them up again. A service that dies is
     started again, and a bus that is away for a while is waited for.
     """
+    if count > 1:
+        fleet(simulate=simulate, name=name, nats=nats, creds=creds, count=count)
     if simulate and not (data or state_dir or run_dir):
         data = str(simulated_data(os.environ))
     state, run = choose(data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ)
@@ -71,3 +86,24 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     if not simulate:
         begin.preflight(place, force=force)
     begin.run(place, lambda _: remote_bus(place))
+
+
+def fleet(
+    *, simulate: bool, name: str | None, nats: str | None, creds: str, count: int
+) -> NoReturn:
+    """Become the process of many simulated nodes.
+
+    Raises:
+        CliError: an option that it needs is missing.
+    """
+    folder = Path(creds).absolute()
+    if not simulate or not name or not folder.is_dir():
+        raise usage(
+            "--count needs --simulate, --name, and in --creds the folder that has "
+            "node-NAME-000.creds and on; `virtbus up --nodes NAME-000,NAME-001` writes them"
+        )
+    argv = [sys.executable, "-m", "virtbus.nodeagent.simulate", "--node", name]
+    argv += ["--count", str(count), "--run-dir", str(folder)]
+    argv += ["--server", nats] if nats else []
+    env = {key: value for key, value in os.environ.items() if key not in OURS_ALONE}
+    os.execve(sys.executable, argv, env)  # noqa: S606  our own interpreter, our own module

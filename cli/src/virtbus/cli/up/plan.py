@@ -16,7 +16,7 @@ STEADY_S = 60.0
 """A service that lived this long starts again at the shortest rest."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
 # These point a person's own commands somewhere else; a service has its own file for that.
-_OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
+OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def environment(
     place: Place, service: str, *, parent_fd: int, notify: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """The environment of a service's process."""
-    env = {name: value for name, value in inherited.items() if name not in _OURS_ALONE}
+    env = {name: value for name, value in inherited.items() if name not in OURS_ALONE}
     env |= {
         "VIRTBUS_NODE": place.node,
         "VIRTBUS_CREDS": str(place.creds(service)),
