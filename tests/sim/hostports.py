@@ -145,6 +145,9 @@ class SimHypervisor:
     async def destroy(self, uid: str) -> None:
         await self._call(lambda: self._host.destroy(uid))
 
+    async def resume(self, uid: str) -> None:
+        """No simulated guest waits for its disk."""
+
     async def undefine(self, uid: str) -> None:
         await self._call(lambda: self._host.undefine(uid))
 

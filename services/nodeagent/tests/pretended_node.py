@@ -111,6 +111,11 @@ class Domains:
             self.done.append(("destroy", of))
             self.set(of, DomainState.SHUT_OFF, Ending.ENDED)
 
+    async def resume(self, of: str) -> None:
+        self.done.append(("resume", of))
+        self.set(of, DomainState.RUNNING)
+        self.tell(DomainEvent(of, DomainChange.RESUMED))
+
     async def undefine(self, of: str) -> None:
         self.there.pop(of, None)
 

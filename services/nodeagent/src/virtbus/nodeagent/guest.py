@@ -70,6 +70,8 @@ class Seen:
     accelerator: str = ""
     network_lost: str = ""
     """Why the running guest is cut off, in netd's words."""
+    disk_waits: str = ""
+    """Why the guest is paused, where its disk had no room."""
 
 
 class Guest:
@@ -372,7 +374,11 @@ class Guest:
             power_epoch=self.record.power_epoch,
             state=VISIBLE[self.phase],
             reason="refused" if self._refused else seen.reason,
-            message=self._refused or self.held or seen.message or self._silence(),
+            message=self._refused
+            or self.held
+            or seen.message
+            or seen.disk_waits
+            or self._silence(),
             conditions=self._conditions(),
             interfaces=net.interfaces if net else (),
             accelerator=seen.accelerator,

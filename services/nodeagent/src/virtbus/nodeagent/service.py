@@ -12,6 +12,7 @@ from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.core.recovery import found
 from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.wishes import overtaken
+from virtbus.nodeagent.disk_room import go_on
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
@@ -408,3 +409,4 @@ class NodeAgent:
             return
         for uid, guest in list(self._guests.items()):
             guest.compare(domains.get(uid))
+        await go_on(domains.values(), self._guests, self._tools.hypervisor)

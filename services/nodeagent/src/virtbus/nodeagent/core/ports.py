@@ -42,6 +42,8 @@ class DomainFacts:
     state: DomainState
     ending: Ending = Ending.UNKNOWN
     metadata: "DomainMetadata | None" = None
+    waits_for_disk: bool = False
+    """Paused by the emulator, which could not write: mostly a full disk."""
 
     @property
     def active(self) -> bool:
@@ -108,6 +110,9 @@ class Hypervisor(Protocol):
 
     async def destroy(self, uid: str) -> None:
         """End the guest; nothing where none runs."""
+
+    async def resume(self, uid: str) -> None:
+        """Let a paused guest go on; nothing where none is."""
 
     async def undefine(self, uid: str) -> None:
         """Forget the domain; nothing where none is defined."""

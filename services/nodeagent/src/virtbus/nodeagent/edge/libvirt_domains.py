@@ -36,7 +36,12 @@ def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
             return None
         raise
-    return DomainFacts(domain.UUIDString(), *state_of(state, reason), metadata)
+    return DomainFacts(
+        domain.UUIDString(),
+        *state_of(state, reason),
+        metadata,
+        (state, reason) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR),
+    )
 
 
 def state_of(state: int, reason: int) -> tuple[DomainState, Ending]:
