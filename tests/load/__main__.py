@@ -45,7 +45,8 @@ async def product(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str
             say(f"churn: {figures['churn']}")
             figures["deletes"] = await phases.deletes(here, say)
             say(f"deletes: {figures['deletes']}")
-            figures["deletes"]["records_left"] = await here.records()
+            records, claims = await here.left()
+            figures["deletes"] |= {"records_left": records, "claims_left": claims}
         for service in here.services:
             for complaint in service.complaints()[:10]:
                 say(f"{service.name}: {complaint}")

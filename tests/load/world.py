@@ -19,7 +19,6 @@ from virtbus.bus.client import connect
 from virtbus.bus.declaration import ensure, ensure_node
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import Entry, EntryKind, WatchMark
-from virtbus.schemas.subjects import JOIN_KEY
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
@@ -83,16 +82,22 @@ class World:
         info = await self.admin.js_api(f"STREAM.INFO.{bucket}")
         return int(info["state"]["last_seq"])
 
-    async def records(self) -> int:
-        """Records and name claims of VMs on the bus now; markers and join records left out."""
-        found = 0
+    async def left(self) -> tuple[int, int]:
+        """Records and name claims of VMs on the bus now.
+
+        A claim is left for the sweep, two minutes at most, where a controller was killed between
+        the purge of a record and that of its claim.
+        """
+        records = claims = 0
         async with self.admin.watch("$KV.vm.>") as watch:
             async for item in watch:
                 if item is WatchMark.SYNCED:
                     break
                 if isinstance(item, Entry) and item.kind is EntryKind.PUT:
-                    found += not item.key.endswith(f".{JOIN_KEY}")
-        return found
+                    tokens = item.key.split(".")
+                    claims += tokens[2] == "_name"
+                    records += len(tokens) == 4 and not tokens[3].startswith("_")
+        return records, claims
 
 
 async def declared(admin: NatsBus, shape: Shape) -> None:
