@@ -51,6 +51,8 @@ class Host:
         self.disks: dict[str, int] = {}
         self.stuck = False
         """Guests do not end: nothing is let go."""
+        self.first_beat_s = 0.0
+        """After which it is heard first, when it comes on."""
         self._bus = MemoryBus(made.server, name)
         self._guests = guests
         self._memory_bytes = memory_bytes
@@ -73,6 +75,7 @@ class Host:
 
     async def _beat(self) -> None:
         instance = f"{self.name}-{self._lives}"
+        await asyncio.sleep(self.first_beat_s)
         while True:
             record = node(self.name, instance=instance, memory_bytes=self._memory_bytes)
             await self._bus.put(subjects.node_record(self.name), encode(record))

@@ -393,6 +393,28 @@ async def test_a_node_that_comes_back_right_before_its_fence_keeps_its_vms(there
 
 
 @site()
+async def test_a_node_that_started_its_vms_in_the_moment_of_its_fence_keeps_them(
+    there: Site,
+) -> None:
+    """It had listed before the fence was written, and is heard a beat later: nothing is moved."""
+    async with there.host("n2").on():
+        n1 = there.host("n1")
+        async with n1.on():
+            await _joined(there, "n1")
+            await there.node("cordon", "n2")
+            await there.vm(1, "n1", **FREE)
+            await there.node("uncordon", "n2")
+        await asyncio.sleep(30)
+        n1.first_beat_s = 4.0
+        async with n1.on():
+            await there.runs_on(1, "n1")
+            await there.node("fence", "n1", confirm=POWERED_OFF)
+            await asyncio.sleep(120)
+            assert there.guests.running == {uid(1): "n1"}
+            assert (await there.record(1)).node == "n1"
+
+
+@site()
 async def test_a_delete_on_a_fenced_node_ends_and_nothing_comes_back(there: Site) -> None:
     n1 = there.host("n1")
     async with n1.on():

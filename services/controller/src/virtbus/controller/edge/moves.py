@@ -101,13 +101,13 @@ class Moves:
             log.info("left to the sweep: %s", error, extra=extra)
 
     async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
-        """A sweep may have come between: what the record names is there, the old is not."""
+        """Make the new copy one that no sweep has judged yet, then remove the old.
+
+        A sweep that saw the copy before it saw the move would purge it at the revision it read.
+        """
         if secret is None:
             return
-        key = subjects.vm_secret(new.node, new.uid)
-        entry = await self._bus.get(key)
-        if entry is None or entry.kind is EntryKind.PURGE:
-            await self._bus.put(key, secret.value, expect=entry.revision if entry else 0)
+        await self._bus.put(subjects.vm_secret(new.node, new.uid), secret.value)
         await self._purge(subjects.vm_secret(old.node, old.uid), secret.old)
 
     async def _purge(self, key: str, revision: int) -> None:

@@ -1,0 +1,119 @@
+"""The write that moves a VM, against every rival, in every order (ADR 0014, I1, I5, I15)."""
+
+from services.controller.tests.fleets import record, uid
+from services.controller.tests.schedules import Gates, ScheduledBus, broken_everywhere, explore
+from services.controller.tests.test_commit import (
+    check_clean,
+    records,
+    secrets,
+    standing,
+    sweep,
+    swept,
+)
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import ConflictError
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.moves import Moves
+from virtbus.schemas import subjects
+from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode
+
+WISH = subjects.node_wish("n1")
+FENCED = NodeWish(node="n1", fenced=Fence(by="operator", why="off", time_ns=1))
+
+
+async def with_a_vm() -> tuple[MemoryServer, Held]:
+    """A VM with secrets on n1."""
+    server = MemoryServer()
+    committed = await Commits(MemoryBus(server)).create(record(1), secrets(1))
+    return server, committed.held
+
+
+def the_vm(server: MemoryServer) -> VmRecord:
+    (found,) = records(server)
+    return found
+
+
+async def settled(server: MemoryServer) -> None:
+    """After two sweeps nothing stands but the VM, with its secrets where it is."""
+    for _ in range(2):
+        await swept(server)
+    check_clean(server)
+    there = the_vm(server)
+    assert subjects.vm_secret(there.node, there.uid) in standing(server)
+
+
+async def test_of_two_moves_one_wins_and_no_secret_is_left_or_lost_in_every_order() -> None:
+    async def scenario(gates: Gates) -> None:
+        server, held = await with_a_vm()
+        moves = {
+            goal: Moves(ScheduledBus(server, goal, gates), Fleet()).move(held, goal)
+            for goal in ("n2", "n3")
+        }
+        results = await gates.run(moves)
+        winners = [goal for goal, result in results.items() if isinstance(result, Held)]
+        assert len(winners) == 1
+        assert (the_vm(server).node, the_vm(server).epoch) == (winners[0], 2)
+        await settled(server)
+
+    assert await explore(scenario, pauses=3) > 50
+
+
+async def test_a_move_and_a_sweep_lose_no_secret_in_any_order() -> None:
+    async def scenario(gates: Gates) -> None:
+        server, held = await with_a_vm()
+        move = Moves(ScheduledBus(server, "mover", gates), Fleet()).move(held, "n2")
+        await gates.run({"mover": move, "sweeper": sweep(ScheduledBus(server, "sweeper", gates))})
+        assert the_vm(server).node == "n2"
+        await settled(server)
+
+    assert await explore(scenario, pauses=3) > 10
+
+
+async def test_a_move_that_is_broken_off_anywhere_loses_no_secret() -> None:
+    async def prepare() -> MemoryServer:
+        return (await with_a_vm())[0]
+
+    async def move(bus: MemoryBus) -> None:
+        held = await Commits(bus).latest(uid(1))
+        assert held is not None
+        await Moves(bus, Fleet()).move(held, "n2")
+
+    async for server in broken_everywhere(prepare, move):
+        await settled(server)
+
+
+async def test_an_unfence_and_a_move_exclude_each_other_in_every_order() -> None:
+    async def scenario(gates: Gates) -> None:
+        server, held = await with_a_vm()
+        bus = MemoryBus(server)
+        fence = await bus.put(WISH, encode(FENCED))
+        mover = Moves(ScheduledBus(server, "mover", gates), Fleet())
+
+        async def unfence() -> None:
+            await ScheduledBus(server, "unfence", gates).purge(WISH, expect=fence)
+
+        results = await gates.run(
+            {"mover": mover.move(held, "n2", fence=(FENCED, fence)), "unfence": unfence()}
+        )
+        moved = isinstance(results["mover"], Held)
+        lifted = results["unfence"] is None
+        assert moved != lifted
+        assert the_vm(server).node == ("n2" if moved else "n1")
+        assert moved or isinstance(results["mover"], ConflictError)
+        await settled(server)
+
+    assert await explore(scenario, pauses=3) > 3
+
+
+async def test_the_fence_s_revision_is_two_below_that_of_what_was_moved_under_it() -> None:
+    server, held = await with_a_vm()
+    bus = MemoryBus(server)
+    fence = await bus.put(WISH, encode(FENCED))
+    moved = await Moves(bus, Fleet()).move(held, "n2", fence=(FENCED, fence))
+    entry = await bus.get(WISH)
+    assert entry is not None
+    assert entry.revision == moved.revision - 2
