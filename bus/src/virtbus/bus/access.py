@@ -24,6 +24,10 @@ class BusSettings:
     """NATS URL, several with commas; empty: the file's, else localhost:4222."""
     user: str = ""
     password: str = ""
+    nkey_seed: str = ""
+    """In place of user and password: the secret half of an nkey, `SU…`."""
+    ca: str = ""
+    """PEM text of the CA that servers are known by; with it the connection is by TLS only."""
     creds: Path | None = None
     inbox_prefix: str = "_INBOX"
     """Where answers arrive; permissions name it, so each role has its own."""
@@ -84,6 +88,8 @@ def _merge(settings: BusSettings, path: Path) -> BusSettings:
         url=settings.url or str(content.get("url", "")),
         user=str(content.get("user", "")),
         password=str(content.get("password", "")),
+        nkey_seed=str(content.get("nkey_seed", "")),
+        ca=str(content.get("ca", "")),
         inbox_prefix=str(content.get("inbox_prefix", settings.inbox_prefix)),
         node=str(content.get("node", settings.node)),
     )

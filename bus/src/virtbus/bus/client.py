@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
+from virtbus.bus import identity
 from virtbus.bus.access import BusSettings
 from virtbus.bus.backoff import delays
 from virtbus.bus.lean import lean_import
@@ -35,6 +36,7 @@ ATTEMPT_S = 2.0
 ONE_OF_MANY_S = 0.8
 """Patience with one of several servers, so that a silent one leaves time for the others."""
 FLUSH_S = 5
+CLOSE_S = 0.3
 LOOK_S = 1.0
 """How often a client is asked whether it is closed: its closed_cb is not always called."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
@@ -80,6 +82,7 @@ class NatsLink:
         self._tokens = 0
         self._mux = ""
         self._prefix = settings.inbox_prefix
+        self._servers = settings.servers
 
     @property
     def connected(self) -> bool:
@@ -112,7 +115,7 @@ class NatsLink:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._up.wait()
         except TimeoutError:
-            msg = f"the bus at {', '.join(self._settings.servers)} does not answer: {self._fault}"
+            msg = f"the bus at {', '.join(self._servers)} does not answer: {self._fault}"
             raise UnavailableError(msg) from None
 
     async def send(
@@ -207,12 +210,15 @@ class NatsLink:
                 for delay_s in delays(0.1, 1.0):
                     if await self._attempt():
                         return
+                    if "certificate verify failed" in self._fault and len(self._servers) == 1:
+                        msg = f"the bus at {self._servers[0]} is not trusted: {self._fault}"
+                        raise DeniedError(msg)
                     if "authorization" in self._fault:
                         msg = "the bus refuses these credentials: are they of this server?"
                         raise DeniedError(msg)
                     await asyncio.sleep(delay_s)
         except TimeoutError:
-            msg = f"the bus at {', '.join(self._settings.servers)} does not answer: {self._fault}"
+            msg = f"the bus at {', '.join(self._servers)} does not answer: {self._fault}"
             raise UnavailableError(msg) from None
 
     async def run(self) -> None:
@@ -265,7 +271,6 @@ class NatsLink:
 
     async def _attempt(self) -> bool:
         """One new client, connected and subscribed, or False with `_fault` set."""
-        client = Client()
         lost = asyncio.Event()
 
         async def on_error(error: Exception) -> None:
@@ -276,7 +281,9 @@ class NatsLink:
 
         try:
             settings = self._settings.resolved()
-        except BusError as error:  # no credentials yet, or none for a moment
+            client = _client(settings)
+            self._servers = settings.servers
+        except (BusError, ValueError) as error:  # no credentials yet, or none for a moment
             self._fault = str(error)
             return False
         self._prefix = settings.inbox_prefix
@@ -286,8 +293,7 @@ class NatsLink:
                 await client.connect(
                     settings.servers,
                     name=self._name,
-                    user=settings.user or None,
-                    password=settings.password or None,
+                    **identity.options(settings),
                     inbox_prefix=settings.inbox_prefix,
                     allow_reconnect=False,
                     reconnect_time_wait=0.1 + secrets.randbelow(100) / 1000,  # type: ignore[arg-type]  # a float works
@@ -306,8 +312,7 @@ class NatsLink:
                 await self._barrier(client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             self._fault = str(error).lower() or self._fault or "no answer in time"
-            with suppress(nats.errors.Error, OSError):
-                await client.close()
+            await _drop(client)
             return False
         if lost.is_set():
             return False
@@ -354,6 +359,27 @@ class NatsLink:
         for future, asked in self._waiting.values():
             if asked == subject and not future.done():
                 future.set_exception(DeniedError(f"the credentials do not allow {subject}"))
+
+
+async def _drop(client: Client) -> None:
+    """Close what did not come to be; after a TLS handshake that failed, `close` hangs."""
+    with suppress(nats.errors.Error, OSError, TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await client.close()
+
+
+class _KeyedClient(Client):
+    """A client that is known by an nkey. nats-py would want PyNaCl for it, and a seed in a file."""
+
+    def __init__(self, public_key: str) -> None:
+        super().__init__()
+        self._public_nkey = public_key
+
+
+def _client(settings: BusSettings) -> Client:
+    if not settings.nkey_seed:
+        return Client()
+    return _KeyedClient(identity.public_key(settings))
 
 
 @asynccontextmanager

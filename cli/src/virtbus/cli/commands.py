@@ -16,7 +16,7 @@ _HERE = "virtbus.cli"
         "image": (f"{_HERE}.image", "List and pull disk images."),
         "network": (f"{_HERE}.network", "List networks."),
         "node": (f"{_HERE}.node", "List the hosts that run VMs."),
-        "bus": (f"{_HERE}.bus.group", "Back up, restore and rebuild the bus."),
+        "bus": (f"{_HERE}.bus.group", "Set up, back up, restore and rebuild the bus."),
         "events": (f"{_HERE}.facts", "Follow what happens to all VMs."),
         "doctor": (f"{_HERE}.doctor.command", "What this host lacks, and the line that mends it."),
         "config": (f"{_HERE}.config", "Check the services' settings."),

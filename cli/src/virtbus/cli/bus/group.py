@@ -10,6 +10,11 @@ _HERE = "virtbus.cli.bus"
 @click.group(
     cls=LazyGroup,
     verbs={
+        "init": (f"{_HERE}.init", "Write a production bus: keys, accounts, TLS, servers."),
+        "declare": (f"{_HERE}.check:declare", "Make the streams on a new bus."),
+        "add-node": (f"{_HERE}.nodes:add_node", "Give a host its account and credentials."),
+        "remove-node": (f"{_HERE}.nodes:remove_node", "Take them away again, at once."),
+        "check": (f"{_HERE}.check:check", "What is wrong with a bus's files."),
         "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),
         "restore": (f"{_HERE}.files:restore", "Write a backup into an empty bus."),
         "rebuild": (f"{_HERE}.rebuild", "Give the bus what the hosts know and it has lost."),
@@ -23,4 +28,4 @@ _HERE = "virtbus.cli.bus"
     ),
 )
 def command() -> None:
-    """The bus itself: what it keeps, and how it is got back."""
+    """The bus itself: how it is set up, what it keeps, and how it is got back."""

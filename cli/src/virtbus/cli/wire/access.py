@@ -30,6 +30,8 @@ class Access(NamedTuple):
     user: str = ""
     password: str = ""
     inbox_prefix: str = "_INBOX"
+    nkey_seed: str = ""
+    ca: str = ""
     source: str = ""
     address_source: str = ""
 
@@ -61,6 +63,8 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
         user=str(fields.get("user") or ""),
         password=str(fields.get("password") or ""),
         inbox_prefix=str(fields.get("inbox_prefix") or "_INBOX"),
+        nkey_seed=str(fields.get("nkey_seed") or ""),
+        ca=str(fields.get("ca") or ""),
         source=str(path),
         address_source=told_by if server else str(path),
     )

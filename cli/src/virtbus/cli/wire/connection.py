@@ -159,10 +159,12 @@ def _open_one(address: Address, access: Access, patience_s: float) -> Connection
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = Reader()
         server = _greeting(sock, reader)
-        if address.tls or server.fields.get("tls_required"):
-            sock = _encrypted(sock, address.host)
+        if address.tls or access.ca or server.fields.get("tls_required"):
+            sock = _encrypted(sock, address.host, access.ca)
         connection = Connection(sock, reader, server)
-        connection.send(protocol.connect_line(_options(address, access)))
+        connection.send(
+            protocol.connect_line(_options(address, access, str(server.fields.get("nonce") or "")))
+        )
         connection.flush(patience_s)
     except BaseException:
         sock.close()
@@ -170,7 +172,7 @@ def _open_one(address: Address, access: Access, patience_s: float) -> Connection
     return connection
 
 
-def _options(address: Address, access: Access) -> dict[str, object]:
+def _options(address: Address, access: Access, nonce: str) -> dict[str, object]:
     options: dict[str, object] = {
         "verbose": False,
         "pedantic": False,
@@ -182,6 +184,17 @@ def _options(address: Address, access: Access) -> dict[str, object]:
         "no_responders": True,
         "echo": False,
     }
+    if access.nkey_seed and not address.user:
+        from virtbus.bus import nkeys  # costs more than the rest of the start
+
+        try:
+            return options | {
+                "nkey": nkeys.public(access.nkey_seed),
+                "sig": nkeys.signed(access.nkey_seed, nonce),
+            }
+        except ValueError as error:
+            msg = f"{access.source}: {error}"
+            raise LinkError(msg) from None
     user = address.user or access.user
     if user:
         options |= {"user": user, "pass": address.password or access.password}
@@ -203,10 +216,15 @@ def _greeting(sock: socket.socket, reader: Reader) -> Info:
         reader.feed(data)
 
 
-def _encrypted(sock: socket.socket, host: str) -> socket.socket:
+def _encrypted(sock: socket.socket, host: str, ca: str) -> socket.socket:
     import ssl  # 15 ms that most commands never need
 
-    return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    context = ssl.create_default_context(cadata=ca or None)
+    try:
+        return context.wrap_socket(sock, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        msg = f"its certificate is not trusted: {error.verify_message}"
+        raise LinkError(msg) from None
 
 
 def _cause(error: Exception) -> str:

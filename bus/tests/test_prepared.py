@@ -1,0 +1,203 @@
+"""A prepared bus: it starts as it stands, by TLS and nkeys, and withdrawn credentials are dead."""
+
+import asyncio
+import json
+import signal
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from virtbus.bus import authority, declaration, nkeys, server
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.ports import BusError, DeniedError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.prepared import Plan, Prepared, parse_servers
+from virtbus.bus.reloading import reload_servers
+from virtbus.cli.wire.access import find
+from virtbus.cli.wire.connection import Connection, LinkError
+
+UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+THREE = [["127.0.0.1", "localhost"], ["127.0.0.2"], ["127.0.0.3"]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def made(base: Path, servers: list[list[str]], nodes: list[str]) -> Prepared:
+    prepared = Prepared(base / "bus")
+    plan = Plan(servers, free_port(), free_port(), 0, bind_names=True, nodes=nodes)
+    plan.store = str(base / "store-{number}")  # here all are on one host
+    prepared.write(plan)
+    return prepared
+
+
+@asynccontextmanager
+async def started(prepared: Prepared, number: int) -> AsyncIterator[int]:
+    process = await asyncio.create_subprocess_exec(
+        server.binary(),
+        "-c",
+        prepared.folder(number) / "nats-server.conf",
+        "-l",
+        prepared.base / f"{number}.log",
+    )
+    try:
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+
+def settings(prepared: Prepared, user: str, **more: object) -> BusSettings:
+    return BusSettings(creds=prepared.creds(user), connect_timeout_s=8, **more)  # type: ignore[arg-type]  # test data
+
+
+async def declare(prepared: Prepared) -> None:
+    async with asyncio.timeout(40), connect(settings(prepared, "admin"), name="a") as admin:
+        while True:
+            try:
+                await declaration.ensure(admin)
+            except (UnavailableError, OutcomeUnknownError):
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+def test_a_seed_signs_as_the_nkeys_specification_says() -> None:
+    seed = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
+    assert nkeys.public(seed) == "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
+    assert nkeys.public(nkeys.new_seed()).startswith("U")
+    for wrong in ("", "SU", "not a seed", seed[:-1] + "A", "SA" + seed[2:]):
+        with pytest.raises(ValueError, match=r"."):
+            nkeys.public(wrong)
+
+
+def test_making_it_again_changes_nothing_and_secrets_are_private(tmp_path: Path) -> None:
+    prepared = made(tmp_path, THREE, ["n1"])
+    prepared.write(prepared.plan())
+    assert prepared.write(prepared.plan()) == []
+    public = (prepared.base / "bus.json").read_text() + "".join(
+        path.read_text() for path in prepared.base.glob("server-*/*.conf")
+    )
+    for path in [*prepared.base.glob("creds/*"), *prepared.base.rglob("*.key")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0
+        if path.suffix == ".creds":
+            assert json.loads(path.read_text())["nkey_seed"] not in public
+
+
+def test_a_node_that_comes_again_has_other_keys(tmp_path: Path) -> None:
+    prepared = made(tmp_path, [["localhost"]], ["n1"])
+    before = prepared.plan().keys["node-n1"]
+    prepared.remove_node("n1")
+    assert not prepared.creds("node-n1").exists()
+    assert "node-n1" not in (prepared.folder(1) / "accounts.conf").read_text()
+    prepared.add_node("n1")
+    assert prepared.plan().keys["node-n1"] != before
+
+
+def test_three_servers_need_three_hosts() -> None:
+    assert parse_servers(["a,10.0.0.1", "b"], 1) == [["a", "10.0.0.1", "b"]]
+    with pytest.raises(ValueError, match="3 times --host"):
+        parse_servers(["a", "b"], 3)
+
+
+def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+    prepared = made(tmp_path, [["localhost"]], [])
+    prepared.write(prepared.plan())
+    assert list(prepared.problems(server.binary())) == []
+    config = prepared.folder(1) / "nats-server.conf"
+    config.write_text(config.read_text() + 'http: "0.0.0.0:8222"\nno_auth_user: x\n')
+    prepared.creds("admin").chmod(0o644)
+    authority.ensure_ca(tmp_path / "other")
+    (prepared.folder(1) / "server.crt").unlink()
+    authority.ensure_server(tmp_path / "other", prepared.folder(1) / "server", ["elsewhere"])
+    found = "\n".join(prepared.problems(server.binary()))
+    for said in (
+        "chmod 0600",
+        "no_auth_user",
+        "not on 127.0.0.1",
+        "not of the CA",
+        "name localhost",
+    ):
+        assert said in found
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(90)
+async def test_three_servers_start_and_a_node_comes_and_goes(tmp_path: Path) -> None:
+    prepared = made(tmp_path, THREE, ["n1"])
+    async with AsyncExitStack() as stack:
+        for number in (1, 2, 3):
+            await stack.enter_async_context(started(prepared, number))
+        await declare(prepared)
+        async with connect(settings(prepared, "node-n1"), name="n1") as node:
+            await node.put(f"$KV.st.n1.{UID}", b"seen")
+            with pytest.raises(DeniedError):
+                await node.put(f"$KV.st.n2.{UID}", b"x")
+            await asyncio.to_thread(prepared.add_node, "n2")
+            assert len(await reload_servers(settings(prepared, "sys"))) == 3
+            async with connect(settings(prepared, "node-n2"), name="n2") as other:
+                await other.put(f"$KV.st.n2.{UID}", b"seen")
+                assert node.generation == 1
+                withdrawn = tmp_path / "withdrawn.creds"
+                withdrawn.write_bytes(prepared.creds("node-n2").read_bytes())
+                prepared.remove_node("n2")
+                await reload_servers(settings(prepared, "sys"))
+                async with asyncio.timeout(60):
+                    while other.connected:
+                        await asyncio.sleep(0.05)
+            with pytest.raises(DeniedError, match="credentials"):
+                async with connect(BusSettings(creds=withdrawn), name="thief"):
+                    pass
+        async with connect(settings(prepared, "controller"), name="c") as controller:
+            assert {one.replicas for one in await controller.report()} == {3}
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(60)
+async def test_a_server_that_is_not_the_buss_is_refused_in_words(tmp_path: Path) -> None:
+    """SEC-04: another CA, an expired certificate, another host's name; both clients say so."""
+    prepared = made(tmp_path, [["127.0.0.1"]], [])
+    authority.ensure_ca(tmp_path / "other")
+    pair = prepared.folder(1) / "server"
+
+    def again(ca: Path, name: str, days: int) -> None:
+        pair.with_suffix(".crt").unlink()
+        authority.ensure_server(ca, pair, [name], days)
+
+    wrong = {
+        "self.signed|unable to get local issuer": (tmp_path / "other", "127.0.0.1", 9),
+        "expired": (prepared.base / "ca", "127.0.0.1", 0),
+        "mismatch|not valid for": (prepared.base / "ca", "elsewhere.example", 9),
+    }
+    for said, (ca, name, days) in wrong.items():
+        again(ca, name, days)
+        async with started(prepared, 1):
+            for _ in range(100):
+                if (prepared.base / "1.log").exists():
+                    break
+                await asyncio.sleep(0.05)
+            with pytest.raises(BusError, match=rf"(?i){said}"):
+                async with connect(settings(prepared, "client"), name="c"):
+                    pass
+            access = find(None, str(prepared.creds("client")), {})
+            with pytest.raises(LinkError, match=rf"(?i){said}"):
+                await asyncio.to_thread(Connection.open, access)
+
+
+@pytest.mark.integration
+async def test_the_commands_own_client_speaks_tls_and_nkeys(tmp_path: Path) -> None:
+    prepared = made(tmp_path, [["127.0.0.1"]], [])
+    async with started(prepared, 1):
+        await declare(prepared)
+        access = find(None, str(prepared.creds("client")), {})
+        connection = await asyncio.to_thread(Connection.open, access)
+        assert connection.server.fields["tls_required"]
+        connection.close()

@@ -1,0 +1,58 @@
+"""`virtbus bus check` and `virtbus bus declare`."""
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from virtbus.bus import declaration
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.prepared import Prepared
+from virtbus.bus.server import binary
+from virtbus.cli import output
+from virtbus.cli.bus.place import directory, refusals
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.lazy import examples
+
+DECLARE_S = 60.0
+
+
+@click.command(epilog=examples("virtbus bus check\nvirtbus bus check --dir bus"))
+@directory
+def check(place: str) -> None:
+    """Look for what is wrong with a bus's files: keys open to others, certificates, ways in."""
+    prepared = Prepared(Path(place))
+    with refusals():
+        found = list(prepared.problems(binary()))
+    if found:
+        details = [{"path": place, "message": one} for one in found]
+        raise CliError(
+            Exit.REFUSED, "bus_config", "the bus is not as it should be", details=details
+        )
+    output.write("ok")
+
+
+@click.command(epilog=examples("virtbus bus declare\nvirtbus bus declare --dir bus"))
+@directory
+def declare(place: str) -> None:
+    """Make the streams on a new bus, or bring them to this version. Changes nothing else."""
+    prepared = Prepared(Path(place))
+    with refusals():
+        asyncio.run(_declared(BusSettings(creds=prepared.creds("admin"))))
+    output.write("declared")
+
+
+async def _declared(settings: BusSettings) -> None:
+    async with connect(settings, name="declare") as admin:
+        until_s = asyncio.get_running_loop().time() + DECLARE_S
+        while True:
+            try:
+                await declaration.ensure(admin)
+            except (UnavailableError, OutcomeUnknownError):  # servers still find each other
+                if asyncio.get_running_loop().time() > until_s:
+                    raise
+                await asyncio.sleep(1)
+            else:
+                return

@@ -1,0 +1,75 @@
+"""`virtbus bus init`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from virtbus.bus.prepared import CLIENT_PORT, ROUTE_PORT, STORE, Plan, Prepared, parse_servers
+from virtbus.cli import output
+from virtbus.cli.bus.place import refusals, tell
+from virtbus.cli.failures import usage
+from virtbus.cli.lazy import examples
+from virtbus.schemas.ids import check_id
+
+
+@click.command(
+    name="init",
+    epilog=examples(
+        """
+        virtbus bus init /etc/virtbus/bus --host bus.example.org,10.0.0.5
+        virtbus bus init bus --servers 3 --host a.example --host b.example --host c.example \\
+        |    --installed-at /etc/virtbus/nats --node n1 --node n2
+        virtbus bus init bus            again: renews certificates that end soon, nothing else
+        """
+    ),
+)
+@click.argument("directory", type=click.Path(file_okay=False))
+@click.option("--host", "hosts", multiple=True, help="Names of a server, with commas; repeatable.")
+@click.option("--servers", type=click.Choice(["1", "3"]), default="1", show_default=True)
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="A host of VMs; repeatable.")
+@click.option("--port", type=int, default=CLIENT_PORT, show_default=True, help="Clients' port.")
+@click.option("--route-port", type=int, default=ROUTE_PORT, show_default=True)
+@click.option(
+    "--monitor-port", type=int, default=8222, show_default=True, help="On 127.0.0.1; 0: none."
+)
+@click.option("--bind-names", is_flag=True, help="Listen at each server's first name only.")
+@click.option("--store", default=STORE, show_default=True, help="Where servers keep streams.")
+@click.option("--installed-at", default="", help="Where a server's folder will be on its host.")
+def command(
+    directory: str, hosts: tuple[str, ...], servers: str, nodes: tuple[str, ...], **more: Any
+) -> None:
+    """Write the configuration of a production bus into DIRECTORY: it starts as it stands.
+
+    A CA of its own, a certificate a server, an account a node, keys, limits, and one credentials
+    file for each user. Where DIRECTORY has a bus, its own choices count and options are not read.
+    """
+    prepared = Prepared(Path(directory))
+    with refusals():
+        if prepared.exists:
+            tell(prepared.write(prepared.plan()))
+            return
+        if not hosts:
+            raise usage("a bus needs a name that hosts find it by", "add --host bus.example.org")
+        plan = Plan(
+            parse_servers(hosts, int(servers)),
+            nodes=[check_id(node) for node in nodes],
+            **more,
+        )
+        tell(prepared.write(plan))
+    output.write(_next(prepared, plan))
+
+
+def _next(prepared: Prepared, plan: Plan) -> str:
+    lines = ["", "Next:"]
+    for number, names in enumerate(plan.servers, start=1):
+        at = plan.installed_at or str(prepared.folder(number))
+        if plan.installed_at:
+            lines.append(f"  scp -r {prepared.folder(number)} root@{names[0]}:{at}")
+        lines.append(f"  on {names[0]}: nats-server -c {at}/nats-server.conf")
+    lines += [
+        f"  virtbus bus declare --dir {prepared.base}",
+        f"  virtbus bus add-node NAME --dir {prepared.base}",
+        f"Keep {prepared.base} off the servers: it has the CA's key and everybody's seeds.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""What the verbs that prepare a bus have in common: its directory, and what they say of files."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.ports import BusError, DeniedError, UnavailableError
+from virtbus.bus.prepared import Plan, Prepared
+from virtbus.cli import output
+from virtbus.cli.failures import CliError, Exit
+
+DEFAULT = "/etc/virtbus/bus"
+WAIT_S = 3.0
+
+directory = click.option(
+    "--dir", "place", default=DEFAULT, show_default=True, metavar="DIR", help="The bus's directory."
+)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what the bus says into the command's errors."""
+    try:
+        yield
+    except (UnavailableError, DeniedError) as error:
+        raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from error
+    except (BusError, ValueError) as error:
+        raise CliError(Exit.REFUSED, "bus", str(error)) from error
+
+
+def tell(changed: Sequence[Path]) -> None:
+    """Say which files are new or otherwise."""
+    output.write("\n".join(f"written: {path}" for path in changed) or "nothing changed")
+
+
+async def knows(prepared: Prepared, plan: Plan, user: str) -> dict[str, str]:
+    """Server → why it does not let a user in; empty where all do."""
+    refusing: dict[str, str] = {}
+    for names in plan.servers:
+        url = f"tls://{names[0]}:{plan.port}"
+        settings = BusSettings(url=url, creds=prepared.creds(user), connect_timeout_s=WAIT_S)
+        try:
+            async with connect(settings, name="check"):
+                pass
+        except BusError as error:
+            refusing[names[0]] = str(error)
+    return refusing
+
+
+def copy_hint(prepared: Prepared, plan: Plan, servers: Sequence[str]) -> list[str]:
+    """The commands that bring a changed accounts.conf to servers elsewhere."""
+    at = plan.installed_at or "/etc/virtbus/nats"
+    numbers = {names[0]: n for n, names in enumerate(plan.servers, start=1)}
+    return [
+        f"  scp {prepared.folder(numbers[name]) / 'accounts.conf'} root@{name}:{at}/"
+        for name in servers
+    ]
