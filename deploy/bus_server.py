@@ -5,6 +5,8 @@ Credentials are written to run_dir for the services of this host; a further host
 (`node-<id>.creds`) by hand, with the url that reaches here.
 """
 
+import asyncio
+import logging
 import secrets
 import sys
 from contextlib import suppress
@@ -16,9 +18,12 @@ from pydantic import Field
 from virtbus.bus import client, declaration, process, server
 from virtbus.bus.ports import BusError
 from virtbus.bus.settings import ServiceSettings, load
+from virtbus.cli.up.bus_disk import BusDisk
 from virtbus.schemas import wire
 from virtbus.schemas.ids import Id
 from virtbus.schemas.vm import JoinNonce
+
+log = logging.getLogger("virtbus.nats")
 
 
 class Settings(ServiceSettings):
@@ -31,6 +36,13 @@ class Settings(ServiceSettings):
     nodes: list[Id] = Field(
         default_factory=list, description="ids of further nodes; this host's own is always one"
     )
+
+
+class Journal:
+    """Lines for people as log records."""
+
+    def say(self, text: str, level: str = "INFO") -> None:
+        log.log(logging.getLevelNamesMapping()[level], "%s", text, extra={"code": "bus_disk"})
 
 
 def link_own(files: server.ServerFiles, node: str) -> None:
@@ -60,9 +72,14 @@ async def serve(settings: Settings) -> None:
             for node in nodes:
                 nonce = JoinNonce(nonce=secrets.token_hex(16))
                 await declaration.ensure_node(bus, node, wire.encode(nonce))
-        link_own(files, settings.node)
-        process.notify("READY=1")
-        code = await running.wait()
+            link_own(files, settings.node)
+            process.notify("READY=1")
+            # a server that a full disk stalled is ended where that helps; systemd starts it again
+            disk = BusDisk(files, bus, Journal(), running.stop)
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(disk.keep())
+                code = await running.wait()
+                watching.cancel()
         msg = f"nats-server ended by itself with {code}; see {files.log}"
         raise BusError(msg)
 

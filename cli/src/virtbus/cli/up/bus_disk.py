@@ -10,13 +10,13 @@ import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError
 from virtbus.bus.server import ServerFiles
 from virtbus.cli.up.plan import rest_s
 from virtbus.cli.up.room import Room, Step, step
-from virtbus.cli.up.terminal import Terminal
 from virtbus.schemas import subjects
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.storage import BusStorage
@@ -33,6 +33,12 @@ _FAILED = re.compile(
 )
 
 
+class Says(Protocol):
+    """Where a line for people goes."""
+
+    def say(self, text: str, level: str = "INFO") -> None: ...
+
+
 class BusDisk:
     """The disk of one server and an admin's connection to it; `restart` ends and starts it."""
 
@@ -40,7 +46,7 @@ class BusDisk:
         self,
         files: ServerFiles,
         admin: NatsBus,
-        terminal: Terminal,
+        terminal: Says,
         restart: Callable[[], Awaitable[None]],
     ) -> None:
         self._files = files
