@@ -7,7 +7,7 @@ reaches a VM whatever it is waiting for.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.lifecycle import (
@@ -266,6 +266,9 @@ class Guest:
             list(actions),
             extra={"uid": self.record.uid},
         )
+        if event is Event.RUN and before is Phase.STOPPING:
+            # It was posted when the halt before it had not been taken: it counts at rest.
+            self._taken = replace(self._taken, powered=False)
         self._note(event, before)
         self._purged = self._purged or event is Event.PURGED
         for action in actions:
