@@ -33,7 +33,14 @@ class Shelf:
 
     def last(self, key_filter: str) -> Entry | None:
         """The newest entry of a key or filter, markers included."""
-        found = [e for e in self.entries.values() if matches(key_filter, e.key)]
+        if "*" not in key_filter and ">" not in key_filter:
+            return self.entries.get(key_filter)
+        end = key_filter.rpartition(".")[2].rstrip(">*")
+        found = [
+            entry
+            for key, entry in self.entries.items()
+            if key.endswith(end) and matches(key_filter, key)
+        ]
         return max(found, key=lambda entry: entry.revision, default=None)
 
     def listed(self, filters: Sequence[str]) -> list[Entry]:
