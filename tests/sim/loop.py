@@ -34,12 +34,12 @@ class Process:
         self.context.run(PROCESS.set, self)
         self._loop = loop
 
-    def start(self, body: Coroutine[Any, Any, None]) -> None:
-        """Run `body` as the process's first task."""
+    def start(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `body` as a task of the process."""
         self._loop.call_soon(self._begin, body, context=self.context)
 
-    def _begin(self, body: Coroutine[Any, Any, None]) -> None:
-        self._loop.keep(self._loop.create_task(body))
+    def _begin(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop.keep(self._loop.create_task(body()))
 
     def kill(self) -> None:
         """End it here and now."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.sim import users
+from tests.sim.bus import SimBus
 from tests.sim.faults import HEAL_S, Nemesis
 from tests.sim.rest import at_rest
 from tests.sim.users import Plan
@@ -80,10 +81,11 @@ def run(
     only: frozenset[str] | None = None,
     plan: Plan | None = None,
     keep_all: bool = False,
+    controller_bus: type[SimBus] = SimBus,
 ) -> Verdict:
     """Simulate five minutes of three nodes, two controllers and twenty VMs."""
     began_s = time.process_time()
-    world = World(seed)
+    world = World(seed, controller_bus=controller_bus)
     world.observer.keep_all = keep_all
     nemesis = Nemesis(world, only)
     with running(world):

@@ -18,6 +18,8 @@ USER_DATA = "#cloud-config\npassword: a-canary\n"
 STRATEGIES = ("Always", "Always", "Always", "RerunOnFailure", "Manual", "Halted")
 TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
+RIVALS = 0.3
+"""How often somebody else changes the VM at the same time."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class User:
         self._number = number
         self._rng: random.Random = bus.server.rng
         self._loop = bus.server.loop
+        self.group: asyncio.TaskGroup | None = None
+        """Where rivals run; without one there are none."""
 
     def _left_s(self) -> float:
         return self._plan.changes_until_s - self._loop.time()
@@ -54,9 +58,9 @@ class User:
         plan, rng = self._plan, self._rng
         await asyncio.sleep(rng.uniform(plan.begin_s, plan.creates_until_s))
         while self._left_s() > 0:
-            wanted = self._new()
+            wanted = self.new()
             try:
-                if await self._create(wanted):
+                if await self.create(wanted):
                     await self._live(wanted)
             except GaveUpError:
                 wanted.in_doubt = True
@@ -64,7 +68,7 @@ class User:
             if not wanted.delete_accepted or rng.random() < 0.5:
                 return
 
-    def _new(self) -> Wanted:
+    def new(self) -> Wanted:
         wanted = Wanted(
             uid=self._bus.sources.uuid7(),
             name=f"vm-{self._number}",
@@ -89,7 +93,7 @@ class User:
             await asyncio.sleep(self._rng.uniform(*PAUSE_S))
         raise GaveUpError
 
-    async def _create(self, wanted: Wanted) -> bool:
+    async def create(self, wanted: Wanted) -> bool:
         """True once it is accepted; False where it is refused."""
         wanted.asked = True
         data: dict[str, Any] = {
@@ -121,7 +125,7 @@ class User:
     # --- a life ---------------------------------------------------------------------------
     async def _live(self, wanted: Wanted) -> None:
         rng = self._rng
-        steps: list[Callable[[Wanted], Any]] = [self._stop, self._start, self._update]
+        steps: list[Callable[[Wanted], Any]] = [self.stop, self.start, self.update]
         for _ in range(rng.randrange(0, 4)):
             await asyncio.sleep(rng.uniform(0.0, 25.0))
             if self._left_s() < 0:
@@ -129,24 +133,40 @@ class User:
             await rng.choice(steps)(wanted)
         await asyncio.sleep(rng.uniform(0.0, 30.0))
         if self._left_s() > 0 and rng.random() < 0.6:
-            await self._delete(wanted)
+            await self.delete(wanted)
 
     async def _change(self, wanted: Wanted, verb: str, **more: Any) -> Any:
         wanted.in_doubt = True
+        if self.group is not None and self._rng.random() < RIVALS:
+            self.group.create_task(self._label(wanted))
         answer = await self._ask(verb, {"uid": wanted.uid, **more})
         wanted.in_doubt = False
         self._observer.note("user", self._number, verb, wanted.uid)
         return answer
 
-    async def _stop(self, wanted: Wanted) -> None:
+    async def _label(self, wanted: Wanted) -> None:
+        """Another user labels the VM at the same time; who loses the race lets it be."""
+        subject = subjects.api("vm", "get")
+        try:
+            view = await self._bus.request(subject, {"uid": wanted.uid}, timeout_s=TIMEOUT_S)
+            data = {
+                "uid": wanted.uid,
+                "revision": view["revision"],
+                "labels": {"seen": str(self._rng.randrange(100))},
+            }
+            await self._bus.request(subjects.api("vm", "update"), data, timeout_s=TIMEOUT_S)
+        except (BusError, VirtbusError) as error:
+            self._observer.note("rival", self._number, str(error)[:40])
+
+    async def stop(self, wanted: Wanted) -> None:
         self._accepted(
             wanted, await self._change(wanted, "stop", grace_s=self._rng.choice((0, 1, 4)))
         )
 
-    async def _start(self, wanted: Wanted) -> None:
+    async def start(self, wanted: Wanted) -> None:
         self._accepted(wanted, await self._change(wanted, "start"))
 
-    async def _update(self, wanted: Wanted) -> None:
+    async def update(self, wanted: Wanted) -> None:
         """Read, change, write; a lost race is read again."""
         for _ in range(5):
             view = await self._ask("get", {"uid": wanted.uid})
@@ -162,7 +182,7 @@ class User:
             self._accepted(wanted, answer)
             return
 
-    async def _delete(self, wanted: Wanted) -> None:
+    async def delete(self, wanted: Wanted) -> None:
         wanted.delete_asked = True
         try:
             await self._change(wanted, "delete", grace_s=self._rng.choice((0, 0, 2)))
@@ -180,9 +200,11 @@ def begin(world: World, plan: Plan) -> None:
     async def body() -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(plan.vms):
-                group.create_task(_guarded(User(bus, world.observer, plan, number), world))
+                user = User(bus, world.observer, plan, number)
+                user.group = group
+                group.create_task(_guarded(user, world))
 
-    process.start(body())
+    process.start(body)
 
 
 async def _guarded(user: User, world: World) -> None:

@@ -91,6 +91,8 @@ class World:
     nodes: int = 3
     controllers: int = 2
     shuffle: bool = True
+    controller_bus: type[SimBus] = SimBus
+    """What controllers have for a bus: a test plants a bug here."""
     loop: VirtualLoop = field(init=False)
     rng: random.Random = field(init=False)
 
@@ -125,21 +127,28 @@ class World:
         self.services[name] = Service(name, kind, host, make)
 
     # --- processes ------------------------------------------------------------------------
-    def process(self, name: str, role: Role, skew_ns: Callable[[], int]) -> tuple[Process, SimBus]:
+    def process(
+        self, name: str, role: Role, skew_ns: Callable[[], int], bus: type[SimBus] = SimBus
+    ) -> tuple[Process, SimBus]:
         """A process with its own connection."""
         process = Process(self.loop, name)
-        return process, SimBus(SimLink(self.server, process), role, skew_ns)
+        return process, bus(SimLink(self.server, process), role, skew_ns)
 
     def start(self, service: Service) -> None:
         """Start it unless it runs, or its host is down."""
         if service.running or (service.host and not self.hosts[service.host].up):
             return
         role = node_role(service.host) if service.host else controller_role()
-        service.process, service.bus = self.process(service.name, role, lambda: service.skew_ns)
+        service.process, service.bus = self.process(
+            service.name,
+            role,
+            lambda: service.skew_ns,
+            SimBus if service.host else self.controller_bus,
+        )
         service.link = service.bus.link
         service.process.crash_at = service.crash_at
         service.process.on_crash = lambda: self.crash(service)
-        service.process.start(self._body(service))
+        service.process.start(lambda: self._body(service))
         self.observer.note("start", service.name)
 
     async def _body(self, service: Service) -> None:

@@ -1,0 +1,44 @@
+"""The simulation finds what it is for: bugs that are planted here, never in the product."""
+
+from typing import Any
+
+import pytest
+from tests.sim.bus import SimBus
+from tests.sim.hostports import SimFiles
+from tests.sim.run import run
+
+SEEDS = range(1, 26)
+
+
+class BlindBus(SimBus):
+    """Puts of records without compare-and-set: the last writer wins."""
+
+    async def put(self, key: str, value: bytes, **more: Any) -> int:
+        if key.startswith("$KV.vm.") and not key.startswith("$KV.vm._"):
+            more["expect"] = more["expect_over"] = None
+        return await super().put(key, value, **more)
+
+
+def found(**more: Any) -> list[str]:
+    """The first seed's violations that there are."""
+    for seed in SEEDS:
+        verdict = run(seed, **more)
+        if not verdict.clean:
+            return verdict.violations
+    return []
+
+
+@pytest.mark.timeout(120)
+def test_a_blind_put_where_a_compare_and_set_belongs_is_found() -> None:
+    assert any("I2" in one or "I3" in one for one in found(controller_bus=BlindBus))
+
+
+@pytest.mark.timeout(120)
+def test_an_agent_that_does_not_remember_epochs_and_deletes_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def forget(self: SimFiles, uid: str) -> None:
+        """Tells that the record is gone, and leaves it on the disk."""
+
+    monkeypatch.setattr(SimFiles, "forget", forget)
+    assert any("I3" in one or "I5" in one for one in found())

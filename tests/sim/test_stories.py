@@ -1,0 +1,69 @@
+"""Schedules that were found by seeds, told as stories: they stay when the seeds' draws change."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.sim.observer import Wanted
+from tests.sim.rest import at_rest
+from tests.sim.run import running
+from tests.sim.users import Plan, User
+from tests.sim.world import World, client_role
+
+LIMIT_S = 90.0
+Story = Callable[[World, User, Wanted], Awaitable[None]]
+
+
+def told(story: Story) -> list[str]:
+    """What is wrong once the story of one VM on one node was told, and all came to rest."""
+    world = World(0, nodes=1, controllers=2, shuffle=False)
+    process, bus = world.process("user", client_role(), lambda: 0)
+    user = User(bus, world.observer, Plan(give_up_s=LIMIT_S, changes_until_s=LIMIT_S), 1)
+    wanted = user.new()
+    wanted.strategy, wanted.secret = "Always", False
+
+    async def live() -> None:
+        await asyncio.sleep(5.0)
+        assert await user.create(wanted)
+        await asyncio.sleep(5.0)
+        await story(world, user, wanted)
+
+    with running(world):
+        world.begin()
+        process.start(live)
+        world.run_until(LIMIT_S)
+        return [*world.observer.violations, *map(str, at_rest(world.observer))]
+
+
+def test_a_stop_and_a_start_that_arrive_together_end_in_a_running_guest() -> None:
+    async def story(world: World, user: User, wanted: Wanted) -> None:
+        agent = world.services["n1-agent"].process
+        assert agent is not None
+        agent.stall(6.0)
+        await user.stop(wanted)
+        await user.start(wanted)
+
+    assert told(story) == []
+
+
+def test_a_clock_an_hour_behind_sweeps_all_the_same() -> None:
+    async def story(world: World, user: User, wanted: Wanted) -> None:
+        for name in ("c1", "c2"):
+            world.services[name].skew_ns = -3_600_000_000_000
+        world.server.weather.lose_request = 0.5
+        await user.delete(wanted)
+        await asyncio.sleep(10.0)
+        world.server.weather.lose_request = 0.0
+
+    assert told(story) == []
+
+
+def test_an_event_of_libvirt_that_is_lost_is_made_good() -> None:
+    async def story(world: World, user: User, wanted: Wanted) -> None:
+        del user
+        host = world.hosts["n1"]
+        host.temper.events_lost = 1.0
+        host.crash_guest(wanted.uid)
+        await asyncio.sleep(1.0)
+        host.temper.events_lost = 0.0
+
+    assert told(story) == []
