@@ -86,7 +86,7 @@ class Host(Member):
 
     def on(self) -> None:
         """Power on; libvirtd and the node's services start."""
-        self._lay_out()
+        self.lay_out()
         self.box.on()
         self.box.keep("virtlogd", "virtlogd")
         self.box.keep("libvirtd", "tini", "-s", "--", "libvirtd")
@@ -107,7 +107,8 @@ class Host(Member):
         asked = self.box.popen("virsh", "-q", "-c", "qemu:///system", "uri")
         return asked.wait(60) == 0
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
+        """Make the disk of a host that was never on."""
         disk = self.box.base / "disk"
         if disk.exists():
             return
@@ -325,6 +326,14 @@ class Fleet:
 
         until(quiet, lambda: "\n".join(["nothing of a VM, but", *changed]), within_s=within_s)
 
+    def keep_logs(self) -> None:
+        """Copy every log to where VIRTBUS_E2E_KEEP says."""
+        folder = os.environ.get("VIRTBUS_E2E_KEEP")
+        if folder:
+            for log in self.base.glob("*/*.log"):
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                shutil.copy(log, Path(folder, f"{log.parent.name}-{log.name}"))
+
     async def _keys(self) -> list[str]:
         """What the bus still holds of VMs."""
         async with self.bus("admin") as admin:
@@ -364,7 +373,7 @@ def _together() -> Iterator[Any]:
         raise failures[0]
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Make what fleets share: the wrapper once, so that libvirt need not look at QEMU again."""
     sources = SEED / "images/src"
     sources.mkdir(parents=True, exist_ok=True)
@@ -381,25 +390,16 @@ def fleet(
 ) -> Iterator[Fleet]:
     """A whole fleet, ready. `environ`: more settings of every node's services."""
     machine.refuse_the_machines_own_network()
-    _prepare()
+    prepare()
     with boxes(SEED) as held:
         made = Fleet(held, hosts, servers, environ or {})
         try:
             made.start()
             yield made
         except BaseException:
-            _keep_logs(made)
+            made.keep_logs()
             raise
         finally:
             for member in (*made.hosts.values(), *made.servers.values()):
                 with suppress(AssertionError):
                     member.box.off()
-
-
-def _keep_logs(made: Fleet) -> None:
-    """Copy logs to where VIRTBUS_E2E_KEEP says."""
-    folder = os.environ.get("VIRTBUS_E2E_KEEP")
-    if folder:
-        for log in made.base.glob("*/*.log"):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            shutil.copy(log, Path(folder, f"{log.parent.name}-{log.name}"))
