@@ -12,7 +12,6 @@ gone at the end, also when this process is killed.
 import asyncio
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -207,14 +206,7 @@ class Fleet:
     def start(self) -> None:
         """Power everything on and wait until it is whole."""
         self._creds.mkdir()
-        self._share_passwords()
-        for server in self.servers.values():
-            server.on()
-        for server in self.servers.values():
-            until(server.box.path(RUN / "bus.creds").exists, f"{server.name}'s credentials")
-        first = next(iter(self.servers.values()))
-        for file in first.box.path(RUN).glob("*.creds"):
-            shutil.copy(file, self._creds)
+        self._start_servers()
         with _together() as each:
             for host in self.hosts.values():
                 each(host.on)
@@ -226,14 +218,21 @@ class Fleet:
             host.quiet = host.census()
             host.keep_capabilities()
 
-    def _share_passwords(self) -> None:
-        users = ["admin", "controller", "client", "route", *(f"node-{name}" for name in self.hosts)]
-        text = json.dumps({user: secrets.token_urlsafe(24) for user in users})
+    def _start_servers(self) -> None:
+        """Power the bus on; the first server's passwords are all servers'."""
+        first, *others = self.servers.values()
+        first.on()
+        passwords = first.box.path(STATE / "bus-passwords.json")
+        until(passwords.exists, f"{first.name}'s passwords")
+        for server in others:
+            place = server.box.base / "disk" / str(STATE).lstrip("/")
+            place.mkdir(parents=True)
+            shutil.copy2(passwords, place)
+            server.on()
         for server in self.servers.values():
-            place = server.box.base / "disk" / str(STATE).lstrip("/") / "bus-passwords.json"
-            place.parent.mkdir(parents=True)
-            place.write_text(text)
-            place.chmod(0o600)
+            until(server.box.path(RUN / "bus.creds").exists, f"{server.name}'s credentials")
+        for file in first.box.path(RUN).glob("*.creds"):
+            shutil.copy(file, self._creds)
 
     def wait_whole(self, within_s: float = READY_S) -> None:
         """Return once the API answers and every service of every node is ready."""

@@ -22,7 +22,7 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError
 from virtbus.schemas.errors import Retry, VirtbusError
 
-VMS = int(os.environ.get("VMS", "16"))
+VMS = int(os.environ.get("VMS", "12"))
 SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
 ALIVE = 6
 """VMs at once: without KVM each boots on a core of its own."""

@@ -16,7 +16,7 @@ from tests.hosts.older import python_of
 from tests.hosts.one_host import SERVICES, OneHost, one_host
 
 FROM = os.environ.get("FROM", "")
-VMS = int(os.environ.get("VMS", "4"))
+VMS = int(os.environ.get("VMS", "2"))
 NEWER = Path(sys.executable)
 KEPT = ("uid", "state", "node", "epoch", "generation", "restarts", "interfaces")
 
