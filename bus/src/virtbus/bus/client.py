@@ -70,8 +70,7 @@ class NatsLink:
         self._settings = settings
         self._name = name
         self._client: Client | None = None
-        self._generation = 0
-        self._clustered = False
+        self._generation, self._clustered = 0, False
         self._subscribed: set[_Subscribed] = set()
         self._waiting: dict[str, tuple[asyncio.Future[Raw], str]] = {}
         self._changed: set[Callable[[], None]] = set()
