@@ -42,6 +42,7 @@ async def creates(world: World, count: int, say: Say) -> Figures:
         "convergence_s": round(converged - accepted, 2),
         "accepted_ms": percentiles([vm.accepted_s - vm.asked_s for vm in vms]),
         "running_ms": percentiles([vm.running_s - vm.asked_s for vm in vms]),
+        "watches_lost": population.lost[:3],
         "status_puts_per_vm": round((await world.stored("KV_st") - statuses) / count, 2),
         "facts_per_vm": round((await world.stored("EVT") - facts) / count, 2),
         **after.since(before, count),

@@ -41,7 +41,8 @@ class Population:
         self.vms: dict[str, Vm] = {}
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
-        self.resyncs = 0
+        self.lost: list[str] = []
+        """Why each watch ended."""
         self.running = 0
         self.gone = 0
         self.samples: list[tuple[float, int, int, int]] = []
@@ -53,7 +54,8 @@ class Population:
         while True:
             try:
                 await self._watch()
-            except (BusError, VirtbusError):
+            except (BusError, VirtbusError) as error:
+                self.lost.append(str(error))
                 await asyncio.sleep(AGAIN_S)
 
     async def _watch(self) -> None:
@@ -93,7 +95,6 @@ class Population:
 
     def _listed(self, listed: set[str]) -> None:
         """A list is complete: what was being deleted and is not in it is gone."""
-        self.resyncs += 1
         self.synced.set()
         for uid, vm in self.vms.items():
             if vm.delete_accepted_s and uid not in listed:
