@@ -98,6 +98,16 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def local(function: Callable[..., None]) -> Callable[..., None]:
+    """As `verb`, for what needs no connection of the caller's: only -o."""
+
+    @functools.wraps(function)
+    def run(*args: Any, style: str, **kwargs: Any) -> None:
+        function(Invocation(style, None, None), *args, **kwargs)
+
+    return _STYLE(run)
+
+
 _STYLE = click.option(
     "-o",
     "--output",

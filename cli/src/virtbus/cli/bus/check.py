@@ -11,9 +11,9 @@ from virtbus.bus.client import connect
 from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
 from virtbus.bus.prepared import Prepared
 from virtbus.bus.server import binary
-from virtbus.cli import output
 from virtbus.cli.bus.place import directory, refusals
 from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
 DECLARE_S = 60.0
@@ -21,7 +21,8 @@ DECLARE_S = 60.0
 
 @click.command(epilog=examples("virtbus bus check\nvirtbus bus check --dir bus"))
 @directory
-def check(place: str) -> None:
+@local
+def check(invocation: Invocation, place: str) -> None:
     """Look for what is wrong with a bus's files: keys open to others, certificates, ways in."""
     prepared = Prepared(Path(place))
     with refusals():
@@ -31,17 +32,18 @@ def check(place: str) -> None:
         raise CliError(
             Exit.REFUSED, "bus_config", "the bus is not as it should be", details=details
         )
-    output.write("ok")
+    invocation.show({"ok": True}, lambda: "ok")
 
 
 @click.command(epilog=examples("virtbus bus declare\nvirtbus bus declare --dir bus"))
 @directory
-def declare(place: str) -> None:
+@local
+def declare(invocation: Invocation, place: str) -> None:
     """Make the streams on a new bus, or bring them to this version. Changes nothing else."""
     prepared = Prepared(Path(place))
     with refusals():
         asyncio.run(_declared(BusSettings(creds=prepared.creds("admin"))))
-    output.write("declared")
+    invocation.show({"declared": True}, lambda: "declared")
 
 
 async def _declared(settings: BusSettings) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from virtbus.bus.prepared import CLIENT_PORT, ROUTE_PORT, STORE, Plan, Prepared, parse_servers
-from virtbus.cli import output
-from virtbus.cli.bus.place import refusals, tell
+from virtbus.cli.bus.place import refusals, written
 from virtbus.cli.failures import usage
+from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 from virtbus.schemas.ids import check_id
 
@@ -36,8 +36,14 @@ from virtbus.schemas.ids import check_id
 @click.option("--bind-names", is_flag=True, help="Listen at each server's first name only.")
 @click.option("--store", default=STORE, show_default=True, help="Where servers keep streams.")
 @click.option("--installed-at", default="", help="Where a server's folder will be on its host.")
+@local
 def command(
-    directory: str, hosts: tuple[str, ...], servers: str, nodes: tuple[str, ...], **more: Any
+    invocation: Invocation,
+    directory: str,
+    hosts: tuple[str, ...],
+    servers: str,
+    nodes: tuple[str, ...],
+    **more: Any,
 ) -> None:
     """Write the configuration of a production bus into DIRECTORY: it starts as it stands.
 
@@ -47,7 +53,9 @@ def command(
     prepared = Prepared(Path(directory))
     with refusals():
         if prepared.exists:
-            tell(prepared.write(prepared.plan()))
+            changed = prepared.write(prepared.plan())
+            told = {"url": prepared.plan().url, "changed": [str(path) for path in changed]}
+            invocation.show(told, lambda: written(changed))
             return
         if not hosts:
             raise usage("a bus needs a name that hosts find it by", "add --host bus.example.org")
@@ -56,11 +64,12 @@ def command(
             nodes=[check_id(node) for node in nodes],
             **more,
         )
-        tell(prepared.write(plan))
-    output.write(_next(prepared, plan))
+        changed = prepared.write(plan)
+    told = {"url": plan.url, "changed": [str(path) for path in changed]}
+    invocation.show(told, lambda: "\n".join([written(changed), *_next(prepared, plan)]))
 
 
-def _next(prepared: Prepared, plan: Plan) -> str:
+def _next(prepared: Prepared, plan: Plan) -> list[str]:
     lines = ["", "Next:"]
     for number, names in enumerate(plan.servers, start=1):
         at = plan.installed_at or str(prepared.folder(number))
@@ -72,4 +81,4 @@ def _next(prepared: Prepared, plan: Plan) -> str:
         f"  virtbus bus add-node NAME --dir {prepared.base}",
         f"Keep {prepared.base} off the servers: it has the CA's key and everybody's seeds.",
     ]
-    return "\n".join(lines)
+    return lines

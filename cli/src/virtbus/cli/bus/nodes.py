@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -9,9 +10,9 @@ from virtbus.bus.access import BusSettings
 from virtbus.bus.ports import BusError, UnavailableError
 from virtbus.bus.prepared import Prepared
 from virtbus.bus.reloading import reload_servers
-from virtbus.cli import output
-from virtbus.cli.bus.place import WAIT_S, copy_hint, directory, knows, refusals, tell
+from virtbus.cli.bus.place import WAIT_S, copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable
+from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 from virtbus.schemas.ids import check_id
 
@@ -35,7 +36,8 @@ def reload(prepared: Prepared) -> list[str]:
 )
 @click.argument("name")
 @directory
-def add_node(name: str, place: str) -> None:
+@local
+def add_node(invocation: Invocation, name: str, place: str) -> None:
     """Give a host of VMs its account and credentials, and let the servers know.
 
     Servers that run from DIR read it at once. Where they run from a copy, bring them accounts.conf
@@ -43,17 +45,21 @@ def add_node(name: str, place: str) -> None:
     """
     prepared = Prepared(Path(place))
     with refusals():
-        tell(prepared.add_node(check_id(name)))
+        changed = prepared.add_node(check_id(name))
         reloaded = reload(prepared)
         plan = prepared.plan()
         refusing = asyncio.run(knows(prepared, plan, f"node-{name}")) if reloaded else {}
-    for user in ("node", "imaged", "netd"):
-        output.write(f"credentials: {prepared.creds(f'{user}-{name}')}")
-    output.write(f"on {name}: virtbus node up --name {name} --creds node-{name}.creds")
+    creds = [str(prepared.creds(f"{user}-{name}")) for user in ("node", "imaged", "netd")]
+    told: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
+    told |= {"credentials": creds}
+    told |= {"reloaded": reloaded, "refusing": refusing}
+    lines = [written(changed), *(f"credentials: {path}" for path in creds)]
+    lines.append(f"on {name}: virtbus node up --name {name} --creds node-{name}.creds")
+    lines += copy_hint(prepared, plan, list(refusing))
+    invocation.show(told, lambda: "\n".join(lines))
     if not reloaded:
         raise unavailable("no server answers, so none was reloaded", "start them, then repeat this")
     if refusing:
-        output.write("\n".join(copy_hint(prepared, plan, list(refusing))))
         raise unavailable(
             f"these servers do not know {name} yet: {', '.join(refusing)}",
             "copy accounts.conf as above, then repeat this command",
@@ -63,7 +69,8 @@ def add_node(name: str, place: str) -> None:
 @click.command(epilog=examples("virtbus bus remove-node n4"))
 @click.argument("name")
 @directory
-def remove_node(name: str, place: str) -> None:
+@local
+def remove_node(invocation: Invocation, name: str, place: str) -> None:
     """Take a host's account away: its credentials open nothing any more, its connections end.
 
     Its VMs and their records stay; drain or fence the node first.
@@ -71,18 +78,20 @@ def remove_node(name: str, place: str) -> None:
     prepared = Prepared(Path(place))
     with refusals():
         if name not in prepared.plan().nodes:
-            output.write("nothing changed")
+            invocation.show({"node": name, "changed": []}, lambda: written([]))
             return
         old = prepared.creds(f"node-{name}")
         kept = old.read_bytes() if old.exists() else b""
-        tell(prepared.remove_node(name))
+        changed = prepared.remove_node(name)
         reloaded = reload(prepared)
         plan = prepared.plan()
         taking = asyncio.run(_still_taking(prepared, kept, name)) if reloaded else []
+    told = {"node": name, "changed": [str(path) for path in changed], "reloaded": reloaded}
+    lines = [written(changed), *copy_hint(prepared, plan, taking)]
+    invocation.show(told | {"still_taking": taking}, lambda: "\n".join(lines))
     if not reloaded:
         raise unavailable("no server answers, so none was reloaded", "start them, or reload them")
     if taking:
-        output.write("\n".join(copy_hint(prepared, plan, taking)))
         raise unavailable(
             f"these servers still let {name} in: {', '.join(taking)}",
             "copy accounts.conf as above, then on each: nats-server --signal reload",

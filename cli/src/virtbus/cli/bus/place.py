@@ -10,7 +10,6 @@ from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
 from virtbus.bus.ports import BusError, DeniedError, UnavailableError
 from virtbus.bus.prepared import Plan, Prepared
-from virtbus.cli import output
 from virtbus.cli.failures import CliError, Exit
 
 DEFAULT = "/etc/virtbus/bus"
@@ -32,9 +31,9 @@ def refusals() -> Iterator[None]:
         raise CliError(Exit.REFUSED, "bus", str(error)) from error
 
 
-def tell(changed: Sequence[Path]) -> None:
-    """Say which files are new or otherwise."""
-    output.write("\n".join(f"written: {path}" for path in changed) or "nothing changed")
+def written(changed: Sequence[Path]) -> str:
+    """Which files are new or otherwise, for eyes."""
+    return "\n".join(f"written: {path}" for path in changed) or "nothing changed"
 
 
 async def knows(prepared: Prepared, plan: Plan, user: str) -> dict[str, str]:

@@ -1,0 +1,58 @@
+"""`virtbus bus init`, `add-node`, `remove-node`, `check` on files; tests of the bus start them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from virtbus.cli.__main__ import main
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_init_writes_a_bus_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = str(tmp_path / "bus")
+    init = ["bus", "init", base, "--host", "localhost", "--port", "1", "--node", "n1", "-o", "json"]
+    assert main(init) == 0
+    first = told(capsys)
+    assert first["url"] == "tls://localhost:1"
+    assert f"{base}/creds/node-n1.creds" in str(first["changed"])
+    assert main(init) == 0
+    assert told(capsys)["changed"] == []
+    assert main(["bus", "check", "--dir", base]) == 0
+
+
+def test_three_servers_need_three_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bus", "init", str(tmp_path / "bus"), "--servers", "3", "--host", "a"]) == 1
+    assert "3 times --host" in capsys.readouterr().err
+    assert main(["bus", "init", str(tmp_path / "bus")]) == 2
+    assert "--host" in capsys.readouterr().err
+
+
+def test_a_node_is_added_to_the_files_also_where_no_server_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(tmp_path / "bus")
+    assert main(["bus", "init", base, "--host", "localhost", "--port", "1"]) == 0
+    capsys.readouterr()
+    assert main(["bus", "add-node", "n2", "--dir", base, "-o", "json"]) == 5
+    assert len(told(capsys)["credentials"]) == 3  # type: ignore[arg-type]  # a list, by the next line
+    assert (tmp_path / "bus/creds/netd-n2.creds").exists()
+    assert main(["bus", "remove-node", "n2", "--dir", base]) == 5
+    assert not (tmp_path / "bus/creds/netd-n2.creds").exists()
+    assert main(["bus", "remove-node", "n2", "--dir", base]) == 0
+
+
+def test_a_check_says_what_is_wrong_and_where_there_is_no_bus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "bus"
+    assert main(["bus", "check", "--dir", str(base)]) == 1
+    assert "virtbus bus init" in capsys.readouterr().err
+    assert main(["bus", "init", str(base), "--host", "localhost"]) == 0
+    (base / "ca.key").chmod(0o644)
+    assert main(["bus", "check", "--dir", str(base)]) == 1
+    assert "chmod 0600" in capsys.readouterr().err
