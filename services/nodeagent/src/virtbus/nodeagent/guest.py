@@ -20,7 +20,7 @@ from virtbus.nodeagent.core.lifecycle import (
 )
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.core.recovery import missed
+from virtbus.nodeagent.core.recovery import UP, ended_before, missed
 from virtbus.nodeagent.core.wishes import RESTING, Taken, grace_s, taken, wish
 from virtbus.nodeagent.doing import Doing
 from virtbus.nodeagent.parts import Awaited
@@ -29,7 +29,6 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import vm_status
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus
 from virtbus.schemas.wire import read
@@ -90,6 +89,8 @@ class Guest:
         self._tools = tools
         self._held_back: list[Event] = []
         self._orphan = False
+        self._recalling = False
+        """What an earlier agent told decides first whether the record asks for anything."""
         self._at_once = False
         self._refused = ""
         self._taken = Taken()
@@ -121,6 +122,7 @@ class Guest:
             if facts is not None and facts.metadata is not None:
                 self.seen.domain_hash = facts.metadata.domain_hash
             self.post(first)
+        self._recalling = self.resumed and first is None
         self._wish()
 
     def refuse(self, why: str) -> None:
@@ -130,7 +132,8 @@ class Guest:
 
     def _wish(self) -> None:
         """Post what the record asks for and was not acted on; nothing while held."""
-        event = None if self.held or self._refused else wish(self.record, self._taken, self.phase)
+        waits = self.held or self._refused or self._recalling
+        event = None if waits else wish(self.record, self._taken, self.phase)
         if event is not None:
             self._taken = taken(self.record)
             self.post(event)
@@ -229,6 +232,8 @@ class Guest:
             try:
                 if self.resumed:
                     await self._recall()
+                    self._recalling = False
+                    self._wish()
                 while self.phase is not Phase.GONE:
                     await self._take(await self._events.get())
             finally:
@@ -244,7 +249,11 @@ class Guest:
         except (BusError, VirtbusError) as error:
             log.info("not recalled: %s", error, extra={"uid": self.record.uid})
             return
-        if told is None or told.state not in {VmState.RUNNING, VmState.PAUSED}:
+        ended = ended_before(told, self.record) if told is not None and self._recalling else None
+        if ended is not None:
+            self._taken = Taken(self.record.power_epoch, self.record.generation, powered=True)
+            self.post(ended)
+        if told is None or ended is not None or told.state not in UP:
             return
         self.seen.started_ns, self.seen.restarts = told.started_ns, told.restarts
         self.seen.accelerator = told.accelerator

@@ -2,6 +2,8 @@
 
 from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import RunStrategy, VmRecord, VmStatus
 
 FOUND: dict[DomainState, Event] = {
     DomainState.RUNNING: Event.STARTED,
@@ -15,6 +17,9 @@ ENDED: dict[Ending, Event] = {
     Ending.CRASHED: Event.CRASHED,
 }
 
+ONCE_ONLY = frozenset({RunStrategy.ONCE, RunStrategy.MANUAL, RunStrategy.HALTED})
+"""Who is not started again when it ended by itself, or with its host."""
+UP = frozenset({VmState.RUNNING, VmState.PAUSED})
 DOWN = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, Phase.BACKING_OFF})
 
 
@@ -43,3 +48,18 @@ def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
     if phase in DOWN and state is DomainState.RUNNING:
         return Event.STARTED
     return None
+
+
+def ended_before(told: VmStatus, record: VmRecord) -> Event | None:
+    """How the guest ended, by what was told of it, where its domain no longer knows.
+
+    libvirt forgets why a domain is shut off when it, or the host, starts anew. Without this a
+    guest that had powered itself off, or that shall run once only, would be started again.
+    """
+    if told.power_epoch != record.power_epoch or not record.powered or record.ending:
+        return None
+    if told.state is VmState.SUCCEEDED:
+        return Event.SHUT_DOWN
+    broke = told.state is VmState.FAILED and not told.reason
+    once = record.spec.run_strategy in ONCE_ONLY
+    return Event.CRASHED if once and (broke or told.state in UP) else None

@@ -1,0 +1,73 @@
+"""libvirt or the host started anew: no domain knows how its guest ended (F6, F23)."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+
+A = uid(1)
+STRATEGIES = ("Always", "RerunOnFailure", "Once", "Manual", "Halted")
+
+
+def in_state(node: Node, state: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return await node.state(A) == state
+
+    return check
+
+
+async def started(node: Node, strategy: str) -> None:
+    await node.join()
+    await node.put(record(1, spec={"run_strategy": strategy}))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_after_a_reboot_a_guest_that_ran_is_started_by_its_run_strategy(
+    tmp_path: Path, strategy: str
+) -> None:
+    node = Node(tmp_path)
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+    again = strategy in {"Always", "RerunOnFailure"}
+    async with node.agent():
+        if again:
+            await eventually(lambda: node.domains.done == [("start", A)])
+        await eventually(in_state(node, "Running" if again else "Failed"))
+    assert node.domains.done == ([("start", A)] if again else [])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+async def test_a_guest_that_had_powered_itself_off_stays_off(tmp_path: Path, strategy: str) -> None:
+    node = Node(tmp_path)
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+        await eventually(in_state(node, "Succeeded"))
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+    async with node.agent() as agent:
+        await eventually(lambda: A in agent._guests and agent._guests[A].phase == "succeeded")
+        assert await node.state(A) == "Succeeded"
+        await node.put(record(1, spec={"run_strategy": strategy}, power_epoch=1))
+        await eventually(lambda: node.domains.done == [("start", A)])
+
+
+async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await started(node, "Once")
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(in_state(node, "Failed"))
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+    await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
+    async with node.agent():
+        await eventually(lambda: node.domains.done == [("start", A)])
