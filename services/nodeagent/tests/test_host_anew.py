@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
 
+from virtbus.nodeagent import guest
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 
 A = uid(1)
@@ -71,3 +72,20 @@ async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_pat
     await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
     async with node.agent():
         await eventually(lambda: node.domains.done == [("start", A)])
+
+
+async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_until_it_is_stable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest, "backoff_s", lambda attempt: 0.01 * attempt)
+    monkeypatch.setattr(guest, "STABLE_S", 0.3)
+    node = Node(tmp_path)
+    await started(node, "Always")
+    async with node.agent() as agent:
+        for crashes in (1, 2, 3):
+            await eventually(in_state(node, "Running"))
+            node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+            await eventually(lambda: agent._guests[A].seen.attempt == crashes)  # noqa: B023
+            await eventually(lambda: len(node.domains.done) == 1 + crashes)  # noqa: B023
+        await eventually(lambda: agent._guests[A].seen.attempt == 0)
+        assert await node.state(A) == "Running"

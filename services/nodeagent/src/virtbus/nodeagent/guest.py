@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.lifecycle import (
+    STABLE_S,
     VISIBLE,
     Action,
     Event,
@@ -112,6 +113,7 @@ class Guest:
             Action.RETRY_SOON: self._retry_soon,
             Action.RETRY_BACKED_OFF: self._retry_backed_off,
             Action.RESET_ATTEMPTS: self._reset_attempts,
+            Action.AWAIT_STABLE: lambda: self._set_timer(Event.STABLE, STABLE_S),
         }
 
     def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
@@ -426,7 +428,7 @@ class Guest:
             )
         if self.held:
             conditions.append(Condition(type=HELD, status=True, message=self.held))
-        if self.seen.attempt:
+        if self.seen.attempt and self.phase is not Phase.RUNNING:
             conditions.append(
                 Condition(
                     type="Retrying", status=True, reason=self.seen.reason, attempt=self.seen.attempt

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from virtbus.bus.ports import Bus, Endpoint, Message, Request, ServiceInfo
@@ -31,13 +31,18 @@ class AgentRpc:
         self._node = node
         self._console = console
         self._guests: Mapping[str, Guest] = {}
+        self._recovering: Callable[[], bool] = lambda: True
 
     @asynccontextmanager
     async def serve(
-        self, guests: Mapping[str, Guest], more: Sequence[Endpoint] = ()
+        self,
+        guests: Mapping[str, Guest],
+        more: Sequence[Endpoint] = (),
+        recovering: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[None]:
         """Answer while the context is open; `guests` is the agent's own, live map."""
         self._guests = guests
+        self._recovering = recovering
         info = ServiceInfo("virtbus-nodeagent", VERSION, "domains", {"node": self._node})
         async with self._bus.serve(info, [*self._endpoints(), *more]):
             yield
@@ -66,6 +71,9 @@ class AgentRpc:
         )
 
     def _known(self, uid: str) -> None:
+        if uid not in self._guests and self._recovering():
+            message = f"node {self._node} compares its host with the records; repeat in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)
         if uid not in self._guests:
             message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)

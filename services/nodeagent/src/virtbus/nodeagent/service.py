@@ -110,7 +110,11 @@ class NodeAgent:
                 self._bus.subscribe(subjects.ready_all(self._node)) as ready,
                 self._tools.hypervisor.events() as events,
                 self._bus.node_watch(self._node, "agent") as watch,
-                self._rpc.serve(self._guests, self._more_endpoints(watch.relist)),
+                self._rpc.serve(
+                    self._guests,
+                    self._more_endpoints(watch.relist),
+                    lambda: not self._told_ready,
+                ),
             ):
                 group.create_task(self._hear_ready(ready))
                 self._on_disk = dict(await self._tools.files.list())

@@ -61,6 +61,8 @@ class Event(StrEnum):
     # Time.
     GRACE_OVER = "grace over"
     RETRY = "retry"
+    STABLE = "stable"
+    """The guest has run for a while: whatever ends it next is not what ended it before."""
 
 
 class Action(StrEnum):
@@ -83,6 +85,8 @@ class Action(StrEnum):
     RETRY_SOON = "retry soon"
     RETRY_BACKED_OFF = "retry backed off"
     RESET_ATTEMPTS = "reset attempts"
+    AWAIT_STABLE = "await stable"
+    """Set the timer after which the back-off begins anew."""
     FORGET = "forget"
     """Purge the status."""
 
@@ -102,7 +106,8 @@ TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (P.PREPARING, E.PARTS_FAILED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
     (P.PREPARING, E.PARTS_IMPOSSIBLE): (P.FAILED, ()),
     (P.PREPARING, E.HALT): (P.STOPPED, ()),
-    (P.STARTING, E.STARTED): (P.RUNNING, (A.RESET_ATTEMPTS,)),
+    (P.STARTING, E.STARTED): (P.RUNNING, (A.AWAIT_STABLE,)),
+    (P.RUNNING, E.STABLE): (P.RUNNING, (A.RESET_ATTEMPTS,)),
     (P.STARTING, E.START_FAILED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
     (P.STARTING, E.START_LATER): (P.WAITING, (A.RETRY_SOON,)),
     (P.STARTING, E.CRASHED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
@@ -204,6 +209,10 @@ def step(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Action
     if phase in ALIVE and (row := BY_STRATEGY.get((strategy, event))) is not None:
         return row
     return TABLE.get((phase, event), (phase, ()))
+
+
+STABLE_S = 60.0
+"""As long as the longest back-off: a guest that crashes at each start is not tried ever faster."""
 
 
 def backoff_s(attempt: int) -> float:
