@@ -41,10 +41,11 @@ async def ask(client: MemoryBus, verb: str, **data: Any) -> Any:
 
 
 async def rebuild(client: MemoryBus, **data: Any) -> BusRebuilt:
-    async def node_is_known() -> bool:
-        return bool((await ask(client, "node.list"))["items"])
+    async def node_has_read_the_bus() -> bool:
+        plan = validate(BusRebuilt, await ask(client, "bus.rebuild", dry_run=True))
+        return bool(plan.nodes) and all("moment" not in one.message for one in plan.nodes)
 
-    await eventually(node_is_known)
+    await eventually(node_has_read_the_bus)
     return validate(BusRebuilt, await ask(client, "bus.rebuild", **data))
 
 

@@ -7,21 +7,21 @@ from collections.abc import AsyncIterator, Callable
 from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Message, WatchMark
 from virtbus.bus.process import notify
 from virtbus.nodeagent.audit import Auditor
-from virtbus.nodeagent.core.lifecycle import Event, Phase
-from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
+from virtbus.nodeagent.core.lifecycle import Event
+from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.recovery import found
 from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.wishes import overtaken
-from virtbus.nodeagent.disk_room import go_on
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rebuilding import Rebuilding
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
-from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState, NodeWish
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.vm import JoinNonce, VmRecord
@@ -30,7 +30,6 @@ from virtbus.schemas.wire import decode, read, validate
 log = logging.getLogger(__name__)
 
 STASH_LIMIT = 1000
-HEALTH_INTERVAL_S = 5.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
 NO_RECORD = (
     "the bus has no record of this VM: nothing is started, and it is ended {grace_s:.0f} s after "
@@ -43,15 +42,6 @@ OTHER_BUS = (
 FENCED = (
     "the node was declared off ({why}): nothing is started here until `virtbus node unfence {node}`"
 )
-CHANGES: dict[DomainChange, Event] = {
-    DomainChange.STARTED: Event.STARTED,
-    DomainChange.PAUSED: Event.PAUSED,
-    DomainChange.RESUMED: Event.RESUMED,
-    DomainChange.SHUT_DOWN: Event.SHUT_DOWN,
-    DomainChange.ENDED: Event.ENDED,
-    DomainChange.CRASHED: Event.CRASHED,
-    DomainChange.START_FAILED: Event.START_FAILED,
-}
 
 
 def _part(subject: str, data: object) -> ImageReady | NetReady:
@@ -79,6 +69,7 @@ class NodeAgent:
         self._liveness = liveness
         self._rpc = rpc
         self._guests: dict[str, Guest] = {}
+        self._watched = WatchedDomains(tools.hypervisor, self._guests)
         self._group: asyncio.TaskGroup | None = None
         self._domains: dict[str, DomainFacts] = {}
         self._on_disk: dict[str, VmRecord] = {}
@@ -119,10 +110,10 @@ class NodeAgent:
                 group.create_task(self._hear_ready(ready))
                 self._on_disk = dict(await self._tools.files.list())
                 self._domains = {d.uid: d for d in await self._domains_when_up()}
-                group.create_task(self._hear_libvirt(events))
+                group.create_task(self._watched.hear(events))
                 group.create_task(self._resync(watch.relist))
-                group.create_task(self._look())
-                group.create_task(self._stay_healthy())
+                group.create_task(self._watched.look(self._tools.settings.compare_s))
+                group.create_task(self._watched.stay_healthy())
                 if self._auditor is not None:
                     settings = self._tools.settings
                     group.create_task(
@@ -353,21 +344,6 @@ class NodeAgent:
                     )
                     guest.end_orphan()
 
-    async def _look(self) -> None:
-        """Compare with libvirt, again and again: an event that was lost ends here (F11)."""
-        while True:
-            await asyncio.sleep(self._tools.settings.compare_s)
-            await self._compare()
-
-    async def _stay_healthy(self) -> None:
-        """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""
-        while True:
-            await asyncio.sleep(HEALTH_INTERVAL_S)
-            if not self._tools.hypervisor.healthy:
-                break
-        message = "too many libvirt calls never came back; the agent starts anew"
-        raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
-
     # --- what the host says ----------------------------------------------------------------
     async def _hear_ready(self, messages: AsyncIterator[Message]) -> None:
         async for message in messages:
@@ -382,35 +358,3 @@ class NodeAgent:
                 guest.part(part)
             elif len(self._stash) < STASH_LIMIT:
                 self._stash.setdefault(part.uid, []).append(part)
-
-    async def _hear_libvirt(self, events: AsyncIterator[DomainEvent]) -> None:
-        async for event in events:
-            if event.change is None:
-                await self._compare()
-                continue
-            await self._domain_event(event)
-
-    async def _domain_event(self, event: DomainEvent) -> None:
-        """A hint: what libvirt shows now decides (an event may be late)."""
-        guest = self._guests.get(event.uid)
-        if guest is None or event.change is None:
-            return
-        if guest.phase is Phase.STARTING and event.change is DomainChange.STARTED:
-            return  # the start itself tells, with its error where it failed after all
-        facts = await self._tools.hypervisor.facts(event.uid)
-        active = facts is not None and facts.active
-        if active == (
-            event.change in {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
-        ):
-            guest.post(CHANGES[event.change])
-
-    async def _compare(self) -> None:
-        """Tell each actor what its domain is now; lost events end here (F11)."""
-        try:
-            domains = {d.uid: d for d in await self._tools.hypervisor.list_domains()}
-        except VirtbusError as error:
-            log.warning("compared later: %s", error, extra={"code": error.reason})
-            return
-        for uid, guest in list(self._guests.items()):
-            guest.compare(domains.get(uid))
-        await go_on(domains.values(), self._guests, self._tools.hypervisor)
