@@ -12,7 +12,7 @@ from virtbus.bus.tasks import background
 
 GATHER_S = 1.0
 """How long servers get to say that they are there."""
-RELOAD_S = 10.0
+RELOAD_S = 60.0
 
 
 async def reload_servers(settings: BusSettings) -> list[str]:

@@ -26,10 +26,11 @@ from virtbus.bus.store import ensure_account
 log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 4222
-READY_S = 20.0
+READY_S = 60.0
 """Recovery of a large store takes a while; `sync_interval: always` does not make it longer."""
 STOP_S = 8.0
-RELOAD_S = 10.0
+RELOAD_S = 60.0
+"""Of two hundred nodes a reload takes seconds; each comes with some forty imports."""
 _POLL_S = 0.02
 
 _CONFIG = """\
