@@ -10,6 +10,7 @@ from tests.sim.run import run
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
+pytestmark = pytest.mark.timeout(120)
 
 
 def once_failing() -> list[int]:

@@ -3,6 +3,8 @@
 import pytest
 from tests.sim.run import run
 
+pytestmark = pytest.mark.timeout(120)
+
 
 def test_without_faults_nothing_is_wrong() -> None:
     verdict = run(1, only=frozenset())

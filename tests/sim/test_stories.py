@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from tests.sim.observer import Wanted
 from tests.sim.rest import at_rest
 from tests.sim.run import running
@@ -10,6 +11,7 @@ from tests.sim.users import Plan, User
 from tests.sim.world import World, client_role
 
 LIMIT_S = 90.0
+pytestmark = pytest.mark.timeout(120)
 Story = Callable[[World, User, Wanted], Awaitable[None]]
 
 
