@@ -175,7 +175,11 @@ class Records:
                 if last is not None and stored.get(MESSAGE_ID) == headers[MESSAGE_ID]:
                     return last.revision
             raise
-        return int(answer["seq"])
+        try:
+            return int(answer["seq"])
+        except (KeyError, TypeError, ValueError):
+            msg = f"{key}: the answer to the write cannot be read; repeat it with the same id"
+            raise OutcomeUnknownError(msg) from None
 
     @staticmethod
     def _expectation(expect: int | None, expect_over: str | None) -> dict[str, str]:
@@ -219,10 +223,14 @@ class Records:
         if raw.status == "404":
             return None, {}
         headers = raw.headers
+        sequence = headers.get("Nats-Sequence", "0")
+        if not sequence.isdecimal():
+            msg = f"{key}: the answer to the read cannot be read; ask again"
+            raise UnavailableError(msg)
         entry = Entry(
             key=headers.get("Nats-Subject", key),
             value=raw.body,
-            revision=int(headers.get("Nats-Sequence", "0")),
+            revision=int(sequence),
             kind=kind_of(headers),
             time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
         )

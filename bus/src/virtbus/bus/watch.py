@@ -177,7 +177,11 @@ class PullWatch:
         # .<time>.<pending>[.<random>]: nine tokens, or the long form (ADR-15; bus.md §5, 9)
         tokens = raw.reply.split(".")
         first = 5 if len(tokens) <= 9 else 7
-        sequence, consumer_sequence, at_ns, pending = map(int, tokens[first : first + 4])
+        try:
+            sequence, consumer_sequence, at_ns, pending = map(int, tokens[first : first + 4])
+        except ValueError:  # garbled on its way: what it was, a new list tells
+            self._doubt = _Doubt.GAP
+            return
         if consumer_sequence != self._next_sequence:
             self._doubt = _Doubt.GAP
             return

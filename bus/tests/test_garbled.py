@@ -1,0 +1,74 @@
+"""Bytes that TCP's checksum let through: never the end of a service (F22)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from virtbus.bus import client
+from virtbus.bus.link import Raw
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import Entry, OutcomeUnknownError, UnavailableError, Watch, WatchMark
+from virtbus.bus.records import Records
+from virtbus.bus.server import Server
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+
+KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
+
+
+class _Garbling:
+    """A link whose answers have another byte somewhere."""
+
+    def __init__(self, raw: Raw) -> None:
+        self._raw = raw
+
+    async def up(self, timeout_s: float) -> None:
+        del timeout_s
+
+    async def ask(self, subject: str, body: bytes, **more: object) -> Raw:
+        del subject, body, more
+        return self._raw
+
+
+async def _first_two(watch: Watch) -> AsyncIterator[Entry | WatchMark]:
+    count = 0
+    async for item in watch:
+        yield item
+        count += 1
+        if count == 2:
+            return
+
+
+@pytest.mark.parametrize("body", [b'{"sequ":1}', b'{"seq":null}', b'{"seq":"x1"}'])
+async def test_write_whose_answer_is_garbled_has_an_unknown_outcome(
+    nats: Server, body: bytes
+) -> None:
+    records = Records(_Garbling(Raw("x", body)), nats.settings("controller").resolved())  # type: ignore[arg-type]  # two methods are enough
+    with pytest.raises(OutcomeUnknownError):
+        await records.put(KEY, b"x")
+
+
+async def test_read_whose_answer_is_garbled_is_asked_again(nats: Server) -> None:
+    raw = Raw("x", b"", headers={"Nats-Sequence": "1\x5a"})
+    records = Records(_Garbling(raw), nats.settings("node-n1").resolved())  # type: ignore[arg-type]  # two methods are enough
+    with pytest.raises(UnavailableError):
+        await records.get(KEY)
+
+
+async def test_garbled_message_of_a_watch_makes_it_list_again(
+    nats: Server, controller: NatsBus
+) -> None:
+    await controller.put(KEY, b"x")
+    async with (
+        client.connect(nats.settings("controller"), name="w") as bus,
+        bus.watch("$KV.vm.>") as watch,
+        asyncio.timeout(20),
+    ):
+        async for item in watch:
+            if item is WatchMark.SYNCED:
+                break
+        watch._raws.put(Raw(KEY, b"x", reply="$JS.ACK.KV_vm.w\x5a1.x"))  # type: ignore[attr-defined]  # as the link hands it over
+        seen = [item async for item in _first_two(watch)]
+    assert seen[0] is WatchMark.RESET
+    assert isinstance(seen[1], Entry)
