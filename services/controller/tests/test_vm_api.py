@@ -1,5 +1,6 @@
 """The API as a client sees it: a real controller over the fake bus."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -310,3 +311,16 @@ async def test_an_orphan_claim_is_swept_after_its_grace(made: World) -> None:
     left = await made.host.get(claim)
     assert left is not None
     assert left.value == b""
+
+
+@played()
+async def test_what_waited_while_the_controller_was_stopped_is_not_acted_on(made: World) -> None:
+    """Its client may have settled it elsewhere since: a late create would be nobody's (F41)."""
+    await asyncio.sleep(5)
+    loop = asyncio.get_running_loop()
+    loop._jump.now_s += 30  # type: ignore[attr-defined]  # SIGSTOP, on the virtual clock
+    error = await refused(made.ask("create", name="web", image="tiny", uid=uid(1)))
+    assert (error.code, error.reason) == (503, "stalled")
+    assert await made.stored(uid(1)) is None
+    await asyncio.sleep(3)
+    assert (await made.vm("create", name="web", image="tiny", uid=uid(1))).name == "web"

@@ -169,6 +169,10 @@ class Controller:
             except TimeoutError:
                 message = "the controller is still reading the bus; repeat in a moment"
                 raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
+            if self._pulse.stale(asyncio.get_running_loop().time()):
+                # Its client may have settled it elsewhere since: to act on it now would be late.
+                message = "the controller was stopped; repeat the request with the same id"
+                raise VirtbusError(Code.UNAVAILABLE, "stalled", message, after_ms=1000)
             return await handler(request)
 
         return handle

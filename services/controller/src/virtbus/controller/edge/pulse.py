@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 PULSE_S = 1.0
 STALL_S = 2.0
 """A pulse that is later than this was a stopped process: what came meanwhile is not read yet."""
+STALE_S = 1.0
+"""For so long after a stall requests are not answered: they may have waited in the socket."""
 RECENT_S = 60.0
 """Changes that a new holder of the lease still tells: nobody may have held it."""
 
@@ -57,21 +59,31 @@ class Pulse:
         self._states: dict[str, NodeState] | None = None
         self._recent: deque[Change] = deque(maxlen=1000)
         self._changed = asyncio.Event()
+        self._beat_s = 0.0
+        self._stale_until_s = 0.0
         self.listeners: list[Callable[[], None]] = []
         """Called when a node came into another state."""
 
     async def run(self) -> None:
         """Beat; never returns by itself."""
         loop = asyncio.get_running_loop()
-        before_s = loop.time()
+        self._beat_s = loop.time()
         while True:
             now_s = loop.time()
-            if now_s - before_s > PULSE_S + STALL_S or not self._bus.connected:
+            stalled = now_s - self._beat_s > PULSE_S + STALL_S
+            if stalled:
+                self._stale_until_s = now_s + STALE_S
+            if stalled or not self._bus.connected:
                 self._fleet.quiet_since_s = now_s
-            before_s = now_s
+            self._beat_s = now_s
             self._fleet.proved_s = self._leases.proved_s
             self.beat(now_s)
             await asyncio.sleep(PULSE_S)
+
+    def stale(self, now_s: float) -> bool:
+        """True right after this process was stopped: what it reads now may be long outdated."""
+        begun = self._beat_s > 0.0
+        return now_s < self._stale_until_s or (begun and now_s - self._beat_s > PULSE_S + STALL_S)
 
     def beat(self, now_s: float) -> None:
         """Look at every node once."""

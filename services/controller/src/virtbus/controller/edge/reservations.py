@@ -6,7 +6,7 @@ controllers can never both give away the last of a node (design §3 rule 2, ADR 
 
 from collections.abc import Sequence
 
-from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, Write
+from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, UnavailableError, Write
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
 from virtbus.controller.core.promises import NOTHING
@@ -58,8 +58,8 @@ class Reservations:
             except ConflictError:
                 if not batch or not await self._moved_on(batch):
                     raise
-        msg = "too many writers reserve on these nodes"
-        raise ConflictError(msg)
+        msg = "too many writers reserve on these nodes; repeat it"
+        raise UnavailableError(msg)
 
     async def _batch(self, writes: Sequence[Write]) -> int:
         (first, *more) = writes
