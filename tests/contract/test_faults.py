@@ -10,7 +10,6 @@ TABLE = ROOT / "docs" / "explanation" / "faults.md"
 LATER = {
     "F5": "with the bridge",
     "F36": "with the bridge",
-    "F38": "with the upgrade test",
     "F42": "with live migration",
 }
 """Rows of what is not built yet."""
