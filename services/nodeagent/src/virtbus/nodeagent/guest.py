@@ -7,7 +7,7 @@ reaches a VM whatever it is waiting for.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.lifecycle import (
@@ -22,6 +22,7 @@ from virtbus.nodeagent.core.lifecycle import (
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.recovery import UP, ended_before, missed
+from virtbus.nodeagent.core.seen import READY, Seen, conditions
 from virtbus.nodeagent.core.wishes import RESTING, Taken, grace_s, taken, wish
 from virtbus.nodeagent.doing import Doing
 from virtbus.nodeagent.parts import Awaited
@@ -31,14 +32,12 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.subjects import vm_status
-from virtbus.schemas.vm import Condition, VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord, VmStatus
 from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
-READY, RESTART_REQUIRED, HELD = "Ready", "RestartRequired", "Held"
-NETWORK_LOST = "NetworkLost"
 ENDINGS = frozenset({Event.SHUT_DOWN, Event.ENDED, Event.CRASHED})
 HELD_BACK = frozenset(
     {
@@ -53,25 +52,6 @@ HELD_BACK = frozenset(
 """What would start or end a guest: it waits for as long as the VM is held."""
 GOING = frozenset({Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE})
 """A delete that was accepted goes on, whatever the bus is now."""
-
-
-@dataclass
-class Seen:
-    """What the agent tells of the VM beside its phase."""
-
-    reason: str = ""
-    message: str = ""
-    started_ns: int | None = None
-    restarts: int = 0
-    attempt: int = 0
-    ready: str = ""
-    ready_ns: int = 0
-    domain_hash: str = ""
-    accelerator: str = ""
-    network_lost: str = ""
-    """Why the running guest is cut off, in netd's words."""
-    disk_waits: str = ""
-    """Why the guest is paused, where its disk had no room."""
 
 
 class Guest:
@@ -380,6 +360,7 @@ class Guest:
     def status(self) -> VmStatus:
         """The VM's status as it is now."""
         seen, net, image = self.seen, self.net.latest, self.image.latest
+        anew = seen.domain_hash not in {"", self.wanted_hash}
         return VmStatus(
             uid=self.record.uid,
             node=self.record.node,
@@ -393,7 +374,7 @@ class Guest:
             or seen.message
             or seen.disk_waits
             or self._silence(),
-            conditions=self._conditions(),
+            conditions=conditions(seen, self.phase, held=self.held, anew=anew),
             interfaces=net.interfaces if net else (),
             accelerator=seen.accelerator,
             image_digest=image.digest if image else "",
@@ -408,30 +389,3 @@ class Guest:
         if self.phase is not Phase.PREPARING:
             return ""
         return "; ".join(filter(None, (self.image.silent, self.net.silent)))
-
-    def _conditions(self) -> tuple[Condition, ...]:
-        conditions = [
-            Condition(
-                type=READY,
-                status=bool(self.seen.ready),
-                reason=self.seen.ready
-                or ("Booting" if self.phase is Phase.RUNNING else "NotRunning"),
-                since_ns=self.seen.ready_ns,
-            )
-        ]
-        if self.seen.domain_hash not in {"", self.wanted_hash} and self.phase is Phase.RUNNING:
-            message = "stop and start the VM to take over its new spec"
-            conditions.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
-        if self.seen.network_lost:
-            conditions.append(
-                Condition(type=NETWORK_LOST, status=True, message=self.seen.network_lost)
-            )
-        if self.held:
-            conditions.append(Condition(type=HELD, status=True, message=self.held))
-        if self.seen.attempt and self.phase is not Phase.RUNNING:
-            conditions.append(
-                Condition(
-                    type="Retrying", status=True, reason=self.seen.reason, attempt=self.seen.attempt
-                )
-            )
-        return tuple(conditions)
