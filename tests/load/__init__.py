@@ -1,1 +1,1 @@
-"""Load: many VMs on many simulated nodes, measured; and a storm of real guests."""
+"""Load: many VMs on many simulated nodes, measured."""

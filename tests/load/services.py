@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 READY_S = 120.0
-DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 """However a run ends, nothing of it goes on."""
 PROFILE_ENV = "VIRTBUS_LOAD_PROFILE"
 """A folder: each service then runs under cProfile and leaves `<name>.prof` there."""
