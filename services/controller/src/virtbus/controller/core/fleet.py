@@ -41,7 +41,6 @@ PROOF_FRESH_S = 5.0
 """A lease is renewed each 4 s: without a proof for longer the bus may be away, not the nodes."""
 TOLD_FRESH_S = 1.0
 TOLD_KEPT = 1000
-SUSPECT, DOWN = NodeState.SUSPECT, NodeState.DOWN
 
 
 class Held(NamedTuple):
@@ -107,8 +106,7 @@ class Fleet:
     refused: dict[str, None] = field(default_factory=dict)
     """Uids of VMs that a node did not take: their status says whether it still holds."""
     moving: dict[str, int] = field(default_factory=dict)
-    """Uids whose record was purged without a delete, and at which revision: the other half of a
-    move is on its way."""
+    """Purged without a delete, and at which revision: the other half of a move is on its way."""
     gone: dict[str, int] = field(default_factory=dict)
     forgotten_revision: int = 0
     """What was deleted up to here may be missing in `gone`."""
@@ -151,10 +149,9 @@ class Fleet:
         self.promises.add(record)
         self.moving.pop(record.uid, None)
         self.refused.pop(record.uid, None)
+        self.unplaced.pop(record.uid, None)
         if record.node == UNPLACED:
             self.unplaced[record.uid] = None
-        else:
-            self.unplaced.pop(record.uid, None)
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
@@ -300,9 +297,9 @@ class Fleet:
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""
         states = {node: self.node_state(node, now_s) for node in self.known_nodes()}
-        silent = {node for node, state in states.items() if state in {SUSPECT, DOWN}}
-        since = [self.nodes[node].heard_s if node in self.nodes else 0.0 for node in silent]
-        return brake(since, sum(state is not NodeState.LEFT for state in states.values()))
+        there = {node: state for node, state in states.items() if state is not NodeState.LEFT}
+        silent = [self.nodes.get(node) for node, state in there.items() if state in UNHEARD]
+        return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
         """What the record's own node last said of it, and at which revision."""
@@ -318,15 +315,12 @@ class Fleet:
         status = self.status_of(held.record)
         node = self.node_state(held.record.node, now_s)
         fence = self.wish_of(held.record.node).fenced if held.record.node in self.wishes else None
+        why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
         seen = status[0] if status else None
-        return view(
-            held.record, held.revision, seen, node, fence, self._unplaced(held.record, now_s)
-        )
+        return view(held.record, held.revision, seen, node, fence, why)
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
         """Why it waits for a node; empty where it has one. Alike VMs are judged once a second."""
-        if record.node != UNPLACED:
-            return ""
         needs = takes_room(record)
         demand = (demand_of(record.spec), needs, record.reserved)
         told = self._told.get(demand)
