@@ -14,7 +14,7 @@ from tests.sim.machine import Domain, Host, Watcher
 from tests.sim.wire import SimServer
 
 from virtbus.bus.ports import Entry, EntryKind
-from virtbus.controller.core.fleet import read_vm_key
+from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.schemas.vm import VmRecord, VmStatus
 from virtbus.schemas.wire import read
 

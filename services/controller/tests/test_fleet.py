@@ -6,9 +6,10 @@ from itertools import permutations
 import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
 
-from virtbus.controller.core.fleet import Fleet, Held, read_vm_key
+from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
 from virtbus.controller.core.view import view, visible_state
+from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState

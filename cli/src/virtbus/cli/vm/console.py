@@ -54,11 +54,12 @@ def command(invocation: Invocation, *, name: str, linger: float, namespace: str)
     stream = SerialStream(invocation.session, node_subject(view, "console"), _to_stdout)
     source = sys.stdin.fileno()
     typed = os.isatty(source)
-    if typed:
-        output.write(f"console of {output.safe(view.get('name'))}; leave with ^]", sys.stderr)
     try:
         # raw before the first output: whoever sees it may type, and Ctrl-C is the guest's
         with _raw(source, typed=typed):
+            if typed:
+                name_shown = output.safe(view.get("name"))
+                output.write(f"console of {name_shown}; leave with ^]\r", sys.stderr)
             stream.open({"uid": view.get("uid"), "session": uuid7()})
             _converse(stream, source, linger_s=0.0 if typed else linger)
     finally:
@@ -98,7 +99,7 @@ def _raw(descriptor: int, *, typed: bool) -> Iterator[None]:
         yield
         return
     before = termios.tcgetattr(descriptor)
-    tty.setraw(descriptor)
+    tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed ahead is kept
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ A cache: good for answers and placement, never for a decision that must hold; th
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
@@ -29,12 +29,13 @@ from virtbus.controller.core.placement import (
 )
 from virtbus.controller.core.promises import NOTHING, Promises, takes_room
 from virtbus.controller.core.view import view
+from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
-from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
-from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmStatus, VmView
+from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
+from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
 
 PROOF_FRESH_S = 5.0
@@ -56,23 +57,6 @@ class Claimed(NamedTuple):
     uid: str
     revision: int
     time_ns: int
-
-
-def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
-    """The value of a `$KV.vm…` key by the shape of the key; None for a join nonce."""
-    tokens = key.split(".")
-    if tokens[-1] == JOIN_KEY:
-        return None
-    data: Any = decode(value)
-    if tokens[-1] == WISH_KEY:
-        return validate(NodeWish, data)
-    if tokens[2] == RESERVED:
-        return None
-    if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
-        return validate(NameClaim, data)
-    if isinstance(data, dict) and data.get("tombstone"):
-        return validate(Tombstone, data)
-    return validate(VmRecord, data)
 
 
 LEFT_FOR_S = 60.0

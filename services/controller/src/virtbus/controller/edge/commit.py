@@ -14,8 +14,9 @@ from virtbus.controller.core.claims import (
     name_step,
     standing,
 )
-from virtbus.controller.core.fleet import Fleet, Held, read_vm_key
+from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError

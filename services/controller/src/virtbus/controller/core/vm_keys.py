@@ -1,0 +1,25 @@
+"""What stands at the keys of the bucket `vm`: records, tombstones, name claims, wishes of nodes."""
+
+from typing import Any
+
+from virtbus.schemas.node import NodeWish
+from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
+from virtbus.schemas.wire import decode, validate
+
+
+def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
+    """The value of a `$KV.vm…` key by the shape of the key; None for a join nonce."""
+    tokens = key.split(".")
+    if tokens[-1] == JOIN_KEY:
+        return None
+    data: Any = decode(value)
+    if tokens[-1] == WISH_KEY:
+        return validate(NodeWish, data)
+    if tokens[2] == RESERVED:
+        return None
+    if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
+        return validate(NameClaim, data)
+    if isinstance(data, dict) and data.get("tombstone"):
+        return validate(Tombstone, data)
+    return validate(VmRecord, data)
