@@ -33,7 +33,6 @@ from virtbus.schemas.wire import read, validate
 
 TELL_S = 4.0
 RECOVERY_S = (0.05, 1.0)
-NETD_REMEMBERS = False
 
 
 class Hand:
@@ -198,8 +197,8 @@ class Hand:
         if held > want.epoch:
             message = f"{want.uid} is held for epoch {held}"
             raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
-        if self._kind == "imaged" or NETD_REMEMBERS:
+        if self._kind == "imaged":
             self._released_epochs[want.uid] = want.epoch
-        self._host.disk.overlays.pop(want.uid, None) if self._kind == "imaged" else (
+            self._host.disk.overlays.pop(want.uid, None)
+        else:
             self._host.networks.pop(want.uid, None)
-        )
