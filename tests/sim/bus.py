@@ -227,7 +227,12 @@ class SimBus:
             for one in writes:
                 self._may(one.key)
                 shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
-            return [shelf.apply(one.key, one.value).revision for one in writes][-1]
+            self.server.moving = frozenset(
+                one.key.rpartition(".")[2] for one in writes if one.value is not None
+            )
+            last = [shelf.apply(one.key, one.value).revision for one in writes][-1]
+            self.server.moving = frozenset()
+            return last
 
         return await self._written(store, writes[-1].key)
 

@@ -75,7 +75,7 @@ class Hand:
         if uid == subjects.JOIN_KEY:
             return
         record = read(VmRecord, entry.value) if entry.kind is EntryKind.PUT else None
-        if record is None or record.deleting:
+        if record is None or record.ending:
             self._drop(uid)
         else:
             self._want(record)

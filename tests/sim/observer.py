@@ -114,7 +114,11 @@ class Observer(Watcher):
         uid, node = tokens[3], tokens[2]
         seen = self._vm(uid)
         if entry.kind is EntryKind.PURGE:
-            if node == "_" or (seen.record is not None and seen.record.node != node):
+            if (
+                uid in self.server.moving
+                or node == "_"
+                or (seen.record is not None and seen.record.node != node)
+            ):
                 return
             self._purged(uid, seen)
             return
@@ -155,7 +159,7 @@ class Observer(Watcher):
             if record.epoch <= seen.record.epoch:
                 self.wrong("I15", f"{uid}: moved to {record.node} without a new epoch")
             seen.off_asked += 1
-        if record.deleting or not record.powered:
+        if record.ending or not record.powered:
             seen.off_asked += 1
         seen.record = record
         seen.epoch = record.epoch
@@ -204,7 +208,7 @@ class Observer(Watcher):
         record = seen.record
         here = record is not None and record.node == host.name
         asked = seen.off_asked > seen.off_at_start or not here
-        if record is not None and (record.deleting or not record.powered):
+        if record is not None and (record.ending or not record.powered):
             asked = True
         if not asked:
             self.wrong("I4", f"{host.name} ends {domain.uid} by {why}, and nobody asked")

@@ -27,6 +27,8 @@ class Plan:
     """What the users of a seed do, and until when."""
 
     vms: int = 20
+    moves: bool = False
+    """VMs are moved off their nodes, too."""
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
@@ -126,6 +128,7 @@ class User:
     async def _live(self, wanted: Wanted) -> None:
         rng = self._rng
         steps: list[Callable[[Wanted], Any]] = [self.stop, self.start, self.update]
+        steps += [self.move] if self._plan.moves else []
         for _ in range(rng.randrange(0, 4)):
             await asyncio.sleep(rng.uniform(0.0, 25.0))
             if self._left_s() < 0:
@@ -181,6 +184,14 @@ class User:
                 raise
             self._accepted(wanted, answer)
             return
+
+    async def move(self, wanted: Wanted) -> None:
+        """Off its node, disks and all; a refusal (no room elsewhere) leaves it where it is."""
+        try:
+            await self._change(wanted, "move", discard_local_disks=True)
+        except VirtbusError as error:
+            wanted.in_doubt = False
+            self._observer.note("user", self._number, "not moved", error.reason)
 
     async def delete(self, wanted: Wanted) -> None:
         wanted.delete_asked = True

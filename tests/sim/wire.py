@@ -64,6 +64,8 @@ class SimServer:
     wild: list[Subscribed] = field(default_factory=list)
     leaderless_until_s: float = 0.0
     wrote: Callable[[str, Any], None] = lambda _what, _entry: None
+    moving: frozenset[str] = frozenset()
+    """Uids that a batch under way writes anew: its purge is half of a move."""
     denied: Callable[[str], None] = lambda _what: None
     watches: list[Callable[[], None]] = field(default_factory=list)
     """What makes each watch list anew."""
