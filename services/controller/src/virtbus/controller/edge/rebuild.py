@@ -132,7 +132,10 @@ class Rebuilds:
             await self._commits.write_back(record, known)
             self._facts.emit(Kind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is Step.END:
-            await self._commits.finish(Held(record, known.revision))
+            # Marked first: the purge of a record that is not deleting is half of a move.
+            ending = record.model_copy(update={"deleting": True})
+            held = await self._commits.replace(Held(record, known.revision), ending)
+            await self._commits.finish(held)
             self._facts.emit(Kind.VM_DELETED, record, "its host had let go of it")
         elif step is Step.KEEP and known.record is not None:
             name = subjects.name_claim(record.namespace, record.name)
