@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test hosts-test upgrade-test demo chaos bench load install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test long hosts-test upgrade-test demo chaos bench load install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -48,10 +48,13 @@ integration: setup ## tests against real libvirt, NATS and network namespaces (r
 	@$(PYTEST) -m integration $(ARGS)
 
 e2e: setup ## tests that boot real guests (root)
-	@$(PYTEST) -m e2e $(ARGS)
+	@$(PYTEST) -m 'e2e and not long' $(ARGS)
 
-test: setup ## all tests, real guests included (root)
-	@$(PYTEST) $(ARGS)
+test: setup ## all tests but the long ones, real guests included (root)
+	@$(PYTEST) -m 'not long' $(ARGS)
+
+long: setup ## the rest: three hosts, moves, an upgrade, broken wires, repeated messages (root)
+	@$(PYTEST) -m long $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)
 	@VMS=$(or $(VMS),100) SEED=$(SEED) $(PYTEST) -s tests/hosts/test_hosts.py $(ARGS)

@@ -11,7 +11,7 @@ from tests.e2e.platform import Json, until
 
 from virtbus.bus.ids import uuid7
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
 
 REJOIN_S = 30.0
 """F20 says 10 s; a half-open connection is noticed by two pings of 10 s."""

@@ -14,7 +14,7 @@ from tests.e2e.platform import NODE, until
 
 from virtbus.bus.natsbus import NatsBus
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
 
 AGAIN = "Chaos-Again"
 """Marks what we repeat, so that it is repeated once only."""

@@ -29,7 +29,7 @@ ALIVE = 6
 END_S = 150.0
 """Within this a create runs, and a delete is gone, blows included."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240 + 8 * VMS)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240 + 8 * VMS)]
 
 
 @pytest.fixture(scope="module")

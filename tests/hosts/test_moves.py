@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.platform import Json, until
 from tests.hosts.fleet import Fleet, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
 
 MOVED_S = 90.0
 

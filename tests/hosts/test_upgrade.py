@@ -20,7 +20,7 @@ VMS = int(os.environ.get("VMS", "2"))
 NEWER = Path(sys.executable)
 KEPT = ("uid", "state", "node", "epoch", "generation", "restarts", "interfaces")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ class NatsLink:
         """End a subscription."""
         self._subscribed.discard(subscribed)
         live, subscribed.live = subscribed.live, None
-        if live is not None and self._client is not None:
+        if live is not None:  # of a client that connects just now, perhaps
             with suppress(nats.errors.Error, OSError):
                 await live.unsubscribe()
 
@@ -333,10 +333,10 @@ class NatsLink:
         # Shielded: a cancelled flush leaves a future that ends nats-py's read loop at its PONG.
         await asyncio.shield(client.flush(FLUSH_S))
 
-    async def _subscribe(self, client: Client, subscribed: _Subscribed) -> None:
-        subscribed.live = await client.subscribe(
-            subscribed.subject, queue=subscribed.queue, cb=subscribed.deliver
-        )
+    async def _subscribe(self, client: Client, one: _Subscribed) -> None:
+        one.live = await client.subscribe(one.subject, queue=one.queue, cb=one.deliver)
+        if one not in self._subscribed:  # its interest would draw what belongs to another
+            await self.forget(one)
 
     async def _answered(self, msg: Msg) -> None:
         waiting = self._waiting.get(msg.subject.rpartition(".")[2])

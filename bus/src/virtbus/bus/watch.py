@@ -75,6 +75,8 @@ class PullWatch:
         self._left = 0
         self._next_sequence = 1
         self._synced = False
+        self._listed_yet = 0
+        """Messages of the list that did not come yet."""
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
         return self
@@ -120,6 +122,7 @@ class PullWatch:
             self._doubt = _Doubt.REFUSED
             log.warning("watch %s waits: %s", self._name, error, extra={"code": "watch_waits"})
             return
+        self._listed_yet = waiting
         self._ready.append(WatchMark.RESET)
         if waiting == 0:
             self._sync()
@@ -164,7 +167,9 @@ class PullWatch:
         """A status of the server: heartbeat, end of a pull, or trouble."""
         match raw.status:
             case "100":
-                if not self._synced:  # idle for a second: the list is through
+                if not self._synced and self._listed_yet > 0:
+                    self._doubt = _Doubt.GAP  # idle for a second, and not all of it came
+                elif not self._synced:
                     self._sync()
             case "408":
                 self._left = 0
@@ -187,6 +192,7 @@ class PullWatch:
             return
         self._next_sequence += 1
         self._left -= 1
+        self._listed_yet -= 1
         kind = kind_of(raw.headers)
         value = raw.body if kind is EntryKind.PUT else b""
         self._ready.append(Entry(raw.subject, value, sequence, kind, at_ns))

@@ -30,6 +30,7 @@ from virtbus.schemas.wire import decode, read, validate
 log = logging.getLogger(__name__)
 
 STASH_LIMIT = 1000
+LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
 NO_RECORD = (
     "the bus has no record of this VM: nothing is started, and it is ended {grace_s:.0f} s after "
@@ -88,7 +89,8 @@ class NodeAgent:
         self._nonce = ""
         self._trusted = False
         """The bus is the one that was joined, and was listed whole: only then do VMs go on."""
-        self._told_ready = False
+        self._told_ready = self._looking = False
+        self._relist: Callable[[], None] = lambda: None
         self._left = LeftStatuses(self._bus, self._node)
 
     async def run(self) -> None:
@@ -107,6 +109,7 @@ class NodeAgent:
                     lambda: not self._told_ready,
                 ),
             ):
+                self._relist = watch.relist
                 group.create_task(self._hear_ready(ready))
                 self._on_disk = dict(await self._tools.files.list())
                 self._domains = {d.uid: d for d in await self._domains_when_up()}
@@ -324,7 +327,16 @@ class NodeAgent:
         if known == self._nonce:
             return True
         log.error("%s", OTHER_BUS, extra={"code": "other_bus"})
+        if self._nonce == "" and self._group is not None and not self._looking:
+            self._looking = True
+            self._group.create_task(self._look_again())
         return False
+
+    async def _look_again(self) -> None:
+        """A list without any join record: of a server that still reads its store, most likely."""
+        await asyncio.sleep(LOOK_AGAIN_S)
+        self._looking = False
+        self._relist()
 
     async def _resync(self, relist: Callable[[], None]) -> None:
         """Compare bus and host in full, again and again; end what has no record for long."""
