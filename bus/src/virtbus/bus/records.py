@@ -24,7 +24,7 @@ from virtbus.bus.ports import (
     UnavailableError,
     Write,
 )
-from virtbus.bus.refusals import NO_MESSAGE, STORE_FAILED, ApiError, QueuedError, answer_of
+from virtbus.bus.refusals import NO_MESSAGE, ApiError, QueuedError, answer_of, why_again
 from virtbus.bus.stamps import time_ns
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Records:
         timeout_s: float | None = None,
         sent: "_Sent | None" = None,
     ) -> Raw:
-        """Ask until there is an answer that is no 503.
+        """Ask until there is an answer that decides.
 
         A repeat bears the same headers, so the same Nats-Msg-Id: a write is stored once. `sent`
         is told whether an earlier attempt may have had an effect.
@@ -119,9 +119,9 @@ class Records:
                 raw = await self._link.ask(
                     subject, body, headers=headers, timeout_s=attempts.left_s
                 )
-                if not _elsewhere(raw):
+                failure = why_again(raw)
+                if not failure:
                     return raw
-                failure = "nobody answers for this stream: an election, or it does not exist"
             except LinkLostError as error:
                 sent.before, failure = True, str(error)
             except UnavailableError as error:
@@ -336,13 +336,6 @@ class Records:
         finally:
             await subscription.close()
         return found
-
-
-def _elsewhere(raw: Raw) -> bool:
-    """Nobody took it: no responder, or a JetStream that has no leader or is starting."""
-    if raw.status == "503":
-        return True
-    return b'"code":503' in raw.body[:64] and str(STORE_FAILED).encode() not in raw.body
 
 
 def _current(info: dict[str, Any]) -> int:

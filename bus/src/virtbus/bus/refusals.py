@@ -1,6 +1,7 @@
 """What JetStream's error codes mean to a caller (ADR-7; bus.md §5, 12, 17, 19)."""
 
 import json
+import re
 from typing import Any
 
 from virtbus.bus.link import Raw
@@ -17,6 +18,12 @@ _FULL = frozenset({10023, 10047, 10054, 10122})
 """Insufficient resources, no space left, message over max_msg_size, bucket limits."""
 
 
+_IN_FLIGHT = frozenset({10158, 10164})
+"""A cluster has not decided on this message id, or on another write of its subject."""
+_NOBODY = "nobody answers for this stream: an election, or it does not exist"
+_ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
+
+
 class ApiError(BusError):
     """An error answer of JetStream that has no better class. `code` is JetStream's own."""
 
@@ -31,6 +38,23 @@ class QueuedError(ApiError):
     """A message of this subject waits in the work queue already: to the sender, success."""
 
 
+def why_again(raw: Raw) -> str:
+    """Why this answer decides nothing, so that the same request is to be sent again; or "".
+
+    JetStream names the type of its answer before the error, and what it stores for us never
+    begins as JSON does (msgpack maps do not), so a stored value cannot pass for a refusal.
+    """
+    if raw.status == "503":
+        return _NOBODY
+    error = _ERROR.match(raw.body[:256])
+    if error is None:
+        return ""
+    http, code = (int(number) for number in error.groups())
+    if code in _IN_FLIGHT:
+        return "an earlier write of this key is not decided yet"
+    return _NOBODY if http == 503 and code != STORE_FAILED else ""
+
+
 def answer_of(raw: Raw) -> dict[str, Any]:
     """The JSON answer of a JetStream call.
 
@@ -39,8 +63,7 @@ def answer_of(raw: Raw) -> dict[str, Any]:
         ConflictError, FullError, ApiError: what it refused.
     """
     if raw.status == "503":
-        msg = "nobody answers for this stream: an election, or it does not exist"
-        raise UnavailableError(msg)
+        raise UnavailableError(_NOBODY)
     try:
         answer: dict[str, Any] = json.loads(raw.body)
     except ValueError as error:
