@@ -1,12 +1,17 @@
 """A disk that takes seconds for each sync: the node stays alive to others (F29)."""
 
+import asyncio
 import os
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
+from virtbus.nodeagent.edge import seed_iso
+from virtbus.nodeagent.edge.durable import in_thread
 from virtbus.schemas import subjects
 
 SYNC_S = 1.5
@@ -40,3 +45,60 @@ async def test_a_node_whose_disk_hangs_goes_on_saying_that_it_is_there(
         assert time.monotonic() - begun < SYNC_S
         assert ("start", uid(1)) not in node.domains.done
         monkeypatch.undo()
+
+
+async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    writing, go_on = threading.Event(), threading.Event()
+    real = seed_iso.iso
+
+    def slow(files: Mapping[str, bytes]) -> bytes:
+        writing.set()
+        go_on.wait(10)
+        return real(files)
+
+    monkeypatch.setattr(seed_iso, "iso", slow)
+    seed = {"name": "seed", "cloud_init_no_cloud": {"hostname": "web"}}
+    wanted = record(spec={"volumes": [seed]})
+    await node.join()
+    async with node.agent():
+        await node.put(wanted)
+        await eventually(writing.is_set)
+        await node.put(wanted.model_copy(update={"deleting": True}))
+
+        async def deleting() -> bool:
+            return await node.state(wanted.uid) == "Deleting"
+
+        await eventually(deleting)
+        await asyncio.sleep(0.1)  # enough for a release that does not wait for the thread
+        go_on.set()
+
+        async def released() -> bool:
+            status = await node.status(wanted.uid)
+            return status is not None and status.released
+
+        await eventually(released)
+        await asyncio.sleep(0.1)  # and for a thread that was left alone
+        assert list(node.files.vms.iterdir()) == []
+
+
+async def test_who_is_cancelled_ends_when_its_thread_has() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(10)
+        done.set()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(in_thread(work))
+        await eventually(begun.is_set)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+            assert not task.done()
+        go_on.set()
+    assert task.cancelled()
+    assert done.is_set()

@@ -77,7 +77,7 @@ class Doing:
             task.cancel()
 
     def _stop(self, name: str) -> None:
-        task = self._tasks.pop(name, None)
+        task = self._tasks.get(name)
         if task is not None:
             task.cancel()
 
@@ -322,9 +322,9 @@ class Doing:
             async with asyncio.TaskGroup() as group:
                 for service in ("netd", "imaged"):
                     group.create_task(self._let_go(service, record))
-            saving = self._tasks.get("save")
-            if saving is not None:
-                await asyncio.wait({saving})
+            writing = {self._tasks[name] for name in ("prepare", "save") if name in self._tasks}
+            if writing:
+                await asyncio.wait(writing)
             await tools.files.remove_work(record.uid)
             # Before anybody is told: an agent that is killed after the purge must not find the
             # record of a deleted VM on disk and start it again (I3).

@@ -10,7 +10,6 @@
 <state_dir>/consoles/<uid>.log the console's log
 """
 
-import asyncio
 import contextlib
 import fcntl
 import logging
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from virtbus.bus.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
-from virtbus.nodeagent.edge.durable import replace, sync_dir
+from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
@@ -123,7 +122,7 @@ class StateFiles:
                 replace(folder / "record", data)
 
         try:
-            await asyncio.to_thread(save)
+            await in_thread(save)
         except OSError as error:
             message = f"cannot write under {self._state}: {error.strerror}; free space there"
             raise VirtbusError(Code.UNAVAILABLE, "state_write", message) from error
@@ -141,7 +140,7 @@ class StateFiles:
                 found[record.uid] = record
             return found
 
-        return await asyncio.to_thread(load)
+        return await in_thread(load)
 
     async def things(self) -> dict[str, tuple[str, ...]]:
         """What this agent has on disk, by the uid in its name."""
@@ -154,7 +153,7 @@ class StateFiles:
                 found[uid] = (*found.get(uid, ()), str(path))
             return {uid: these for uid, these in found.items() if _is_uid(uid)}
 
-        return await asyncio.to_thread(find)
+        return await in_thread(find)
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
@@ -170,7 +169,7 @@ class StateFiles:
             for path in self._consoles.glob(f"{uid}.log*"):
                 path.unlink(missing_ok=True)
 
-        await asyncio.to_thread(remove)
+        await in_thread(remove)
 
     async def forget(self, uid: str) -> None:
         self._ledger.removed(check_uid(uid))
@@ -180,7 +179,7 @@ class StateFiles:
             sync_dir(self.vms)
             self._ledger.save(uid)
 
-        await asyncio.to_thread(remove)
+        await in_thread(remove)
 
     # --- the bus that was joined ------------------------------------------------------------
     def nonce(self) -> str:
@@ -194,7 +193,7 @@ class StateFiles:
     async def new_boot(self, uid: str) -> None:
         log = self.console_log(uid)
         with contextlib.suppress(FileNotFoundError):
-            await asyncio.to_thread(log.replace, log.with_name(f"{log.name}.previous"))
+            await in_thread(lambda: log.replace(log.with_name(f"{log.name}.previous")))
 
     # --- consoles -------------------------------------------------------------------------
     def console_socket(self, uid: str) -> Path:

@@ -1,6 +1,5 @@
 """Seeds as ISO 9660 images with the label `cidata`; the only importer of pycdlib."""
 
-import asyncio
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pycdlib
 
 from virtbus.nodeagent.core.seed import seed_files
-from virtbus.nodeagent.edge.durable import replace
+from virtbus.nodeagent.edge.durable import in_thread, replace
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
@@ -67,4 +66,4 @@ class SeedIsos:
                 path.parent.chmod(0o711)  # QEMU's user must pass through, whatever the umask
                 replace(path, iso(files), durable=False)
 
-        await asyncio.to_thread(write_all)
+        await in_thread(write_all)
