@@ -197,8 +197,8 @@ class Hand:
         if held > want.epoch:
             message = f"{want.uid} is held for epoch {held}"
             raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
+        self._released_epochs[want.uid] = want.epoch
         if self._kind == "imaged":
-            self._released_epochs[want.uid] = want.epoch
             self._host.disk.overlays.pop(want.uid, None)
         else:
             self._host.networks.pop(want.uid, None)

@@ -23,6 +23,7 @@ from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
+from virtbus.schemas.nodework import ANY_EPOCH
 from virtbus.schemas.vm import VmRecord
 
 
@@ -145,6 +146,8 @@ async def test_release_removes_all_and_fences_what_is_late(make_node: NodeMaker)
         assert not (node.state / "disks" / UID).exists()
         assert (await refused(node.disks, record(empty(MIB), epoch=3))).reason == "released"
         await node.disks.ensure(record(empty(MIB), epoch=4))
+        assert await node.disks.release(UID, ANY_EPOCH)
+        await node.disks.ensure(record(empty(MIB), epoch=4))  # an audit fences nobody
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind
 from virtbus.schemas.nodework import (
+    ANY_EPOCH,
     Ensure,
     ForgetImage,
     ImageReady,
@@ -198,6 +199,20 @@ async def test_release_is_by_request_only(desk: Desk) -> None:
     assert not path.parent.exists()
     assert await desk.kinds() == [Kind.IMAGE_READY, Kind.DISKS_RELEASED]
     assert not (await desk.ask("inspect", Inspect())).get("things")
+
+
+async def test_an_audit_removes_nothing_that_a_record_stands_for(desk: Desk) -> None:
+    await desk.put(record(empty(MIB)))
+    path = Path((await desk.ready()).disks["data"].path)
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask("release", Release(uid=UID, epoch=ANY_EPOCH))
+    assert caught.value.reason == "record_stands"
+    assert path.exists()
+    await desk.bus.purge(subjects.vm_record(NODE, UID))
+    async with asyncio.timeout(5):
+        while path.exists():
+            with contextlib.suppress(VirtbusError):
+                await desk.ask("release", Release(uid=UID, epoch=ANY_EPOCH))
 
 
 async def test_a_delete_ends_the_pull_and_its_bytes(desk: Desk, server: Web) -> None:

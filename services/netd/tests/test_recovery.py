@@ -26,7 +26,7 @@ from services.netd.tests.test_cni import (
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.core.names import netns
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import NetPhase
+from virtbus.schemas.nodework import ANY_EPOCH, NetPhase
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -296,6 +296,19 @@ async def test_a_filter_that_somebody_removed_is_back_after_recovery(node: Node)
 
 async def test_release_of_an_unknown_vm_does_nothing(node: Node) -> None:
     assert not await node.attachments.release(A, 1)
+    await node.attach(A, epoch=2)
+    assert await node.attachments.release(A, 2)
+    assert not await node.attachments.release(A, 2)
+
+
+async def test_a_record_that_comes_after_its_release_makes_nothing(node: Node) -> None:
     await node.attach(A)
+    before = node.host.census()
     assert await node.attachments.release(A, 1)
-    assert not await node.attachments.release(A, 1)
+    with pytest.raises(VirtbusError, match="was released"):
+        await node.attach(A)
+    assert A not in node.attachments.held()
+    await node.attach(A, epoch=2)  # assigned anew
+    assert node.host.census() == before
+    assert await node.attachments.release(A, ANY_EPOCH)
+    await node.attach(A, epoch=3)  # an audit says nothing of what comes

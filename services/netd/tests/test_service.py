@@ -17,7 +17,7 @@ from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.nodework import Ensure, Inspect, NetPhase, NetReady, Release, Tele
+from virtbus.schemas.nodework import ANY_EPOCH, Ensure, Inspect, NetPhase, NetReady, Release, Tele
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.wire import encode
 
@@ -135,6 +135,15 @@ async def test_ensure_and_release_by_request_are_repeatable(desk: Desk) -> None:
         assert await desk.ask("release", Release(uid=A, epoch=1)) == {"uid": A}
     assert (await desk.ask("inspect", Inspect())).get("things", {}) == {}
     await eventually_kinds(desk, [Kind.NETWORK_READY, Kind.NETWORK_RELEASED])
+
+
+async def test_an_audit_removes_nothing_that_a_record_stands_for(desk: Desk) -> None:
+    await desk.put(make_record(A))
+    assert (await desk.ready()).phase is NetPhase.READY
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask("release", Release(uid=A, epoch=ANY_EPOCH))
+    assert caught.value.reason == "record_stands"
+    assert A in (await desk.ask("inspect", Inspect()))["things"]
 
 
 @pytest.mark.parametrize("verb", ["release", "inspect"])

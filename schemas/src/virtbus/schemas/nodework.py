@@ -18,8 +18,15 @@ class Ensure(Fact):
     record: VmRecord
 
 
+ANY_EPOCH = 2**62
+"""In a release: of whatever epoch it is, as long as no record stands for it (audits)."""
+
+
 class Release(Fact):
-    """`rpc.<imaged|netd>.release`: remove all that bears `uid`. `epoch` fences an older asker."""
+    """`rpc.<imaged|netd>.release`: remove all that bears `uid`.
+
+    `epoch` fences an older asker; what is asked for later makes nothing of that epoch again.
+    """
 
     uid: str
     epoch: int

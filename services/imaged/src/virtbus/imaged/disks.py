@@ -18,7 +18,7 @@ from virtbus.imaged.flights import Listener
 from virtbus.imaged.images import Images
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
-from virtbus.schemas.nodework import DiskFile, ImageReady
+from virtbus.schemas.nodework import ANY_EPOCH, DiskFile, ImageReady
 from virtbus.schemas.vm import VmRecord
 
 MAX_REMEMBERED = 10_000
@@ -186,7 +186,7 @@ class Disks:
     async def release(self, uid: str, epoch: int) -> bool:
         """Remove all disks of a VM; False where there were none.
 
-        From then on only a higher epoch may make disks of that uid again.
+        From then on only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
 
         Raises:
             VirtbusError: 409 `stale_epoch`: the VM was assigned anew since; 503 `store_error`.
@@ -194,7 +194,8 @@ class Disks:
         async with self._serial(uid):
             if epoch < self._epochs.get(uid, 0):
                 raise _stale(epoch, self._epochs[uid])
-            _remember(self._released, uid, epoch)
+            if epoch < ANY_EPOCH:
+                _remember(self._released, uid, epoch)
             return await self._threads.run(self._files.remove, uid)
 
     async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref
 from virtbus.schemas.nodework import (
+    ANY_EPOCH,
     Ensure,
     ForgetImage,
     ForgottenImage,
@@ -70,6 +71,9 @@ class Requests:
         """Remove a VM's disks; the same answer when there are none."""
         want = validate(Release, request.data)
         uid = _uid(want.uid)
+        if want.epoch >= ANY_EPOCH and uid in self._work.listed:
+            message = f"a record of {uid} stands; only the epoch of that one may be released"
+            raise VirtbusError(Code.CONFLICT, "record_stands", message)
         self._work.drop(uid, up_to_epoch=want.epoch)
         if await self._disks.release(uid, want.epoch):
             log.info("disks removed", extra={"code": "disks_released", "uid": uid})

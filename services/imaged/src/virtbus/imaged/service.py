@@ -47,7 +47,6 @@ class Imaged:
         self._changed = asyncio.Event()
         self._store: Store | None = None
         self._requests: Requests | None = None
-        self._listed: set[str] = set()
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -133,9 +132,9 @@ class Imaged:
             async for item in watch:
                 match item:
                     case WatchMark.RESET:
-                        self._listed.clear()
+                        work.listed.clear()
                     case WatchMark.SYNCED:
-                        work.keep_only(self._listed)
+                        work.keep_listed()
                     case Entry():
                         self._see(item, work)
 
@@ -143,12 +142,12 @@ class Imaged:
         uid = entry.key.rpartition(".")[2]
         if not is_id(uid):
             return  # the join nonce
-        self._listed.discard(uid)
+        work.listed.discard(uid)
         record = self._record(entry) if entry.kind is EntryKind.PUT else None
         if record is None or record.ending or record.node != self._settings.node:
             work.drop(uid)  # the agent alone says when disks go
             return
-        self._listed.add(uid)
+        work.listed.add(uid)
         work.want(record)
 
     def _record(self, entry: Entry) -> VmRecord | None:

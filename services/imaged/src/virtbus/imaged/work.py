@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from virtbus.bus.backoff import delays
@@ -47,6 +46,8 @@ class Work:
         self._facts = facts
         self._span = span
         self._jobs: dict[str, _Job] = {}
+        self.listed: set[str] = set()
+        """The uids that the bus has a record of which is not ending."""
 
     def want(self, record: VmRecord) -> None:
         """Ensure the record's disks, now; a newer record replaces the attempt of an older one."""
@@ -86,9 +87,9 @@ class Work:
         del self._jobs[uid]
         self._cancel(job)
 
-    def keep_only(self, uids: Collection[str]) -> None:
-        """Stop working for all VMs that a complete list does not name."""
-        for uid in set(self._jobs) - set(uids):
+    def keep_listed(self) -> None:
+        """The list is complete: stop working for all VMs that it does not name."""
+        for uid in set(self._jobs) - self.listed:
             self.drop(uid)
 
     def _cancel(self, job: _Job) -> None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from virtbus.netd.builder import Builder, Doors
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
+from virtbus.netd.core.epochs import Released, check_epoch
 from virtbus.netd.core.finding import Finding, lost, mended
 from virtbus.netd.core.offer import Site
 from virtbus.netd.core.plan import plan_of
 from virtbus.netd.core.settling import (
     addresses_of,
     carried_over,
-    check_epoch,
     check_macs,
     refusal,
     settled,
@@ -79,6 +79,7 @@ class Attachments:
         self._doors = doors
         self._builder = Builder(doors, site)
         self._held: dict[str, _Held] = {}
+        self._released = Released()
         self._turns = Turns()
         self._bridge_seen = 0
         self._builds = asyncio.Semaphore(BUILDS_AT_ONCE)
@@ -95,9 +96,9 @@ class Attachments:
         `begun` is told when the MACs are settled and a CNI plugin is about to work.
 
         Raises:
-            VirtbusError: 503 while recovering; 409 for an older epoch or a MAC in use; 429 with
-                no address left; what the kernel or a plugin refused. Nothing is left of a failed
-                attachment but its addresses.
+            VirtbusError: 503 while recovering; 409 for an older or released epoch, or a MAC in
+                use; 429 with no address left; what the kernel or a plugin refused. Nothing is
+                left of a failed attachment but its addresses.
         """
         self._refuse_while_recovering()
         plan = plan_of(record)
@@ -105,6 +106,7 @@ class Attachments:
             held = self._held.get(plan.uid)
             known = held.attachment if held is not None else None
             check_epoch(plan.uid, plan.epoch, known)
+            self._released.check(plan.uid, plan.epoch)
             if held is not None and held.phase is NetPhase.READY and await self._serves(held, plan):
                 return held.ready()
             if held is not None and held.attachment.nics and await self._builder.runs(plan.uid):
@@ -163,15 +165,13 @@ class Attachments:
         async with self._host_side:
             pass  # a removal of the host bridge under way ends first; later ones see this VM
         self._keep(held, attachment)
-        if not attachment.has_cni:
+        if attachment.has_cni:
+            await self._builder.with_cni(
+                attachment, lambda more: self._keep(held, more), lambda: begun(held.ready())
+            )
+            check_macs(held.attachment, self._other_nics(attachment.uid))
+        else:
             await self._builder.built_in(attachment)
-            await self._follow_bridge()
-            return
-
-        await self._builder.with_cni(
-            attachment, lambda more: self._keep(held, more), lambda: begun(held.ready())
-        )
-        check_macs(held.attachment, self._other_nics(attachment.uid))
         await self._follow_bridge()
 
     async def _follow_bridge(self) -> None:
@@ -205,6 +205,7 @@ class Attachments:
         async with self._turns.of(uid):
             held = self._held.get(uid)
             check_epoch(uid, epoch, held.attachment if held is not None else None)
+            self._released.add(uid, epoch)
             if held is None:
                 return False
             if held.attachment.has_cni:  # half undone is not whole: undone again after a crash

@@ -31,11 +31,20 @@ from virtbus.netd.facts import Facts, Spans, no_span
 from virtbus.netd.settings import Settings
 from virtbus.netd.work import Work
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Detail, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import check_uid, is_id
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
-from virtbus.schemas.nodework import Ensure, Held, Inspect, NetReady, Release, Released, Tele
+from virtbus.schemas.nodework import (
+    ANY_EPOCH,
+    Ensure,
+    Held,
+    Inspect,
+    NetReady,
+    Release,
+    Released,
+    Tele,
+)
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.wire import decode, invalid, validate
 
@@ -171,6 +180,9 @@ class Netd:
         async def release(request: Request) -> Released:
             want = validate(Release, request.data)
             uid = _uid(want.uid)
+            if want.epoch >= ANY_EPOCH and uid in self._listed:
+                message = f"a record of {uid} stands; only the epoch of that one may be released"
+                raise VirtbusError(Code.CONFLICT, "record_stands", message)
             work.drop(uid)
             with self._span("virtbus release network", uid=uid):
                 if await self._attachments.release(uid, want.epoch):

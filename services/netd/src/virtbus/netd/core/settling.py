@@ -9,20 +9,6 @@ from virtbus.netd.core.subnet import choose_address
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 
-def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
-    """Refuse who was overtaken (design §6).
-
-    Raises:
-        VirtbusError: 409 `stale_epoch`.
-    """
-    if known is not None and asked < known.epoch:
-        raise VirtbusError(
-            Code.CONFLICT,
-            "stale_epoch",
-            f"epoch {asked} of VM {uid} is over, {known.epoch} holds; read the record again",
-        )
-
-
 def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
     """Refuse a MAC that another VM has (NET-04).
 

@@ -1,0 +1,53 @@
+"""Which assignments of a VM are over, so that nothing is made for one (design §6)."""
+
+from collections import OrderedDict
+
+from virtbus.netd.core.attachment import Attachment
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nodework import ANY_EPOCH
+
+MAX_REMEMBERED = 10_000
+"""Kept in memory; the agent's epoch ledger is the durable one."""
+
+
+def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
+    """Refuse who was overtaken.
+
+    Raises:
+        VirtbusError: 409 `stale_epoch`.
+    """
+    if known is not None and asked < known.epoch:
+        raise VirtbusError(
+            Code.CONFLICT,
+            "stale_epoch",
+            f"epoch {asked} of VM {uid} is over, {known.epoch} holds; read the record again",
+        )
+
+
+class Released:
+    """The epochs that were released: a record that comes later by another way is of the past."""
+
+    def __init__(self) -> None:
+        self._epochs: OrderedDict[str, int] = OrderedDict()
+
+    def add(self, uid: str, epoch: int) -> None:
+        """From now on only a higher epoch counts; `ANY_EPOCH` says nothing of those to come."""
+        if epoch >= ANY_EPOCH:
+            return
+        self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
+        self._epochs.move_to_end(uid)
+        while len(self._epochs) > MAX_REMEMBERED:
+            self._epochs.popitem(last=False)
+
+    def check(self, uid: str, epoch: int) -> None:
+        """Refuse what was released.
+
+        Raises:
+            VirtbusError: 409 `released`.
+        """
+        if epoch <= self._epochs.get(uid, 0):
+            raise VirtbusError(
+                Code.CONFLICT,
+                "released",
+                f"the network of epoch {epoch} was released; a new assignment has a higher epoch",
+            )
