@@ -97,6 +97,22 @@ async def test_what_stays_for_the_grace_goes_by_itself(tmp_path: Path) -> None:
         assert LEFT not in node.simulated.held
 
 
+async def test_what_was_made_for_a_record_that_is_purged_unseen_goes_at_once(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent():
+        await one_vm(node)
+        node.simulated.held[LEFT] = 1
+        await node.bus.purge(subjects.vm_record(NODE, LEFT), marker_ttl_s=60)
+        await eventually(lambda: LEFT not in node.simulated.held)
+        assert A in node.simulated.held
+    async with node.agent():  # and as one that finds the marker in its first list
+        node.simulated.held[LEFT] = 1
+        await eventually(lambda: LEFT not in node.simulated.held)
+
+
 async def test_on_another_bus_nothing_is_called_left_over(tmp_path: Path) -> None:
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
     await node.join()

@@ -8,6 +8,7 @@ imaged only ever let go when told, and what another instance on this host made i
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from virtbus.bus.ports import Bus, BusError, Endpoint, Request
@@ -16,7 +17,7 @@ from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import purge_status
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import Audit, Audited, Finding, Held, Inspect, Release
+from virtbus.schemas.nodework import ANY_EPOCH, Audit, Audited, Finding, Held, Inspect, Release
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 """What a create or a delete has under way is not there, or has its record, this much later."""
 ASK_S = 5.0
-ANY_EPOCH = 2**62
 KINDS = {"netd": "network", "imaged": "disk"}
 REPAIRS = {
     "domain": "end the guest, undefine the domain",
@@ -48,10 +48,24 @@ class Auditor:
         self._state_dir = state_dir
         self._guests: Mapping[str, Guest] = {}
         self._trusted: Callable[[], bool] = lambda: False
+        self._purged: Callable[[str], bool] = lambda _uid: False
+        self._due = asyncio.Event()
 
-    def over(self, guests: Mapping[str, Guest], trusted: Callable[[], bool]) -> None:
-        """Audit these, the agent's own; `trusted` says whether the bus is ours and listed."""
-        self._guests, self._trusted = guests, trusted
+    def over(
+        self,
+        guests: Mapping[str, Guest],
+        trusted: Callable[[], bool],
+        purged: Callable[[str], bool],
+    ) -> None:
+        """Audit these, the agent's own; `trusted` says whether the bus is ours and listed.
+
+        `purged` is true for a uid whose record was purged here: it was deleted, or moved away.
+        """
+        self._guests, self._trusted, self._purged = guests, trusted, purged
+
+    def sweep_soon(self) -> None:
+        """A record was purged that no actor here acted on; imaged and netd may have."""
+        self._due.set()
 
     def endpoint(self) -> Endpoint:
         """What the agent's service answers."""
@@ -65,15 +79,23 @@ class Auditor:
         return Audited(findings=tuple(found))
 
     async def sweep(self, interval_s: float, grace_s: float) -> None:
-        """Repair, again and again, what has been there for `grace_s`."""
+        """Repair, again and again, what has been there for `grace_s`, or is of a purged record."""
         loop = asyncio.get_running_loop()
         since: dict[str, float] = {}
         while True:
-            await asyncio.sleep(interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._due.wait()
+                    await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
+            self._due.clear()
             found = await self.look(())
             uids = {finding.uid for finding in found if finding.repair}
             since = {uid: since.get(uid, loop.time()) for uid in uids}
-            due = [f for f in found if f.repair and loop.time() - since[f.uid] >= grace_s]
+            due = [
+                f
+                for f in found
+                if f.repair and (self._purged(f.uid) or loop.time() - since[f.uid] >= grace_s)
+            ]
             if due:
                 await self.repair(due)
 

@@ -121,6 +121,11 @@ class Guest:
             self.post(event)
 
     @property
+    def refused(self) -> bool:
+        """True when nothing of it was begun here, though others may have, and may again."""
+        return bool(self._refused)
+
+    @property
     def ends(self) -> bool:
         """True when nothing of what is here shall stay."""
         return self._orphan or bool(self._refused) or self.record.ending

@@ -136,7 +136,7 @@ class NodeAgent:
         )
         if self._auditor is None:
             return rebuilding.endpoints()
-        self._auditor.over(self._guests, lambda: self._trusted)
+        self._auditor.over(self._guests, lambda: self._trusted, lambda uid: uid in self._marked)
         return [*rebuilding.endpoints(), self._auditor.endpoint()]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
@@ -216,6 +216,8 @@ class NodeAgent:
         self._listed.discard(uid)
         self._marked.add(uid)
         guest = self._guests.get(uid)
+        if (guest is None or guest.refused) and self._auditor is not None:
+            self._auditor.sweep_soon()
         if guest is None:
             if uid not in self._on_disk:
                 self._left.purged(uid)
@@ -307,6 +309,8 @@ class NodeAgent:
     def _tell(self) -> None:
         """Say what the comparison found; the supervisor is told that we serve either way."""
         count = len(self._guests)
+        if self._trusted and self._marked and self._auditor is not None:
+            self._auditor.sweep_soon()
         if self._trusted:
             absent = sum(bool(guest.held) for guest in self._guests.values())
             if self._liveness.state is NodeState.RECOVERING:
