@@ -125,11 +125,11 @@ def test_a_restored_backup_and_a_rebuild_give_what_the_host_did_last(patient: Pl
     steps = {vm["name"]: vm["step"] for vm in answer["vms"]}
     assert steps == {"gone": "end", "later": "raise", "new": "add"}
     patient.wait_whole()
-    assert {view["name"]: view["state"] for view in patient.vms()} == {
-        "kept": "Running",
-        "later": "Stopped",
-        "new": "Running",
-    }
+    states = {"kept": "Running", "later": "Stopped", "new": "Running"}
+    until(
+        lambda: {view["name"]: view["state"] for view in patient.vms()} == states,
+        lambda: f"{states}, but {patient.vms()}",
+    )
     assert [host.qemu_pids(view["uid"]) for view in (kept, new)] == pids
     assert host.qemu_pids(later["uid"]) == []
 

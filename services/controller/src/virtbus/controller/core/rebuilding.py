@@ -78,6 +78,16 @@ def left(reports: Iterable[KnownRecords]) -> dict[tuple[str, str], int]:
     }
 
 
+def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
+    """True for a record of the bus whose host has let go of it.
+
+    One that was leaving its node is on its way, unless a later node has let go of it as well.
+    """
+    if record.leaving:
+        return any(uid == record.uid and epoch > record.epoch for (uid, _), epoch in gone.items())
+    return gone.get((record.uid, record.node), 0) >= record.epoch
+
+
 def step_of(record: VmRecord, known: Known) -> Rebuilt:
     """What to do with a host's newest copy."""
     if known.where is Standing.MARKER:
@@ -111,7 +121,7 @@ def plan(
         elif record is not None:
             steps.append(step_of(record, known))
         elif known.record is not None:
-            let_go = gone.get((uid, known.node), 0) >= known.record.epoch
+            let_go = was_deleted(known.record, gone)
             if let_go and unheard:
                 why = f"it left {known.node}; start {', '.join(unheard)}, then repeat"
                 steps.append(Rebuilt(Step.CONFLICT, known.record, why))

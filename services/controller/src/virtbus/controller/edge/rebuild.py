@@ -7,11 +7,14 @@ follows the bus only after what it knows is there.
 import asyncio
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, EntryKind, Request
+from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Request, WatchMark
+from virtbus.controller.core.changes import deleting
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.rebuilding import Known, Rebuilt, Step, plan
+from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.reservations import NodeFullError
@@ -26,6 +29,9 @@ from virtbus.schemas.wire import encode, read, validate
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
+ASK_AGAIN_S = 0.5
+ANSWER_BEFORE_S = 10.0
+"""Time for the deeds, once every node has answered or is given up."""
 WRITTEN = {
     Step.ADD: "the bus had lost it",
     Step.RAISE: "its host had moved on",
@@ -46,7 +52,7 @@ class Rebuilds:
         want = validate(BusRebuild, request.data)
         now_s = asyncio.get_running_loop().time()
         nodes = sorted(n for n in self._fleet.nodes if not self._fleet.silent(n, now_s))
-        reports, failed = await self._ask(nodes)
+        reports, failed = await self._ask(nodes, request.deadline_s - ANSWER_BEFORE_S)
         silent = {*failed, *(set(self._fleet.nodes) - set(nodes))}
         bus = await self._known(reports.values())
         steps = plan(reports, bus, silent)
@@ -67,17 +73,25 @@ class Rebuilds:
         )
 
     # --- what is known ------------------------------------------------------------------------
-    async def _ask(self, nodes: Collection[str]) -> tuple[dict[str, KnownRecords], dict[str, str]]:
-        """Every node's report, and why others gave none."""
+    async def _ask(
+        self, nodes: Collection[str], until_s: float
+    ) -> tuple[dict[str, KnownRecords], dict[str, str]]:
+        """Every node's report, and why others gave none; who still reads the bus is waited for."""
         reports: dict[str, KnownRecords] = {}
         failed: dict[str, str] = {}
 
         async def ask(node: str) -> None:
-            try:
-                reports[node] = await self._report(node)
-            except (BusError, VirtbusError) as error:
-                failed[node] = str(error)
+            while True:
+                try:
+                    reports[node] = await self._report(node)
+                except (BusError, VirtbusError) as error:
+                    if _soon(error) and loop.time() + ASK_AGAIN_S < until_s:
+                        await asyncio.sleep(ASK_AGAIN_S)
+                        continue
+                    failed[node] = str(error)
+                return
 
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for node in nodes:
                 group.create_task(ask(node))
@@ -104,13 +118,27 @@ class Rebuilds:
 
     async def _known(self, reports: Collection[KnownRecords]) -> dict[str, Known]:
         """What the bus has of each VM that a host knows, and of all that it lists itself."""
-        known = {
-            uid: Known(Standing.RECORD, held.record, held.revision, held.record.node)
-            for uid, held in self._fleet.vms.items()
-        }
+        known = await self._listed()
         for uid in {record.uid for report in reports for record in report.records}:
             known[uid] = await self._commits.known(uid)
         return known
+
+    async def _listed(self) -> dict[str, Known]:
+        """The records of the bus by uid, from itself: what was just restored is no one's yet."""
+        found: dict[str, Known] = {}
+        async with self._bus.watch("$KV.vm.>") as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                if item is WatchMark.RESET:
+                    found = {}
+                elif isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                    with suppress(VirtbusError):  # told by the feed that met it, and kept
+                        record = read_vm_key(item.key, item.value)
+                        if isinstance(record, VmRecord):
+                            known = Known(Standing.RECORD, record, item.revision, record.node)
+                            found[record.uid] = known
+        return found
 
     # --- the deeds ----------------------------------------------------------------------------
     async def _do(self, step: Rebuilt, known: Known) -> Rebuilt:
@@ -132,11 +160,11 @@ class Rebuilds:
             await self._commits.write_back(record, known)
             self._facts.emit(Kind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is Step.END:
-            # Marked first: the purge of a record that is not deleting is half of a move.
-            ending = record.model_copy(update={"deleting": True})
-            held = await self._commits.replace(Held(record, known.revision), ending)
-            await self._commits.finish(held)
-            self._facts.emit(Kind.VM_DELETED, record, "its host had let go of it")
+            # A delete as any other: imaged and netd may have made things for it meanwhile, and
+            # only its agent lets them go. A purge at once could hide the delete from the agent.
+            ending = deleting(record, grace_s=0)
+            await self._commits.replace(Held(record, known.revision), ending)
+            self._facts.emit(Kind.VM_DELETING, record, "its host had let go of it")
         elif step is Step.KEEP and known.record is not None:
             name = subjects.name_claim(record.namespace, record.name)
             if name not in self._fleet.claims:
@@ -171,6 +199,11 @@ class Rebuilds:
             message = "its join record was lost and is made anew; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "not_joined", message, after_ms=1000)
         return read(JoinNonce, entry.value).nonce
+
+
+def _soon(error: BusError | VirtbusError) -> bool:
+    """True for an agent that has not read this bus yet."""
+    return isinstance(error, VirtbusError) and error.reason == "recovering"
 
 
 def _told(step: Rebuilt) -> RebuiltVm:
