@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -72,3 +75,36 @@ async def test_garbled_message_of_a_watch_makes_it_list_again(
         seen = [item async for item in _first_two(watch)]
     assert seen[0] is WatchMark.RESET
     assert isinstance(seen[1], Entry)
+
+
+@asynccontextmanager
+async def _garbled_greeting(server: Server) -> AsyncIterator[str]:
+    """A way to the server on which the very first PONG comes garbled; its URL."""
+    first = [True]
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(65536):
+                if first[0] and b"PONG" in data:
+                    first[0] = False
+                    data = data.replace(b"PONG", b"P\x0fNG", 1)
+                writer.write(data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = urlsplit(server.url).port
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(OSError):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(pump(reader, back))
+                group.create_task(pump(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        yield f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def test_connection_whose_greeting_was_garbled_is_made_again(nats: Server) -> None:
+    async with _garbled_greeting(nats) as url:
+        settings = replace(nats.settings("controller"), url=url)
+        async with client.connect(settings, name="c") as bus:
+            await bus.put(KEY, b"x")
+            assert bus._link.generation == 1  # the garbled one never counted

@@ -29,12 +29,8 @@ with lean_import():
 
 log = logging.getLogger(__name__)
 
-PING_INTERVAL_S = 10
-MAX_OUTSTANDING_PINGS = 2
 ATTEMPT_S = 2.0
 """One client's patience while connecting; it knocks several times in that."""
-ONE_OF_MANY_S = 0.8
-"""Patience with one of several servers, so that a silent one leaves time for the others."""
 FLUSH_S = 5
 CLOSE_S = 0.3
 LOOK_S = 1.0
@@ -136,7 +132,7 @@ class NatsLink:
         try:
             await client.publish(subject, body, reply, headers=dict(headers) if headers else None)
         except (nats.errors.Error, OSError) as error:
-            if client.is_closed and client is self._client:
+            if not client.is_connected and client is self._client:
                 self._lost.set()
             msg = f"cannot send: {error}"
             raise UnavailableError(msg) from error
@@ -241,7 +237,7 @@ class NatsLink:
         nats-py flushes while it closes; where the server is gone by then (after a long sleep of
         this process it is), that raises, and the callbacks behind it are never called.
         """
-        while not (self._lost.is_set() or (self._client is not None and self._client.is_closed)):
+        while self._client is not None and self._client.is_connected and not self._lost.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._lost.wait()
@@ -271,13 +267,6 @@ class NatsLink:
     async def _attempt(self) -> bool:
         """One new client, connected and subscribed, or False with `_fault` set."""
         lost = asyncio.Event()
-
-        async def on_error(error: Exception) -> None:
-            self._heard(error)
-
-        async def on_closed() -> None:
-            lost.set()
-
         try:
             settings = self._settings.resolved()
             client = _client(settings)
@@ -289,22 +278,7 @@ class NatsLink:
         self._mux = f"{self._prefix}.{secrets.token_hex(11)}."
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                await client.connect(
-                    settings.servers,
-                    name=self._name,
-                    **identity.options(settings),
-                    inbox_prefix=settings.inbox_prefix,
-                    allow_reconnect=False,
-                    reconnect_time_wait=0.1 + secrets.randbelow(100) / 1000,  # type: ignore[arg-type]  # a float works
-                    max_reconnect_attempts=-1,
-                    connect_timeout=2 if len(settings.servers) == 1 else ONE_OF_MANY_S,  # type: ignore[arg-type]  # a float works
-                    ping_interval=PING_INTERVAL_S,
-                    max_outstanding_pings=MAX_OUTSTANDING_PINGS,
-                    pending_size=0,
-                    drain_timeout=2,
-                    error_cb=on_error,
-                    closed_cb=on_closed,
-                )
+                await self._greet(client, settings, lost)
                 await client.subscribe(f"{self._mux}*", cb=self._answered)
                 for subscribed in tuple(self._subscribed):
                     await self._subscribe(client, subscribed)
@@ -321,6 +295,29 @@ class NatsLink:
         self._up.set()
         self._notify()
         return True
+
+    async def _greet(self, client: Client, settings: BusSettings, lost: asyncio.Event) -> None:
+        """Log in; `lost` is set once the connection has ended. Raises what nats-py raises."""
+
+        async def on_error(error: Exception) -> None:
+            self._heard(error)
+
+        async def on_closed() -> None:
+            lost.set()
+
+        await client.connect(
+            settings.servers,
+            name=self._name,
+            **identity.options(settings),
+            inbox_prefix=settings.inbox_prefix,
+            **identity.patience(settings),
+            error_cb=on_error,
+            closed_cb=on_closed,
+        )
+        if not client.is_connected:
+            # Its first PONG came garbled: "connecting" for good, it reads but sends nothing.
+            msg = "the greeting was garbled"
+            raise nats.errors.Error(msg)
 
     @staticmethod
     async def _barrier(client: Client) -> None:

@@ -1,15 +1,21 @@
-"""Who a connection is and whom it trusts, in the words of `nats.aio.Client.connect`.
+"""Who a connection is, whom it trusts and what it bears, in the words of `Client.connect`.
 
 `cryptography` and `ssl` are imported only where a bus has nkeys and TLS.
 """
 
 import logging
+import secrets
 from typing import Any
 
 from virtbus.bus.access import BusSettings
 
 # asyncio's word on nats-py's protocol under TLS, at each end of a connection: nothing to mend here
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in str(record.msg))
+
+PING_INTERVAL_S = 10
+MAX_OUTSTANDING_PINGS = 2
+ONE_OF_MANY_S = 0.8
+"""Patience with one of several servers, so that a silent one leaves time for the others."""
 
 
 def public_key(settings: BusSettings) -> str:
@@ -39,3 +45,17 @@ def options(settings: BusSettings) -> dict[str, Any]:
         found["tls"] = ssl.create_default_context(cadata=settings.ca)
         found["tls"].minimum_version = ssl.TLSVersion.TLSv1_2
     return found
+
+
+def patience(settings: BusSettings) -> dict[str, Any]:
+    """What `Client.connect` takes of how long we wait: it knocks again, but never reconnects."""
+    return {
+        "allow_reconnect": False,
+        "reconnect_time_wait": 0.1 + secrets.randbelow(100) / 1000,
+        "max_reconnect_attempts": -1,
+        "connect_timeout": 2 if len(settings.servers) == 1 else ONE_OF_MANY_S,
+        "ping_interval": PING_INTERVAL_S,
+        "max_outstanding_pings": MAX_OUTSTANDING_PINGS,
+        "pending_size": 0,
+        "drain_timeout": 2,
+    }
