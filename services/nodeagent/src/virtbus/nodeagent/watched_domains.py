@@ -24,6 +24,8 @@ CHANGES: dict[DomainChange, Event] = {
 }
 
 ACTIVE = {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
+OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
+"""QEMU is started with its CPUs stopped, so libvirt tells both."""
 
 
 class WatchedDomains:
@@ -50,7 +52,7 @@ class WatchedDomains:
         guest = self._guests.get(event.uid)
         if guest is None or event.change is None:
             return
-        if guest.phase is Phase.STARTING and event.change is DomainChange.STARTED:
+        if guest.phase is Phase.STARTING and event.change in OF_A_START:
             return  # the start itself tells, with its error where it failed after all
         facts = await self._hypervisor.facts(event.uid)
         active = facts is not None and facts.active
