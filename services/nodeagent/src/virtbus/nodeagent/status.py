@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 5.0)
 PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
-PASSING_S = 0.25
-"""Each put is a durable write; a create passes through these states in a blink."""
+PASSING_S = 1.0
+"""Each put is a durable write; a create passes through these states in half of it."""
 
 
 class StatusWriter:
@@ -25,17 +25,24 @@ class StatusWriter:
         self._latest: VmStatus | None = None
         self._told: VmStatus | None = None
         self._dirty = asyncio.Event()
+        self._soon: asyncio.TimerHandle | None = None
 
     def report(self, status: VmStatus) -> None:
         """Make `status` the one to be told; an unchanged one is not told again.
 
-        A state on the way is told after PASSING_S, if it is still so then; others at once.
+        A state on the way is told within PASSING_S, if it is still so then; others at once.
         """
         self._latest = status
-        if status.state in PASSING:
-            asyncio.get_running_loop().call_later(PASSING_S, self._dirty.set)
-        else:
-            self._dirty.set()
+        if status.state not in PASSING:
+            self._tell()
+        elif self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(PASSING_S, self._tell)
+
+    def _tell(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        self._dirty.set()
 
     async def run(self) -> None:
         """Put whatever is latest; never returns by itself."""
