@@ -80,6 +80,21 @@ async def test_a_span_continues_the_request_that_is_handled(
     assert create.parent_id == "b7ad6b7169203331"
 
 
+async def test_a_process_that_cannot_tell_has_its_span_told(
+    bus: MemoryBus, finished: Finished
+) -> None:
+    with tracing.span("virtbus attach network", uid=UID, parent=PARENT):
+        pass
+    tracing.told(
+        "virtbus fetch", uid=UID, parent=PARENT, service="wrapper", start_ns=5, end_ns=9, asked="1"
+    )
+    _, fetch = await finished()
+    assert (fetch.service, fetch.start_ns, fetch.end_ns) == ("wrapper", 5, 9)
+    assert fetch.parent_id == "b7ad6b7169203331"
+    assert fetch.attributes == {"asked": "1"}
+    assert len(await bus.history("virtbus.evt.>")) == 1  # one message for both
+
+
 async def test_a_span_without_a_vm_is_not_stored(bus: MemoryBus, finished: Finished) -> None:
     with tracing.span("virtbus list vms"), tracing.span("virtbus odd", uid="../etc"):
         pass

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 UID = "virtbus.uid"
 """The span attribute that names the VM; spans without it are not stored."""
+SERVICE = "virtbus.service"
+"""The span attribute that names a process other than this one."""
 TOGETHER_S = 0.2
 """How long spans of a VM wait for others: each message costs sender and server CPU."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -96,6 +98,24 @@ def span(
             raise
 
 
+def told(
+    name: str,
+    *,
+    uid: str,
+    parent: str,
+    service: str,
+    start_ns: int,
+    end_ns: int,
+    **more: str,
+) -> None:
+    """Record the span of a process that cannot: `service`, from `start_ns` to `end_ns` (Unix)."""
+    if _tracers:
+        attributes = {UID: uid, SERVICE: service, **more}
+        _tracers[0].start_span(
+            name, context=_context(parent), attributes=attributes, start_time=start_ns
+        ).end(end_ns)
+
+
 def _context(parent: str | None) -> "Context | None":
     """The context a span starts in; None is OpenTelemetry's current one."""
     from opentelemetry import trace
@@ -116,6 +136,7 @@ def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
     """`schemas.events.Span` of a finished span, as plain fields: this runs at every span's end."""
     own = ended.get_span_context()
     attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}
+    service = attributes.pop(SERVICE, service)
     fact: dict[str, Any] = {
         "trace_id": f"{own.trace_id:032x}" if own else "",
         "span_id": f"{own.span_id:016x}" if own else "",

@@ -5,12 +5,13 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from virtbus.bus import tracing
 from virtbus.bus.ports import Bus
 from virtbus.netd.core.finding import Finding
 from virtbus.netd.edge.handover import Handover
-from virtbus.schemas import events, subjects
+from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.events import Event, Kind, Span
+from virtbus.schemas.events import Event, Kind
 from virtbus.schemas.nodework import NetPhase, NetReady
 from virtbus.schemas.vm import VmRecord
 
@@ -100,27 +101,20 @@ class Facts:
 
     def wrapped(self, done: Handover) -> None:
         """The wrapper's span, which it cannot report itself: it has become QEMU."""
-        parts = (done.traceparent or "").split("-")
-        if len(parts) != 4 or not done.entered_ns:
+        if done.traceparent is None or not done.entered_ns:
             return
         offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()
-        span = Span(
-            trace_id=parts[1],
-            span_id=self._bus.sources.uuid7().replace("-", "")[16:],
-            parent_id=parts[2],
-            name="virtbus fetch descriptors",
+        tracing.told(
+            "virtbus fetch descriptors",
+            uid=done.uid,
+            parent=done.traceparent,
             service="vmwrapper",
-            node=self._node,
             start_ns=done.entered_ns + offset_ns,
             end_ns=done.granted_ns + offset_ns,
-            attributes={
-                "connect_us": str((done.connected_ns - done.entered_ns) // 1000),
-                "ask_us": str((done.asked_ns - done.connected_ns) // 1000),
-                "grant_us": str((done.granted_ns - done.asked_ns) // 1000),
-            },
+            connect_us=str((done.connected_ns - done.entered_ns) // 1000),
+            ask_us=str((done.asked_ns - done.connected_ns) // 1000),
+            grant_us=str((done.granted_ns - done.asked_ns) // 1000),
         )
-        subject = subjects.event(self._node, done.uid, Kind.SPAN)
-        self._bus.emit(subject, events.Spans(spans=(span,)), message_id=span.span_id)
 
     def _event(
         self, kind: Kind, record: VmRecord, took_ms: float | None, detail: dict[str, str]
