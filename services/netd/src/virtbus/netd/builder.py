@@ -141,8 +141,12 @@ class Builder:
 
     async def adopt(self, attachment: Attachment) -> None:
         """Serve a VM whose namespace and CNI links stand; completes the rest."""
-        await in_thread(lambda: self._doors.files.sync(attachment.uid))
-        self._serve(attachment, await in_thread(lambda: self.links.build(attachment)))
+
+        def complete() -> list[socket.socket]:
+            self._doors.files.sync(attachment.uid)
+            return self.links.build(attachment)
+
+        self._serve(attachment, await in_thread(complete))
 
     async def _add(
         self, attachment: Attachment, nic: Nic, state: CniState, keep: Keep
@@ -150,11 +154,12 @@ class Builder:
         netns = self._doors.namespaces.path(attachment.netns)
         done = await self._doors.cni.add(attachment.uid, nic, state.conflist, netns)
         nic = nic.model_copy(update={"cni": done})
-        keep(replaced(attachment, nic))
         result = done.result or {}
-        nic = cni_values.settled(nic, result)
-        attachment = replaced(attachment, nic)
-        keep(attachment)  # before the address leaves the link: DEL finds its rules by it
+        try:
+            nic = cni_values.settled(nic, result)
+        finally:  # DEL needs the result, and finds its rules by the address, which leaves the link
+            attachment = replaced(attachment, nic)
+            keep(attachment)
         link = await in_thread(lambda: self.links.take_address_off(attachment, nic))
         if link is None:
             raise VirtbusError(

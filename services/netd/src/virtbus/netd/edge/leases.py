@@ -5,7 +5,6 @@ on the host has a file that names it.
 """
 
 import fcntl
-import json
 import logging
 import os
 from pathlib import Path
@@ -49,7 +48,7 @@ class StateFiles:
         """Replace the file at once; after a power loss it may be the old one until `sync`."""
         path = self._path(attachment.uid)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(attachment.model_dump(mode="json"), separators=(",", ":")))
+        part.write_bytes(attachment.model_dump_json().encode())
         part.replace(path)
 
     def sync(self, uid: str) -> None:
