@@ -73,8 +73,13 @@ def plugin_input(
 def environment(
     command: str, uid: str, nic: Nic, netns_path: str, plugin_path: str
 ) -> dict[str, str]:
-    """The environment that the CNI specification names."""
+    """The environment that the CNI specification names, and one CPU for Go.
+
+    Plugins are Go programs that end in milliseconds: threads for every CPU of the host, and a
+    garbage collector on each, cost more than they ever do.
+    """
     return {
+        "GOMAXPROCS": "1",
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": uid,
         "CNI_NETNS": netns_path,
