@@ -62,6 +62,17 @@ def test_directories_come_from_flags_then_data_then_environment() -> None:
         choose(data="/d", state_dir="/x", run_dir=None, environ=env)
 
 
+def test_a_simulation_without_a_place_is_apart_from_a_real_node() -> None:
+    def chosen(state_dir: str | None = None, **environ: str) -> tuple[Path, Path]:
+        env = {"XDG_STATE_HOME": "/home/state", **environ}
+        return choose(data=None, state_dir=state_dir, run_dir=None, environ=env, simulate=True)
+
+    apart = Path("/home/state/virtbus-simulate")
+    assert chosen() == (apart / "state", apart / "run")
+    assert chosen(VIRTBUS_STATE_DIR="/e") == (Path("/e"), apart / "run")
+    assert chosen("/s", VIRTBUS_RUN_DIR="/r") == (Path("/s"), Path("/r"))
+
+
 def test_banner_has_a_ready_nats_line_and_says_what_it_is_not() -> None:
     creds = {"url": "nats://127.0.0.1:4222", "user": "client", "password": "p"}
     text = "\n".join(banner.lines(PLACE, creds, Path("/r/nats.log")))
@@ -189,8 +200,11 @@ async def test_simulated_vm_is_created_followed_and_deleted(tmp_path: Path) -> N
         assert (await run("status", env=env)).code == 0
         traced = await run("vm", "trace", "web", env=env)
         assert traced.out.splitlines()[2].startswith("vm create"), traced.err
+        images = await run("image", "list", "-o", "json", env=env)
+        assert [image["names"] for image in images.json["items"]] == [["tiny"]]
         gone = await run("vm", "delete", "web", "--grace", "0", env=env)
         assert (gone.code, gone.out) == (0, "web deleted\n"), gone.err
+        assert (await run("image", "delete", "tiny", env=env)).code == 0
         assert process.returncode is None
 
 

@@ -8,7 +8,7 @@ import click
 from virtbus.cli.failures import usage
 from virtbus.cli.lazy import examples
 from virtbus.cli.up import begin
-from virtbus.cli.up.plan import ALL, BUS_ONLY, Place, choose, simulated_data
+from virtbus.cli.up.plan import ALL, BUS_ONLY, Place, choose
 
 if TYPE_CHECKING:
     from virtbus.bus.cluster import Cluster
@@ -86,9 +86,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     A second instance on one host needs --data, --node, and a bridge and subnet of its own:
     VIRTBUS_BRIDGE=virtbus1 VIRTBUS_SUBNET=10.128.0.1/16.
     """
-    if simulate and not (data or state_dir or run_dir):
-        data = str(simulated_data(os.environ))
-    state, run = choose(data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ)
+    state, run = choose(
+        data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ, simulate=simulate
+    )
     runs = BUS_ONLY if no_node else ALL
     place = Place(state, run, node or begin.node_name(state), simulate, log_level, runs)
     more = tuple(name.strip() for name in nodes.split(",") if name.strip())

@@ -10,7 +10,7 @@ import click
 from virtbus.cli.failures import usage
 from virtbus.cli.lazy import examples
 from virtbus.cli.up import begin
-from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose, simulated_data
+from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose
 
 
 @click.command(
@@ -74,9 +74,9 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     """
     if count > 1:
         fleet(simulate=simulate, name=name, nats=nats, creds=creds, count=count)
-    if simulate and not (data or state_dir or run_dir):
-        data = str(simulated_data(os.environ))
-    state, run = choose(data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ)
+    state, run = choose(
+        data=data, state_dir=state_dir, run_dir=run_dir, environ=os.environ, simulate=simulate
+    )
     file = Path(creds).absolute()
     place = Place(state, run, name or "", simulate, log_level, NODE_ONLY, nats or "", file)
     from virtbus.cli.up.remote_bus import remote_bus, settle  # imports the bus

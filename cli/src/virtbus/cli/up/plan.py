@@ -11,7 +11,7 @@ REAL_SERVICES = ("imaged", "netd", "nodeagent")
 SIMULATED_SERVICES = ("nodeagent",)
 ALL, BUS_ONLY, NODE_ONLY = "all", "bus", "node"
 """What runs here: everything; a bus server and a controller; the node's services alone."""
-DEFAULT_STATE_DIR = Path("/var/lib/virtbus")
+DEFAULT_STATE_DIR, DEFAULT_RUN_DIR = Path("/var/lib/virtbus"), Path("/run/virtbus")
 STEADY_S = 60.0
 """A service that lived this long starts again at the shortest rest."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
@@ -61,21 +61,28 @@ class Place:
 
 
 def choose(
-    *, data: str | None, state_dir: str | None, run_dir: str | None, environ: Mapping[str, str]
+    *,
+    data: str | None,
+    state_dir: str | None,
+    run_dir: str | None,
+    environ: Mapping[str, str],
+    simulate: bool = False,
 ) -> tuple[Path, Path]:
-    """State and run directory: flags, then `--data`, then environment, then the FHS."""
+    """State and run directory: flags, then `--data`, then environment, then the FHS.
+
+    A simulation that nobody named a place for is apart from a real node's files.
+    """
     if data and (state_dir or run_dir):
         raise usage("--data names both directories; give it, or --state-dir and --run-dir")
     base = Path(data).absolute() if data else None
     state = state_dir or (str(base / "state") if base else environ.get("VIRTBUS_STATE_DIR"))
     run = run_dir or (str(base / "run") if base else environ.get("VIRTBUS_RUN_DIR"))
-    return Path(state or DEFAULT_STATE_DIR).absolute(), Path(run or "/run/virtbus").absolute()
-
-
-def simulated_data(environ: Mapping[str, str]) -> Path:
-    """Where a simulation lives that nobody named a place for: apart from a real node's files."""
-    home = environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local/state") / "virtbus-simulate"
+    usual = (DEFAULT_STATE_DIR, DEFAULT_RUN_DIR)
+    if simulate:
+        home = environ.get("XDG_STATE_HOME")
+        apart = (Path(home) if home else Path.home() / ".local/state") / "virtbus-simulate"
+        usual = (apart / "state", apart / "run")
+    return Path(state or usual[0]).absolute(), Path(run or usual[1]).absolute()
 
 
 def environment(

@@ -7,25 +7,29 @@ what they were asked, so that a test can read it.
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
+from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
-from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import (
     Arm,
     DiskFile,
     Ensure,
+    ForgetImage,
+    ForgottenImage,
     Held,
     ImageReady,
     Inspect,
     NetPhase,
     NetReady,
+    PullImage,
     Release,
     Released,
     Tele,
@@ -36,6 +40,8 @@ from virtbus.schemas.wire import validate
 TELL_S = (0.5, 5.0)
 """Soon again, for the agent may not listen yet; then often enough: it calls silent after 12 s."""
 VERSION = "0.1.0"
+READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
+Handler = Callable[[Request], Awaitable[Any]]
 
 
 class SimulatedNode:
@@ -45,27 +51,28 @@ class SimulatedNode:
         self._bus = bus
         self._node = node
         self.held: dict[str, int] = {}
+        self.images = SimulatedImages()
         self.armed: list[str] = []
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
         """Answer while the context is open."""
+        both = {"release": self._release, "inspect": self._inspect}
+        handlers: dict[str, dict[str, Handler]] = {
+            "imaged": {
+                **both,
+                "ensure": self._image,
+                "pull": self._pull,
+                "delete": self._delete,
+                "list": self._list,
+            },
+            "netd": {**both, "ensure": self._net},
+        }
         async with AsyncExitStack() as stack:
-            for service, ensure in (("imaged", self._image), ("netd", self._net)):
+            for service, verbs in handlers.items():
                 endpoints = [
-                    Endpoint(
-                        f"{service}-ensure", subjects.rpc(self._node, service, "ensure"), ensure
-                    ),
-                    Endpoint(
-                        f"{service}-release",
-                        subjects.rpc(self._node, service, "release"),
-                        self._release,
-                    ),
-                    Endpoint(
-                        f"{service}-inspect",
-                        subjects.rpc(self._node, service, "inspect"),
-                        self._inspect,
-                    ),
+                    Endpoint(f"{service}-{verb}", subjects.rpc(self._node, service, verb), handler)
+                    for verb, handler in verbs.items()
                 ]
                 info = ServiceInfo(f"virtbus-{service}", VERSION, "simulated", {"node": self._node})
                 await stack.enter_async_context(self._bus.serve(info, endpoints))
@@ -73,11 +80,10 @@ class SimulatedNode:
 
     async def tell(self) -> None:
         """Say that imaged and netd are ready, as the real ones do; never returns by itself."""
-        ready = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
         default = NetworkInfo(name="default", kind="builtin")
         for pause_s in itertools.chain(TELL_S[:1] * 4, itertools.repeat(TELL_S[1])):
             for service, networks in (("imaged", ()), ("netd", (default,))):
-                tele = Tele(service=service, state=ready, networks=networks)
+                tele = Tele(service=service, state=READY, networks=networks)
                 await self._bus.publish(subjects.tele(self._node, service), tele)
             await asyncio.sleep(pause_s)
 
@@ -94,9 +100,20 @@ class SimulatedNode:
         validate(Inspect, request.data)
         return Held(things=dict.fromkeys(self.held, ("simulated",)))
 
+    async def _pull(self, request: Request) -> ImageInfo:
+        return self.images.pull(validate(PullImage, request.data).ref)
+
+    async def _delete(self, request: Request) -> ForgottenImage:
+        return self.images.forget(validate(ForgetImage, request.data).ref)
+
+    async def _list(self, request: Request) -> Tele:
+        del request
+        return Tele(service="imaged", state=READY, images=self.images.list())
+
     def image(self, record: VmRecord) -> ImageReady:
         """What imaged has made for the record."""
         self.held[record.uid] = record.epoch
+        self.images.make_disks(record)
         disks = {
             volume.name: DiskFile(
                 path=f"/simulated/{record.uid}/{volume.name}.qcow2",
@@ -120,6 +137,7 @@ class SimulatedNode:
     def release(self, uid: str) -> Released:
         """Nothing of the VM is left."""
         self.held.pop(uid, None)
+        self.images.release(uid)
         return Released(uid=uid)
 
     async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:

@@ -1,0 +1,69 @@
+"""The store of a simulated imaged: names and digests, no bytes."""
+
+import hashlib
+
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.image import ImageFormat, ImageInfo, parse_image_ref
+from virtbus.schemas.nodework import ForgottenImage
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import invalid
+
+
+class SimulatedImages:
+    """Every image there could be is fetched at once, and has no size."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        """By name or URL."""
+        self._disks: dict[str, frozenset[str]] = {}
+        """The digests that a VM's disks are made of."""
+
+    def pull(self, ref: str) -> ImageInfo:
+        """Have an image; raises VirtbusError 400 for what names none."""
+        try:
+            locator, digest = parse_image_ref(ref)
+        except ValueError as error:
+            raise invalid((Detail(path="ref", message=str(error)),)) from None
+        digest = digest or f"sha256:{hashlib.sha256(locator.encode()).hexdigest()}"
+        self._digests[locator] = digest
+        return self._info(digest)
+
+    def list(self) -> tuple[ImageInfo, ...]:
+        """What was pulled and not deleted."""
+        return tuple(self._info(digest) for digest in sorted(set(self._digests.values())))
+
+    def make_disks(self, record: VmRecord) -> None:
+        """Have the images of a VM."""
+        refs = [volume.image.ref for volume in record.spec.volumes if volume.image is not None]
+        self._disks[record.uid] = frozenset(self.pull(ref).digest for ref in refs)
+
+    def release(self, uid: str) -> None:
+        """The VM has no disks any more."""
+        self._disks.pop(uid, None)
+
+    def forget(self, ref: str) -> ForgottenImage:
+        """Let go of a name, or of all names of a digest.
+
+        Raises:
+            VirtbusError: 404 `image_unknown`.
+        """
+        names = [
+            name
+            for name, digest in self._digests.items()
+            if ref in {name, digest, f"{name}@{digest}"}
+        ]
+        if not names:
+            message = f"no image {ref} is stored here; `virtbus image list` shows what is"
+            raise VirtbusError(Code.NOT_FOUND, "image_unknown", message)
+        digests = {self._digests.pop(name) for name in names}
+        used_by = (uid for uid, used in self._disks.items() if used & digests)
+        return ForgottenImage(names=tuple(sorted(names)), used_by=tuple(sorted(used_by)))
+
+    def _info(self, digest: str) -> ImageInfo:
+        return ImageInfo(
+            digest=digest,
+            names=tuple(sorted(name for name, each in self._digests.items() if each == digest)),
+            format=ImageFormat.QCOW2,
+            size_bytes=0,
+            virtual_size_bytes=0,
+        )

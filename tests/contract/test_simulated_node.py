@@ -1,0 +1,42 @@
+"""A simulated node answers whatever is asked of a real one's imaged."""
+
+from contextlib import suppress
+
+import pytest
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.imaged.service import VERBS
+from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.simulated_images import SimulatedImages
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+
+DEBIAN = "https://images.example/debian.qcow2"
+PINNED = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_every_verb_of_imaged_is_served(verb: str) -> None:
+    bus = MemoryBus(MemoryServer(), "client")
+    async with SimulatedNode(bus, "n1").serve():
+        with suppress(VirtbusError):  # the request says nothing; without a server: BusError
+            await bus.request(subjects.rpc("n1", "imaged", verb), {}, timeout_s=1)
+
+
+def test_what_was_pulled_is_listed_until_it_is_deleted() -> None:
+    images = SimulatedImages()
+    tiny, debian = images.pull("tiny"), images.pull(f"{DEBIAN}@{PINNED}")
+    assert debian.digest == PINNED
+    assert {image.names for image in images.list()} == {("tiny",), (DEBIAN,)}
+    assert images.forget(tiny.digest).names == ("tiny",)
+    assert images.forget(DEBIAN).names == (DEBIAN,)
+    assert images.list() == ()
+    with pytest.raises(VirtbusError) as refused:
+        images.forget("tiny")
+    assert refused.value.code == Code.NOT_FOUND
+
+
+def test_what_is_no_image_is_refused() -> None:
+    with pytest.raises(VirtbusError) as refused:
+        SimulatedImages().pull("ftp://x")
+    assert refused.value.code == Code.INVALID
