@@ -16,6 +16,7 @@ from tests.sim.wire import Gone
 
 from virtbus.bus.mailbox import Mailbox
 from virtbus.nodeagent.core.ports import ConsoleSession, DomainEvent, DomainFacts, HostFacts
+from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.nodework import Arm
@@ -175,7 +176,7 @@ class SimFiles:
 
     async def write(self, record: VmRecord) -> None:
         epoch = max(self.epoch(record.uid), record.epoch)
-        self._ledger[record.uid] = (epoch, False)
+        self._ledger[record.uid] = LedgerEntry(epoch)
 
         def save() -> None:
             self._save(record.uid)
@@ -191,8 +192,9 @@ class SimFiles:
     async def remove_work(self, uid: str) -> None:
         await self._threads.run(lambda: self._disk.seeds.pop(uid, None), self._host.temper.io_s)
 
-    async def forget(self, uid: str) -> None:
-        self._ledger[uid] = (self.epoch(uid), True)
+    async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
+        epoch = max(self.epoch(uid), refused_epoch)
+        self._ledger[uid] = LedgerEntry(epoch, removed_s=1, refused=bool(refused_epoch))
 
         def remove() -> None:
             self._disk.records.pop(uid, None)
@@ -205,14 +207,18 @@ class SimFiles:
         self._disk.ledger[uid] = self._ledger[uid]
 
     def epoch(self, uid: str) -> int:
-        return self._ledger.get(uid, (0, False))[0]
+        return self._ledger.get(uid, LedgerEntry(0)).epoch
 
     def left(self, uid: str) -> int:
-        epoch, removed = self._ledger.get(uid, (0, False))
-        return epoch if removed else 0
+        entry = self._ledger.get(uid, LedgerEntry(0))
+        return entry.epoch if entry.removed_s and not entry.refused else 0
+
+    def refused(self, uid: str) -> int:
+        entry = self._ledger.get(uid, LedgerEntry(0))
+        return entry.epoch if entry.refused else 0
 
     def removed(self) -> dict[str, int]:
-        return {uid: epoch for uid, (epoch, removed) in self._ledger.items() if removed}
+        return {uid: left for uid in self._ledger if (left := self.left(uid))}
 
     def nonce(self) -> str:
         return self._disk.nonce

@@ -23,6 +23,7 @@ from virtbus.nodeagent.core.ports import (
     DomainState,
     Ending,
 )
+from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmRecord
 
@@ -69,7 +70,7 @@ class Disk:
     """What is durable."""
 
     records: dict[str, VmRecord] = field(default_factory=dict)
-    ledger: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    ledger: dict[str, LedgerEntry] = field(default_factory=dict)
     """uid → highest epoch acted on, and whether the VM was removed."""
     seeds: dict[str, str | None] = field(default_factory=dict)
     """uid → digest of the secrets in its seed."""

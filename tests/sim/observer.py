@@ -15,6 +15,7 @@ from tests.sim.wire import SimServer
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.vm import VmRecord, VmStatus
 from virtbus.schemas.wire import read
 
@@ -179,7 +180,9 @@ class Observer(Watcher):
 
     def _acts(self, host: Host, uid: str, epoch: int, what: str) -> None:
         seen = self._vm(uid)
-        highest = max(seen.acted_epoch.get(host.name, 0), host.disk.ledger.get(uid, (0, False))[0])
+        highest = max(
+            seen.acted_epoch.get(host.name, 0), host.disk.ledger.get(uid, LedgerEntry(0)).epoch
+        )
         if epoch < highest:
             self.wrong("I15", f"{host.name} {what} {uid} of epoch {epoch} after {highest}")
         seen.acted_epoch[host.name] = max(epoch, highest)

@@ -37,7 +37,7 @@ def test_a_blind_put_where_a_compare_and_set_belongs_is_found() -> None:
 def test_an_agent_that_does_not_remember_epochs_and_deletes_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def forget(self: SimFiles, uid: str) -> None:
+    async def forget(self: SimFiles, uid: str, *, refused_epoch: int = 0) -> None:
         """Tells that the record is gone, and leaves it on the disk."""
 
     monkeypatch.setattr(SimFiles, "forget", forget)

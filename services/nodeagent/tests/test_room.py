@@ -73,6 +73,25 @@ async def test_a_drained_node_lets_go_of_what_comes_late_and_forgets_it_once_mov
         await eventually(forgotten)
 
 
+async def test_what_was_refused_is_refused_by_the_next_agent_and_taken_under_a_higher_epoch(
+    node: Node,
+) -> None:
+    """A controller may be moving it by what the first one told: two nodes would run it (I1)."""
+    await node.join()
+    await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, cordoned=True)))
+    await node.put(record())
+    async with node.agent():
+        await eventually(refused(node))
+    await node.bus.purge(subjects.node_wish(NODE))
+    await node.bus.purge(subjects.vm_status(NODE, uid(1)))
+    async with node.agent():
+        await eventually(refused(node))
+        assert node.domains.done == []
+        assert node.files.removed() == {}
+        await node.put(record(epoch=2))
+        await eventually(lambda: ("start", uid(1)) in node.domains.done)
+
+
 async def test_what_runs_on_a_node_goes_on_when_it_is_cordoned(node: Node) -> None:
     await node.join()
     await node.put(record())

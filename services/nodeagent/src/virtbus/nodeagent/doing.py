@@ -328,7 +328,8 @@ class Doing:
             await tools.files.remove_work(record.uid)
             # Before anybody is told: an agent that is killed after the purge must not find the
             # record of a deleted VM on disk and start it again (I3).
-            await tools.files.forget(record.uid)
+            epoch = record.epoch if self._guest.refused else 0
+            await tools.files.forget(record.uid, refused_epoch=epoch)
         self._guest.post(Event.RELEASED)
 
     async def _let_go(self, service: str, record: VmRecord) -> None:

@@ -73,7 +73,8 @@ class Guest:
         self._recalling = False
         """What an earlier agent told decides first whether the record asks for anything."""
         self._at_once = False
-        self._refused = ""
+        self.refused = ""
+        """Why this node does not take the VM; empty: it does."""
         self._taken = Taken()
         self._purged = False
         self._now_ns = tools.bus.sources.time_ns
@@ -109,12 +110,12 @@ class Guest:
 
     def refuse(self, why: str) -> None:
         """Begin nothing: the node cannot take this VM, and lets go of what others began for it."""
-        self._refused = why
+        self.refused = why
         self.post(Event.DELETE)
 
     def _wish(self) -> None:
         """Post what the record asks for and was not acted on; nothing while held."""
-        waits = self.held or self._refused or self._recalling
+        waits = self.held or self.refused or self._recalling
         event = None if waits else wish(self.record, self._taken, self.phase)
         if event is not None:
             self._taken = taken(self.record)
@@ -128,7 +129,7 @@ class Guest:
     @property
     def ends(self) -> bool:
         """True when nothing of what is here shall stay."""
-        return self._orphan or bool(self._refused) or self.record.ending
+        return self._orphan or bool(self.refused) or self.record.ending
 
     # --- held ---------------------------------------------------------------------------------
     def hold(self, why: str) -> None:
@@ -176,7 +177,7 @@ class Guest:
         if record.generation != self.record.generation:
             self.wanted_hash = domain_hash(record)
         self.record = record
-        if self.held or self._refused:
+        if self.held or self.refused:
             self.report()
             return
         self._doing.save()
@@ -373,12 +374,8 @@ class Guest:
             generation=self.record.generation,
             power_epoch=self.record.power_epoch,
             state=VISIBLE[self.phase],
-            reason="refused" if self._refused else seen.reason,
-            message=self._refused
-            or self.held
-            or seen.message
-            or seen.disk_waits
-            or self._silence(),
+            reason="refused" if self.refused else seen.reason,
+            message=self.refused or self.held or seen.message or seen.disk_waits or self._silence(),
             conditions=conditions(seen, self.phase, held=self.held, anew=anew),
             interfaces=net.interfaces if net else (),
             accelerator=seen.accelerator,
@@ -387,7 +384,7 @@ class Guest:
             updated_ns=self._now_ns(),
             restarts=seen.restarts,
             released=self.phase in {Phase.RELEASED, Phase.GONE},
-            refused=bool(self._refused),
+            refused=bool(self.refused),
         )
 
     def _silence(self) -> str:

@@ -267,8 +267,12 @@ class NodeAgent:
 
     def _cannot_take(self, record: VmRecord) -> str:
         """Why a VM that is new here is not begun: the controller's picture was late."""
-        if record.ending or self._tools.files.epoch(record.uid):
+        files = self._tools.files
+        refused = files.refused(record.uid)
+        if record.ending or files.epoch(record.uid) > refused:
             return ""
+        if record.epoch <= refused:  # it was told, and may be moved this very moment (I1)
+            return "refused it before"
         held = [g.record for g in self._guests.values() if g.record.uid != record.uid]
         return self._closed or no_room(record, held, self._liveness.host())
 

@@ -171,6 +171,7 @@ class MemoryFiles:
         self._records: dict[str, VmRecord] = {}
         self._epochs: dict[str, int] = {}
         self._left: dict[str, int] = {}
+        self._refused: dict[str, int] = {}
         self._nonce = ""
 
     def epoch(self, uid: str) -> int:
@@ -186,12 +187,17 @@ class MemoryFiles:
     async def remove_work(self, uid: str) -> None:
         """There is none."""
 
-    async def forget(self, uid: str) -> None:
+    async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
+        if refused_epoch:
+            self._refused[uid] = refused_epoch
         if self._records.pop(uid, None) is not None:
             self._left[uid] = self.epoch(uid)
 
     def left(self, uid: str) -> int:
         return 0 if uid in self._records else self._left.get(uid, 0)
+
+    def refused(self, uid: str) -> int:
+        return self._refused.get(uid, 0)
 
     def removed(self) -> Mapping[str, int]:
         return self._left

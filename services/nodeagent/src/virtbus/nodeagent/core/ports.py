@@ -132,14 +132,20 @@ class RecordFiles(Protocol):
     async def remove_work(self, uid: str) -> None:
         """Remove all of the VM but its record: seeds, console socket and log."""
 
-    async def forget(self, uid: str) -> None:
-        """Remove the record too, and mark the uid removed in the ledger (kept for 24 h)."""
+    async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
+        """Remove the record too, and mark the uid removed in the ledger (kept for 24 h).
+
+        `refused_epoch`: the VM was not taken under that epoch.
+        """
 
     def epoch(self, uid: str) -> int:
         """The highest epoch ever acted on; 0 for an unknown uid."""
 
     def left(self, uid: str) -> int:
         """The epoch at which a VM left this host; 0 for one that is here, or was never."""
+
+    def refused(self, uid: str) -> int:
+        """The epoch under which this host did not take a VM; 0 for any other."""
 
     def removed(self) -> Mapping[str, int]:
         """The uids whose VM left this host in the last 24 h, with the epoch it had."""

@@ -1,8 +1,9 @@
 """The host's epoch ledger: the highest epoch that this host ever acted on, by uid.
 
 One file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced; the last line of a uid
-holds, a line that is not whole counts for nothing. It is written anew at each start, without the
-entries whose VM was removed more than 24 h ago.
+holds, a line that is not whole counts for nothing. `refused` instead of the full stop: the VM was
+never taken under that epoch, and whoever was told so may have moved it. It is written anew at
+each start, without the entries whose VM was removed more than 24 h ago.
 """
 
 import errno
@@ -15,7 +16,7 @@ from virtbus.nodeagent.edge.durable import replace
 from virtbus.schemas.ids import check_uid
 
 REMOVED_KEPT_S = 86_400
-_END = "."
+_ENDS = {".": False, "refused": True}
 
 
 class Entry(NamedTuple):
@@ -23,6 +24,7 @@ class Entry(NamedTuple):
 
     epoch: int
     removed_s: int = 0
+    refused: bool = False
 
 
 class EpochLedger:
@@ -53,20 +55,26 @@ class EpochLedger:
 
     def all_removed(self) -> dict[str, int]:
         """The uids whose VM left this host, with the epoch that it had."""
-        return {uid: entry.epoch for uid, entry in self._entries.items() if entry.removed_s}
+        return {uid: left for uid in self._entries if (left := self.left(uid))}
 
     def left(self, uid: str) -> int:
         """The epoch at which a VM left this host; 0 for one that is here, or was never."""
         entry = self._entries.get(uid, Entry(0))
-        return entry.epoch if entry.removed_s else 0
+        return entry.epoch if entry.removed_s and not entry.refused else 0
+
+    def refused(self, uid: str) -> int:
+        """The epoch under which this host did not take a VM; 0 for any other."""
+        entry = self._entries.get(uid, Entry(0))
+        return entry.epoch if entry.refused else 0
 
     def acted(self, uid: str, epoch: int) -> None:
         """This host acts on `epoch`; `save` makes it durable."""
         self._entries[uid] = Entry(max(self.epoch(uid), epoch))
 
-    def removed(self, uid: str) -> None:
+    def removed(self, uid: str, refused_epoch: int = 0) -> None:
         """Nothing of the VM is left; `save` makes it durable."""
-        self._entries[uid] = Entry(self.epoch(uid), int(time.time()))
+        epoch = max(self.epoch(uid), refused_epoch)
+        self._entries[uid] = Entry(epoch, int(time.time()), refused=bool(refused_epoch))
 
     def save(self, uid: str) -> None:
         """Durable on return. Blocks; may run in any thread.
@@ -96,10 +104,11 @@ def read_entries(text: str) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for line in text.splitlines():
         fields = line.split(" ")
-        if len(fields) != 4 or fields[3] != _END or not (fields[1] + fields[2]).isdecimal():
+        if len(fields) != 4 or fields[3] not in _ENDS or not (fields[1] + fields[2]).isdecimal():
             continue
         try:
-            entries[check_uid(fields[0])] = Entry(int(fields[1]), int(fields[2]))
+            uid, refused = check_uid(fields[0]), _ENDS[fields[3]]
+            entries[uid] = Entry(int(fields[1]), int(fields[2]), refused=refused)
         except ValueError:
             continue
     return entries
@@ -114,4 +123,4 @@ def _kept(entries: dict[str, Entry], now_s: int) -> dict[str, Entry]:
 
 
 def _line(uid: str, entry: Entry) -> str:
-    return f"{uid} {entry.epoch} {entry.removed_s} {_END}\n"
+    return f"{uid} {entry.epoch} {entry.removed_s} {'refused' if entry.refused else '.'}\n"

@@ -103,6 +103,9 @@ class StateFiles:
     def left(self, uid: str) -> int:
         return self._ledger.left(uid)
 
+    def refused(self, uid: str) -> int:
+        return self._ledger.refused(uid)
+
     def removed(self) -> dict[str, int]:
         return self._ledger.all_removed()
 
@@ -171,8 +174,8 @@ class StateFiles:
 
         await in_thread(remove)
 
-    async def forget(self, uid: str) -> None:
-        self._ledger.removed(check_uid(uid))
+    async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
+        self._ledger.removed(check_uid(uid), refused_epoch)
 
         def remove() -> None:
             shutil.rmtree(self.vms / uid, ignore_errors=True)
