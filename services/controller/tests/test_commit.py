@@ -1,5 +1,6 @@
 """Claim, then commit (ADR 0003): one winner of every race, and no crash leaves anything."""
 
+import hashlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -15,6 +16,7 @@ from services.controller.tests.schedules import (
 
 from virtbus.bus.memory import Fault, MemoryBus, MemoryServer
 from virtbus.bus.ports import EntryKind, OutcomeUnknownError, UnavailableError
+from virtbus.controller.core.admission import secret_bytes
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.edge.commit import Commits, Committed
 from virtbus.controller.edge.endings import Endings
@@ -51,7 +53,7 @@ def records(server: MemoryServer) -> list[VmRecord]:
 
 
 def check_names(server: MemoryServer) -> None:
-    """No name is held by two VMs, and each VM holds its own."""
+    """No name is held by two VMs; each VM holds its own name, and has its own secrets."""
     found = standing(server)
     there = records(server)
     assert len({(one.namespace, one.name) for one in there}) == len(there), "a name twice"
@@ -60,6 +62,11 @@ def check_names(server: MemoryServer) -> None:
         claim = found.get(subjects.name_claim(one.namespace, one.name))
         assert claim is not None, "a VM without its claim"
         assert claim["uid"] == one.uid, "a VM whose name another holds"
+        if one.sec_digest is not None:
+            held = found.get(subjects.vm_secret(one.node, one.uid))
+            assert held is not None, "a VM without its secrets"
+            body = secret_bytes(VmSecrets.model_validate(held))
+            assert hashlib.sha256(body).hexdigest() == one.sec_digest, "another's secrets"
 
 
 def check_clean(server: MemoryServer) -> None:
@@ -188,10 +195,13 @@ async def test_a_claim_of_a_uid_with_another_name_is_swept() -> None:
 
 
 # --- races -----------------------------------------------------------------------------------
-async def race(gates: Gates, *rivals: VmRecord, sweeps: int = 0) -> None:
+async def race(gates: Gates, *rivals: VmRecord, sweeps: int = 0, secret: bool = False) -> None:
+    """With `secret` each rival has secrets of its own."""
     server = MemoryServer()
     actors: dict[str, Coroutine[Any, Any, Any]] = {
-        f"c{i}": Commits(ScheduledBus(server, f"c{i}", gates)).create(rival, None)
+        f"c{i}": Commits(ScheduledBus(server, f"c{i}", gates)).create(
+            rival, secrets(int(rival.uid[-1]), f"of c{i}") if secret else None
+        )
         for i, rival in enumerate(rivals)
     }
     actors |= {f"s{i}": sweep(ScheduledBus(server, f"s{i}", gates)) for i in range(sweeps)}
@@ -218,6 +228,16 @@ async def test_of_two_creates_of_one_uid_one_wins_in_every_order() -> None:
         await race(gates, record(1), record(1, node="n2"))
 
     await explore(scenario, pauses=3)
+
+
+@pytest.mark.parametrize("sweeps", [0, 1])
+async def test_of_two_creates_of_one_uid_the_winner_has_its_own_secrets_in_every_order(
+    sweeps: int,
+) -> None:
+    async def scenario(gates: Gates) -> None:
+        await race(gates, record(1), record(1), sweeps=sweeps, secret=True)
+
+    assert await explore(scenario, pauses=2) > 20
 
 
 @pytest.mark.parametrize(

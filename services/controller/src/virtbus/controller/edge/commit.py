@@ -55,31 +55,50 @@ class Commits:
             NodeFullError: a strict VM, and its node has no room by now.
             BusError: nothing happened, or the outcome is unknown.
         """
+        body = secret_bytes(secrets) if secrets is not None else None
         await self._claim(record)
-        if secrets is not None:
-            record = await self._put_secrets(record, secrets)
+        if body is not None:
+            digest = hashlib.sha256(body).hexdigest()
+            record = record.model_copy(update={"sec_digest": digest})
+            await self._put_secrets(record, body)
         try:
-            return await self._commit(record)
+            return await self._commit(record, body)
         except (VirtbusError, NodeFullError):
             await self._withdraw(record)
             raise
 
-    async def _put_secrets(self, record: VmRecord, secrets: VmSecrets) -> VmRecord:
-        """Store the secrets; the record with their digest. Those of a VM that exists stay."""
-        key, body = subjects.vm_secret(record.node, record.uid), secret_bytes(secrets)
-        record = record.model_copy(update={"sec_digest": hashlib.sha256(body).hexdigest()})
-        expect = 0
+    async def _put_secrets(self, record: VmRecord, body: bytes) -> None:
+        """Store the secrets, under a revision that nobody read yet. Those of a VM that exists stay.
+
+        Who takes others away buries the uid between reading and replacing them: so whoever put
+        them cannot commit a record that has ours, and comes here again.
+        """
+        key = subjects.vm_secret(record.node, record.uid)
+        there: Entry | None = None
         for _ in range(ATTEMPTS):
             try:
-                await self._bus.put(key, body, expect=expect)
+                if there is not None:
+                    others = there.kind is EntryKind.PUT and there.value != body
+                    if not await self.buried(record.uid, bury=others):
+                        return  # the commit finds what is there, too, and says what that means
+                await self._bus.put(key, body, expect=there.revision if there else 0)
             except ConflictError:
                 there = await self._bus.get(key)
-                expect = there.revision if there else 0
-                if await self.latest(record.uid) is not None:
-                    return record  # the commit finds it too, and says what that means
             else:
-                return record
+                return
         raise _storm()
+
+    async def buried(self, uid: str, *, bury: bool = True) -> bool:
+        """True where `uid` has no record and was not deleted; with `bury` no commit is under way.
+
+        ConflictError when one was.
+        """
+        last = await self._bus.get(subjects.vm_anywhere(uid))
+        if _purged(last) or isinstance(_message(last), VmRecord):
+            return False
+        if bury:
+            await self._bury(uid, last)
+        return True
 
     # --- the name -------------------------------------------------------------------------
     async def _claim(self, record: VmRecord, *, anew: bool = False) -> None:
@@ -135,26 +154,30 @@ class Commits:
         )
 
     # --- the record -----------------------------------------------------------------------
-    async def _commit(self, record: VmRecord) -> Committed:
-        key, body = subjects.vm_record(record.node, record.uid), encode(record)
-        anywhere = subjects.vm_anywhere(record.uid)
+    async def _commit(self, record: VmRecord, body: bytes | None) -> Committed:
+        key, anywhere = (
+            subjects.vm_record(record.node, record.uid),
+            subjects.vm_anywhere(record.uid),
+        )
+        first = Write(key, encode(record), expect=0, expect_over=anywhere)
         for _ in range(ATTEMPTS):
             try:
-                first = Write(key, body, expect=0, expect_over=anywhere)
                 revision = await self._reservations.write(None, record, [first])
                 return Committed(Held(record, revision), created=True)
             except ConflictError:
-                done = await self._settle(record, await self._bus.get(anywhere))
+                done = await self._settle(record, body, await self._bus.get(anywhere))
             except NodeFullError:  # of itself, perhaps: then it is there already
                 last = await self._bus.get(anywhere)
                 if not isinstance(_message(last), VmRecord):
                     raise
-                done = await self._settle(record, last)
+                done = await self._settle(record, body, last)
             if done is not None:
                 return done
         raise _storm()
 
-    async def _settle(self, record: VmRecord, last: Entry | None) -> Committed | None:
+    async def _settle(
+        self, record: VmRecord, body: bytes | None, last: Entry | None
+    ) -> Committed | None:
         """One try at a commit that met an earlier message; None to try again."""
         message = _message(last)
         step = commit_step(standing(message, purged=_purged(last)), message, record)
@@ -164,6 +187,8 @@ class Commits:
             # Who buried us goes on to take the claim over at the revision that it read before.
             # A new revision, made after we saw the tombstone, lets only one of us succeed.
             await self._claim(record, anew=True)
+            if body is not None:  # a sweep, or another create, may have taken them away
+                await self._put_secrets(record, body)
             try:
                 revision = await self._unbury(record, last)
             except ConflictError:

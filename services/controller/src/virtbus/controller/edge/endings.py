@@ -96,6 +96,8 @@ class Endings:
         try:
             if latest is not None:
                 await self._moves.rescue(entry, latest.record)
+            else:
+                await self._commits.buried(_uid(entry))  # a create that was paused puts them anew
             await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         except ConflictError:
             return False
