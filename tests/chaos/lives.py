@@ -111,24 +111,26 @@ def as_wanted(seen: Json | None, wanted: Wanted) -> bool:
     return bool(seen["state"] == wanted)
 
 
-async def insist(bus: NatsBus, verb: str, data: Json) -> Any:
+async def insist(bus: NatsBus, verb: str, data: Json, *, within_s: float = END_S) -> Any:
     """The answer to a request that is repeated, with the same id, while its end is open.
 
     Raises:
         VirtbusError: a refusal that a repeat does not change.
-        TimeoutError: none within END_S.
+        TimeoutError: none within `within_s`.
     """
-    async with asyncio.timeout(END_S):
+    repeated = False
+    async with asyncio.timeout(within_s):
         while True:
             try:
                 return await bus.request(f"virtbus.api.v1.vm.{verb}", data, timeout_s=5)
             except VirtbusError as error:
-                if verb == "delete" and error.code == 404:
+                if verb == "delete" and error.code == 404 and repeated:
                     return None  # an earlier try of ours was heard
                 if error.body.retry is Retry.NEVER:
                     raise
             except BusError:
                 pass
+            repeated = True
             await asyncio.sleep(0.3)
 
 
@@ -143,15 +145,17 @@ async def view(bus: NatsBus, uid: str) -> Json | None:
     return found
 
 
-async def until_shown(bus: NatsBus, uid: str, right: Callable[[Json | None], bool]) -> None:
-    """Return once the VM is shown as it shall be; AssertionError with what it stays."""
+async def until_shown(
+    bus: NatsBus, uid: str, right: Callable[[Json | None], bool], *, within_s: float = END_S
+) -> Json | None:
+    """The VM once it is shown as it shall be; AssertionError with what it stays."""
     seen: Json | None = None
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(within_s):
             while True:
                 seen = await view(bus, uid)
                 if right(seen):
-                    return
+                    return seen
                 await asyncio.sleep(0.5)
     except TimeoutError:
         raise AssertionError(f"{uid} stays {seen}") from None

@@ -395,10 +395,8 @@ def fleet(
         try:
             made.start()
             yield made
-        except BaseException:
-            made.keep_logs()
-            raise
         finally:
+            made.keep_logs()
             for member in (*made.hosts.values(), *made.servers.values()):
                 with suppress(AssertionError):
                     member.box.off()

@@ -3,19 +3,24 @@
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tests.hosts.fleet import Fleet, Member
+
+from virtbus.bus.ports import BusError
+from virtbus.schemas.api import BusStatus
+from virtbus.schemas.errors import VirtbusError
 
 OF_A_HOST = ("imaged", "netd", "nodeagent", "up", "libvirtd")
 OF_A_SERVER = ("controller", "nats-server", "up")
 PAUSE_S = (1.0, 4.0)
+LOOK_S = 1.0
 DARK_S = 6.0
 """How long a server of the bus is without power."""
 
 
 class Killer:
-    """One blow after the other, never two at once: three servers bear one that is away."""
+    """One blow after the other; a server is struck when all are whole: three bear one away."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
@@ -34,12 +39,23 @@ class Killer:
 
     def _strike(self) -> None:
         kind = self._random.choices(("host", "server", "power"), (6, 3, 1))[0]
+        if kind != "host" and not self._servers_whole():
+            return
         blows: dict[str, Callable[[], None]] = {
             "host": lambda: self._kill(self._of(self._fleet.hosts), OF_A_HOST),
             "server": lambda: self._kill(self._of(self._fleet.servers), OF_A_SERVER),
             "power": self._cut_power,
         }
         blows[kind]()
+
+    def _servers_whole(self) -> bool:
+        """True once every stream has all its copies up to date; False when the blows are over."""
+        while not self._over.wait(LOOK_S):
+            with suppress(BusError, VirtbusError):
+                told = BusStatus.model_validate(self._fleet.ask("bus.status", timeout_s=3))
+                if told.servers_current == len(self._fleet.servers):
+                    return True
+        return False
 
     def _of(self, members: Mapping[str, Member]) -> Member:
         return members[self._random.choice(sorted(members))]

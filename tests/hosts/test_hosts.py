@@ -9,18 +9,15 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from tests.e2e.platform import Json
+from tests.chaos.lives import Wanted, as_wanted, insist, until_shown
 from tests.hosts.fleet import Fleet, fleet
 from tests.hosts.killer import killing
 
 from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError
-from virtbus.schemas.errors import Retry, VirtbusError
 
 VMS = int(os.environ.get("VMS", "12"))
 SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
@@ -38,54 +35,16 @@ def platform() -> Iterator[Fleet]:
         yield made
 
 
-async def insist(bus: NatsBus, verb: str, data: Json) -> Any:
-    """The answer to a request that is repeated, with the same id, while its end is open."""
-    async with asyncio.timeout(END_S):
-        while True:
-            try:
-                return await bus.request(f"virtbus.api.v1.vm.{verb}", data, timeout_s=5)
-            except VirtbusError as error:
-                if error.body.retry is Retry.NEVER:
-                    raise
-            except BusError:
-                pass
-            await asyncio.sleep(0.2)
-
-
-async def view(bus: NatsBus, uid: str) -> Json | None:
-    """The VM as it is shown; None when it is gone."""
-    try:
-        found: Json = await insist(bus, "get", {"uid": uid})
-    except VirtbusError as error:
-        if error.code == 404:
-            return None
-        raise
-    return found
-
-
-async def until_shown(bus: NatsBus, uid: str, right: Callable[[Json | None], bool]) -> Json | None:
-    seen: list[Json | None] = []
-    try:
-        async with asyncio.timeout(END_S):
-            while True:
-                seen.append(await view(bus, uid))
-                if right(seen[-1]):
-                    return seen[-1]
-                await asyncio.sleep(0.3)
-    except TimeoutError:
-        raise AssertionError(f"{uid} stays {seen[-1:]}") from None
-
-
 async def one_life(bus: NatsBus, number: int) -> str:
     """Create a VM, see it run, delete it, see it gone; the node that it ran on."""
     uid = uuid7()
     spec = {"uid": uid, "name": f"vm-{number}", "image": "tiny", "memory": "64MiB"}
-    await insist(bus, "create", spec)
+    await insist(bus, "create", spec, within_s=END_S)
     shown = await until_shown(
-        bus, uid, lambda seen: seen is not None and seen["state"] == "Running"
+        bus, uid, lambda seen: as_wanted(seen, Wanted.RUNNING), within_s=END_S
     )
-    await insist(bus, "delete", {"uid": uid, "grace_s": 0})
-    await until_shown(bus, uid, lambda seen: seen is None)
+    await insist(bus, "delete", {"uid": uid, "grace_s": 0}, within_s=END_S)
+    await until_shown(bus, uid, lambda seen: seen is None, within_s=END_S)
     assert shown is not None
     return str(shown["node"])
 
