@@ -34,7 +34,7 @@ from virtbus.bus.ports import BusError
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node import NodeState
+from virtbus.schemas.node import NodeState, NodeView
 
 SEED = ROOT / "build-out" / "hosts"
 """What outlives a fleet: the wrapper, libvirt's knowledge of the emulator, the guest's image."""
@@ -69,6 +69,10 @@ class Member:
         self.box.kill(pid)
         return pid
 
+    def off(self) -> None:
+        """Cut the power."""
+        self.box.off()
+
     def log(self) -> str:
         """What `up` printed."""
         return (self.box.base / "up.log").read_text(errors="replace")
@@ -91,10 +95,6 @@ class Host(Member):
         self.box.keep("libvirtd", "tini", "-s", "--", "libvirtd")
         until(self.libvirt_answers, f"libvirtd of {self.name}")
         self.start()
-
-    def off(self) -> None:
-        """Cut the power."""
-        self.box.off()
 
     def start(self, *, python: str = sys.executable) -> None:
         """Run `virtbus node up`, with another interpreter's virtbus where one is named."""
@@ -156,10 +156,6 @@ class Server(Member):
         self.box.on()
         self.start()
 
-    def off(self) -> None:
-        """Cut the power."""
-        self.box.off()
-
     def start(self, *, python: str = sys.executable) -> None:
         """Run `virtbus up --no-node`."""
         self.box.keep("up", python, "-m", "virtbus.cli", *self._argv)
@@ -214,6 +210,7 @@ class Fleet:
         if self.hosts:
             # where an image is cached comes first in placement: all are to be alike
             self.ask("image.pull", {"ref": "tiny"}, timeout_s=120)
+            until(lambda: all(n.image_digests for n in self._nodes()), "nodes tell of their image")
         for host in self.hosts.values():
             host.quiet = host.census()
             host.keep_capabilities()
@@ -240,7 +237,7 @@ class Fleet:
 
         def whole() -> bool:
             try:
-                nodes = NodePage.model_validate(self.ask("node.list", timeout_s=3)).items
+                nodes = self._nodes()
             except (BusError, VirtbusError) as error:
                 seen.append(str(error))
                 return False
@@ -253,6 +250,9 @@ class Fleet:
             )
 
         until(whole, lambda: f"every node ready, but {seen[-1:]}", within_s=within_s)
+
+    def _nodes(self) -> tuple[NodeView, ...]:
+        return NodePage.model_validate(self.ask("node.list", timeout_s=3)).items
 
     # --- using it -------------------------------------------------------------------------
     @asynccontextmanager

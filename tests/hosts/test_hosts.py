@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import itertools
 import os
 import random
 import sys
@@ -50,17 +51,22 @@ async def one_life(bus: NatsBus, number: int) -> str:
 
 
 async def lives(platform: Fleet) -> Counter[str]:
-    """VMS lives, ALIVE at once; how many ran on each node."""
+    """VMS lives, ALIVE at once, and more until each node had one; how many ran on each."""
     free = asyncio.Semaphore(ALIVE)
     ran: Counter[str] = Counter()
+    numbers = itertools.count()
 
     async def live(bus: NatsBus, number: int) -> None:
         async with free:
             ran[await one_life(bus, number)] += 1
 
-    async with platform.bus() as bus, asyncio.TaskGroup() as group:
-        for number in range(VMS):
-            group.create_task(live(bus, number))
+    async with platform.bus() as bus:
+        due = VMS
+        while due:
+            async with asyncio.TaskGroup() as group:
+                for number in itertools.islice(numbers, due):
+                    group.create_task(live(bus, number))
+            due = 0 if set(ran) == set(platform.hosts) else ALIVE  # one was away all the while
     return ran
 
 
@@ -77,7 +83,6 @@ def test_every_create_and_delete_ends_while_processes_and_servers_are_killed(
     took_s = time.monotonic() - begun
     platform.wait_whole()
     platform.nothing_left()
-    assert ran.total() == VMS
-    assert set(ran) == set(platform.hosts), ran
+    assert ran.total() >= VMS
     assert not any(host.emulators() for host in platform.hosts.values())
-    sys.stderr.write(f"{VMS} VMs in {took_s:.0f} s: {dict(ran)}; audit empty\n")
+    sys.stderr.write(f"{ran.total()} VMs in {took_s:.0f} s: {dict(ran)}; audit empty\n")
