@@ -14,7 +14,7 @@ from virtbus.controller.settings import Settings
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.api import BusRebuilt
-from virtbus.schemas.node import NodeState
+from virtbus.schemas.node import Drain, NodeState, NodeWish
 from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.wire import encode, read, validate
 
@@ -93,6 +93,31 @@ async def two_vms(node: Node) -> None:
 
         await eventually(on_disk)
     node.domains.done.clear()
+
+
+async def test_what_was_wanted_of_a_node_is_wanted_of_it_on_the_bus_made_anew(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    wish = NodeWish(node=NODE, cordoned=True, draining=Drain(since_ns=1), lease_revision=7)
+    await node.join()
+    async with node.agent():
+        await node_says(node, NodeState.READY)
+        await node.bus.put(subjects.node_wish(NODE), encode(wish))
+        await eventually(lambda: node.files.wish() == wish)
+    await node.other_bus()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        await rebuild(client)
+        await node_says(node, NodeState.READY)
+        there = await node.bus.get(subjects.node_wish(NODE))
+        assert there is not None
+        assert read(NodeWish, there.value) == wish.model_copy(update={"lease_revision": 0})
+        assert (await ask(client, "vm.create", name="web", image="tiny"))["vm"]["node"] == "_"
+        await ask(client, "node.uncordon", node=NODE)
+        await eventually(lambda: node.files.wish() is None)
+        await rebuild(client)
+        assert not (await ask(client, "node.get", node=NODE))["node"]["wish"].get("cordoned")
 
 
 async def test_an_empty_bus_is_made_anew_and_nothing_is_started_or_ended(tmp_path: Path) -> None:

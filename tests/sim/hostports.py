@@ -19,6 +19,7 @@ from virtbus.nodeagent.core.ports import ConsoleSession, DomainEvent, DomainFact
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.nodework import Arm
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import encode
@@ -226,6 +227,13 @@ class SimFiles:
     def set_nonce(self, nonce: str) -> None:
         self._threads.alive()
         self._disk.nonce = nonce
+
+    def wish(self) -> NodeWish | None:
+        return self._disk.wish
+
+    def set_wish(self, wish: NodeWish | None) -> None:
+        self._threads.alive()
+        self._disk.wish = wish
 
     async def new_boot(self, uid: str) -> None:
         del uid

@@ -25,6 +25,7 @@ from virtbus.nodeagent.core.ports import (
 )
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.vm import VmRecord
 
 _METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
@@ -77,6 +78,7 @@ class Disk:
     overlays: dict[str, int] = field(default_factory=dict)
     """uid → epoch it was made for."""
     nonce: str = ""
+    wish: NodeWish | None = None
     nodes_own: dict[str, object] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.model import Fact
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
-from virtbus.schemas.node import ServiceState
+from virtbus.schemas.node import NodeWish, ServiceState
 from virtbus.schemas.vm import VmRecord
 
 
@@ -192,11 +192,13 @@ class RecordsRead(Fact):
 class KnownRecords(Fact):
     """One page. `removed` (in the first page): uids that left this host of late, with their epoch.
 
+    `wish`: what the bus that the node had joined wanted of it, None where that was nothing.
     `nonce` is the bus incarnation that the node joined; `more` when a further page follows.
     """
 
     node: str
     nonce: str = ""
+    wish: NodeWish | None = None
     records: tuple[VmRecord, ...] = ()
     removed: dict[str, int] = Field(default_factory=dict)
     more: bool = False

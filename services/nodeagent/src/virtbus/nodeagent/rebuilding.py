@@ -62,6 +62,7 @@ class Rebuilding:
         return KnownRecords(
             node=self._node,
             nonce=self._files.nonce(),
+            wish=self._files.wish(),
             records=tuple(known[uid] for uid in page[: want.limit]),
             removed=removed,
             more=len(page) > want.limit,

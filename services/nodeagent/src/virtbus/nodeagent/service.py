@@ -15,6 +15,7 @@ from virtbus.nodeagent.core.wishes import overtaken
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.node_wish import WishHere
 from virtbus.nodeagent.rebuilding import Rebuilding
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
@@ -22,7 +23,7 @@ from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node import NodeState, NodeWish
+from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.vm import JoinNonce, VmRecord
 from virtbus.schemas.wire import decode, read, validate
@@ -39,9 +40,6 @@ NO_RECORD = (
 OTHER_BUS = (
     "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
     "`virtbus bus rebuild` gives the bus what the hosts know"
-)
-FENCED = (
-    "the node was declared off ({why}): nothing is started here until `virtbus node unfence {node}`"
 )
 
 
@@ -81,11 +79,7 @@ class NodeAgent:
         """Purged on the bus, so nothing of them may stay here."""
         self._next: dict[str, VmRecord] = {}
         """VMs that are assigned to this node anew, while what was here before still goes."""
-        self._fence = ""
-        """Why nothing is started here: this node was declared off (F25)."""
-        self._closed = ""
-        """Why no new VM is begun here: the node is cordoned or drained."""
-        self._wish_listed = False
+        self._wish = WishHere(tools.files)
         self._nonce = ""
         self._trusted = False
         """The bus is the one that was joined, and was listed whole: only then do VMs go on."""
@@ -153,7 +147,7 @@ class NodeAgent:
     def _take(self, item: Entry | WatchMark) -> None:
         if item is WatchMark.RESET:
             self._listed, self._marked, self._nonce = set(), set(), ""
-            self._wish_listed = False
+            self._wish.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
         elif isinstance(item, Entry):
@@ -226,20 +220,17 @@ class NodeAgent:
 
     def _wished(self, entry: Entry) -> None:
         """What is wanted of this node: a fenced one starts nothing until it is unfenced."""
-        wish = read(NodeWish, entry.value) if entry.kind is EntryKind.PUT else None
-        fenced = wish.fenced if wish is not None else None
-        self._closed = wish.closed if wish is not None and fenced is None else ""
-        self._fence = FENCED.format(why=fenced.why, node=self._node) if fenced is not None else ""
-        self._wish_listed = True
+        self._wish.take(entry)
         if self._trusted:
+            self._wish.keep()
             for uid, guest in self._guests.items():
                 if uid in self._listed:
                     self._let_go(guest)
 
     def _let_go(self, guest: Guest) -> None:
         """Nothing of the comparison holds it any more; a fence may."""
-        if self._fence and not guest.record.ending:
-            guest.hold(self._fence)
+        if self._wish.fence and not guest.record.ending:
+            guest.hold(self._wish.fence)
         else:
             guest.let_go()
 
@@ -250,7 +241,7 @@ class NodeAgent:
         known = record.uid in self._on_disk
         self._on_disk.pop(record.uid, None)
         guest = Guest(record, self._tools, resumed=known or facts is not None)
-        guest.held = self._fence if self._trusted else COMPARING
+        guest.held = self._wish.fence if self._trusted else COMPARING
         self._guests[record.uid] = guest
         for part in self._stash.pop(record.uid, ()):
             guest.part(part)
@@ -274,7 +265,7 @@ class NodeAgent:
         if record.epoch <= refused:  # it was told, and may be moved this very moment (I1)
             return "refused it before"
         held = [g.record for g in self._guests.values() if g.record.uid != record.uid]
-        return self._closed or no_room(record, held, self._liveness.host())
+        return self._wish.closed or no_room(record, held, self._liveness.host())
 
     async def _live(self, guest: Guest) -> None:
         uid = guest.record.uid
@@ -292,8 +283,9 @@ class NodeAgent:
         """The list is complete: adopt what only the host knows, hold what the bus no longer has."""
         now_s = asyncio.get_running_loop().time()
         self._trusted = self._same_bus()
-        if not self._wish_listed:
-            self._fence = self._closed = ""
+        self._wish.synced()
+        if self._trusted:
+            self._wish.keep()
         for uid, record in list(self._on_disk.items()):
             if uid not in self._listed:
                 self._adopt(record)

@@ -17,7 +17,7 @@ from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
-from virtbus.schemas.node import NodeState, ServiceState
+from virtbus.schemas.node import NodeState, NodeWish, ServiceState
 from virtbus.schemas.nodework import (
     Arm,
     DiskFile,
@@ -172,6 +172,7 @@ class MemoryFiles:
         self._epochs: dict[str, int] = {}
         self._left: dict[str, int] = {}
         self._refused: dict[str, int] = {}
+        self._wish: NodeWish | None = None
         self._nonce = ""
 
     def epoch(self, uid: str) -> int:
@@ -207,6 +208,12 @@ class MemoryFiles:
 
     def set_nonce(self, nonce: str) -> None:
         self._nonce = nonce
+
+    def wish(self) -> NodeWish | None:
+        return self._wish
+
+    def set_wish(self, wish: NodeWish | None) -> None:
+        self._wish = wish
 
     async def new_boot(self, uid: str) -> None:
         """There is no log."""

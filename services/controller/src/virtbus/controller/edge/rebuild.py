@@ -5,6 +5,7 @@ follows the bus only after what it knows is there.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection
 from contextlib import suppress
@@ -109,6 +110,7 @@ class Rebuilds:
             whole = KnownRecords(
                 node=node,
                 nonce=page.nonce,
+                wish=page.wish,
                 records=(*whole.records, *own),
                 removed={**whole.removed, **page.removed},
             )
@@ -182,12 +184,21 @@ class Rebuilds:
                 why = "it has a VM in conflict" if disputed else "it had joined another bus"
                 return RebuiltNode(node=node, vms=vms, message=f"holds its VMs: {why}")
             if not dry:
+                await self._wish_again(report)
                 subject = subjects.rpc(node, "agent", "join")
                 answer = await self._bus.request(subject, JoinBus(nonce=nonce), timeout_s=ASK_S)
                 validate(JoinedBus, answer)
         except (BusError, VirtbusError) as error:
             return RebuiltNode(node=node, vms=vms, message=str(error))
         return RebuiltNode(node=node, vms=vms, joined=True)
+
+    async def _wish_again(self, report: KnownRecords) -> None:
+        """A bus that has nothing to say of a node wants of it what the one before wanted."""
+        if report.wish is None or report.wish.node != report.node:
+            return
+        wish = report.wish.model_copy(update={"lease_revision": 0})  # leases begin anew, too
+        with contextlib.suppress(ConflictError):  # something was said of it here: that holds
+            await self._bus.put(subjects.node_wish(report.node), encode(wish), expect=0)
 
     async def _nonce(self, node: str) -> str:
         """What names this bus to a node; made where it was lost."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.nodework import Arm
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
@@ -154,6 +155,10 @@ class RecordFiles(Protocol):
         """The bus incarnation that this node joined; empty before the first join."""
 
     def set_nonce(self, nonce: str) -> None: ...
+    def wish(self) -> NodeWish | None:
+        """What the bus that was joined last wanted of this node; None: nothing."""
+
+    def set_wish(self, wish: NodeWish | None) -> None: ...
     async def new_boot(self, uid: str) -> None:
         """Set the console log of the boot before aside: what is in the log is of this boot."""
 

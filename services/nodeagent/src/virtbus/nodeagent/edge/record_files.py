@@ -4,6 +4,7 @@
 <state_dir>/node               the id of this node
 <state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h after the removal
 <state_dir>/agent/nonce        the bus incarnation that this node joined
+<state_dir>/agent/wish         what that bus wants of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
 <state_dir>/vms/<uid>/seed-*   seeds
 <run_dir>/vms/<uid>/           the console's socket
@@ -23,6 +24,7 @@ from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -192,6 +194,25 @@ class StateFiles:
 
     def set_nonce(self, nonce: str) -> None:
         replace(self._agent / "nonce", f"{nonce}\n".encode())
+
+    def wish(self) -> NodeWish | None:
+        try:
+            return read(NodeWish, (self._agent / "wish").read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, VirtbusError) as error:
+            log.error("unreadable wish: %s", error, extra={"code": "bad_wish_file"})
+            return None
+
+    def set_wish(self, wish: NodeWish | None) -> None:
+        path = self._agent / "wish"
+        try:
+            if wish is None:
+                path.unlink(missing_ok=True)
+            elif not _holds(path, data := encode(wish)):
+                replace(path, data)
+        except OSError as error:
+            log.error("the wish is not on disk: %s", error, extra={"code": "state_write"})
 
     async def new_boot(self, uid: str) -> None:
         log = self.console_log(uid)
