@@ -22,8 +22,9 @@ DARK_S = 6.0
 class Killer:
     """One blow after the other; a server is struck when all are whole: three bear one away."""
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
+    def __init__(self, fleet: Fleet, seed: int, slowness: float) -> None:
         self._fleet = fleet
+        self._slowness = slowness
         self._random = random.Random(seed)
         self._over = threading.Event()
         self.blows: list[str] = []
@@ -32,7 +33,7 @@ class Killer:
     def run(self) -> None:
         """Strike until told to end."""
         try:
-            while not self._over.wait(self._random.uniform(*PAUSE_S)):
+            while not self._over.wait(self._random.uniform(*PAUSE_S) * self._slowness):
                 self._strike()
         except BaseException as error:  # noqa: BLE001  told by the test that waits for us
             self.failure = error
@@ -81,9 +82,12 @@ class Killer:
 
 
 @contextmanager
-def killing(fleet: Fleet, seed: int) -> Iterator[Killer]:
-    """Blows while the context is open; all that was struck is on again at its end."""
-    killer = Killer(fleet, seed)
+def killing(fleet: Fleet, seed: int, slowness: float) -> Iterator[Killer]:
+    """Blows while the context is open; all that was struck is on again at its end.
+
+    On a machine where services take longer to come back, the blows come as much later.
+    """
+    killer = Killer(fleet, seed, slowness)
     thread = threading.Thread(target=killer.run, name="killer")
     thread.start()
     try:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.chaos.lives import Wanted, as_wanted, insist, until_shown
+from tests.hosts import pace
 from tests.hosts.fleet import Fleet, fleet
 from tests.hosts.killer import killing
 
@@ -25,13 +26,14 @@ SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
 ALIVE = 6
 """VMs at once: without KVM each boots on a core of its own."""
 END_S = 150.0
-"""Within this a create runs, and a delete is gone, blows included."""
+"""Within this a create runs, and a delete is gone, blows included, on a machine of our own."""
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240 + 8 * VMS)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600 + 60 * VMS)]
 
 
 @pytest.fixture(scope="module")
 def platform() -> Iterator[Fleet]:
+    pace.slowness()  # before we make it slow ourselves
     with fleet(hosts=3, servers=3) as made:
         yield made
 
@@ -39,13 +41,14 @@ def platform() -> Iterator[Fleet]:
 async def one_life(bus: NatsBus, number: int) -> str:
     """Create a VM, see it run, delete it, see it gone; the node that it ran on."""
     uid = uuid7()
+    within_s = END_S * pace.slowness()
     spec = {"uid": uid, "name": f"vm-{number}", "image": "tiny", "memory": "64MiB"}
-    await insist(bus, "create", spec, within_s=END_S)
+    await insist(bus, "create", spec, within_s=within_s)
     shown = await until_shown(
-        bus, uid, lambda seen: as_wanted(seen, Wanted.RUNNING), within_s=END_S
+        bus, uid, lambda seen: as_wanted(seen, Wanted.RUNNING), within_s=within_s
     )
-    await insist(bus, "delete", {"uid": uid, "grace_s": 0}, within_s=END_S)
-    await until_shown(bus, uid, lambda seen: seen is None, within_s=END_S)
+    await insist(bus, "delete", {"uid": uid, "grace_s": 0}, within_s=within_s)
+    await until_shown(bus, uid, lambda seen: seen is None, within_s=within_s)
     assert shown is not None
     return str(shown["node"])
 
@@ -74,7 +77,7 @@ def test_every_create_and_delete_ends_while_processes_and_servers_are_killed(
     platform: Fleet,
 ) -> None:
     begun = time.monotonic()
-    with killing(platform, SEED) as killer:
+    with killing(platform, SEED, pace.slowness()) as killer:
         try:
             ran = asyncio.run(lives(platform))
         finally:
@@ -85,4 +88,5 @@ def test_every_create_and_delete_ends_while_processes_and_servers_are_killed(
     platform.nothing_left()
     assert ran.total() >= VMS
     assert not any(host.emulators() for host in platform.hosts.values())
-    sys.stderr.write(f"{ran.total()} VMs in {took_s:.0f} s: {dict(ran)}; audit empty\n")
+    slow = f"slowness {pace.slowness():.1f}"
+    sys.stderr.write(f"{ran.total()} VMs in {took_s:.0f} s, {slow}: {dict(ran)}; audit empty\n")
