@@ -50,3 +50,24 @@ async def test_a_deleted_consumer_is_made_again(
         before = await listed(n9)
         await controller.js_api(f"CONSUMER.DELETE.KV_vm.n-{NODE}-agent")
         assert await listed(n9) == before
+
+
+async def test_a_node_whose_join_record_was_purged_loses_its_consumers_and_may_join_again(
+    nats: server.Server, controller: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "VERIFY_S", 0.1)
+    await nats.add_node(NODE)
+    shown = [NODE]
+    async with (
+        asyncio.timeout(18),
+        background() as tasks,
+        connect(nats.settings(f"node-{NODE}"), name=NODE) as bus,
+    ):
+        tasks.start(joining.keep(controller, lambda: shown))
+        before = await listed(bus)
+        shown.clear()
+        await controller.purge(f"$KV.vm.{NODE}._join")
+        while any(NODE in name for _, name in await joining._consumers(controller)):
+            await asyncio.sleep(0.05)
+        shown.append(NODE)
+        assert await listed(bus) == before

@@ -30,6 +30,7 @@ VERBS = [
         ("node", verb)
         for verb in ("list", "get", "audit", "cordon", "uncordon", "drain", "fence", "unfence")
     ),
+    ("node", "forget"),
     ("image", "list"),
     ("image", "pull"),
     ("image", "delete"),

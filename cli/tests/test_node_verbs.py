@@ -6,7 +6,7 @@ import pytest
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
 from virtbus.bus.ports import Request
-from virtbus.schemas.api import NodeDetail, NodeVm, WatchReply
+from virtbus.schemas.api import NodeDetail, NodeForgotten, NodeVm, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
 from virtbus.schemas.states import VmState
@@ -80,6 +80,13 @@ async def test_fence_needs_a_word_and_shows_who_waits(script: Script, cli: Cli) 
     assert "its disks are on this node" in ended.out
     script.answer("node", "unfence", VirtbusError(Code.CONFLICT, "node_silent", "no answer"))
     assert (await cli("node", "unfence", "n1")).code == 1
+
+
+async def test_forget_names_the_next_step(script: Script, cli: Cli) -> None:
+    script.answer("node", "forget", NodeForgotten(node="n1"))
+    ended = await cli("node", "forget", "n1")
+    assert ended.code == 0, ended.err
+    assert "virtbus bus remove-node n1" in ended.out
 
 
 async def test_move_waits_until_the_vm_runs_there(script: Script, cli: Cli) -> None:

@@ -1,10 +1,13 @@
 """What is wanted of a node, as a client of the API sees it."""
 
-from services.controller.tests.fleets import node, uid
+import asyncio
+from typing import Any
+
+from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, settle
 
-from virtbus.bus.ports import EntryKind
+from virtbus.bus.ports import Entry, EntryKind, WatchMark
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
 from virtbus.schemas.states import VmState
@@ -73,6 +76,43 @@ async def test_an_uncordon_that_a_controller_missed_is_learnt_from_its_next_list
     made.buses["c1"].reconnect()
     await settle()
     assert (await made.vm("create", name="web", image="tiny")).node == "n1"
+
+
+@played(nodes=2, controllers=2)
+async def test_a_node_that_is_gone_for_good_is_forgotten_by_every_controller(made: World) -> None:
+    await made.host.put(subjects.join_nonce("n2"), b"x")
+    await detail(made, "cordon", "n1")
+    web = await made.vm("create", name="web", image="tiny", uid=uid(1))
+    assert web.node == "n2"
+    await made.say(status(record(1, node="n2")))
+    await made.say(status(record(9, node="n2")))
+    assert (await refused(forget(made))).reason == "node_answers"
+    await detail(made, "cordon", "n2")
+    await asyncio.sleep(30)
+    error = await refused(forget(made))
+    assert error.reason == "node_has_vms"
+    assert "virtbus node fence n2" in str(error)
+    await made.vm("delete", uid=uid(1))
+    await made.say(status(record(1, node="n2"), released=True))
+    await settle()
+    assert (await forget(made))["statuses"] == 2
+    await settle()
+    for key in ("$KV.vm.n2.>", "$KV.st.n2.>"):
+        async with made.host.watch(key) as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                assert not isinstance(item, Entry) or item.kind is EntryKind.PURGE
+    for controller in made.controllers.values():
+        assert set(controller._fleet.nodes) == {"n1"}
+    assert (await refused(forget(made))).code == 404
+    await made.hear(node("n2"))
+    await settle()
+    assert (await detail(made, "get", "n2")).node.node == "n2"
+
+
+async def forget(made: World) -> Any:
+    return await made.ask("forget", resource="node", node="n2")
 
 
 @played()

@@ -14,6 +14,7 @@ from virtbus.bus.ports import (
     ConflictError,
     DeniedError,
     Entry,
+    EntryKind,
     FullError,
     OutcomeUnknownError,
     UnavailableError,
@@ -243,7 +244,10 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         await admin.put(key, nonce, expect=0)
     except ConflictError:
         entry = await admin.get(key)
-        nonce = entry.value if entry is not None else nonce
+        if entry is not None and entry.kind is EntryKind.PURGE:  # forgotten, and here again
+            await admin.put(key, nonce, expect=entry.revision)
+        elif entry is not None:
+            nonce = entry.value
     for stream, config in node_consumers(node):
         name = config["durable_name"]
         await admin.js_api(

@@ -1,16 +1,20 @@
 """Joining: a node that shows itself gets its consumers and its join record (design §3 rule 7).
 
+A join record that was purged says that the node is gone for good: its consumers go, too.
 Only who has the node's credentials can write its liveness record, so seeing one is being asked.
 Whoever may declare does it, any number at once: every step is "ensure".
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection
 
 from virtbus.bus import declaration
-from virtbus.bus.ports import BusError
+from virtbus.bus.ports import BusError, EntryKind
+from virtbus.bus.refusals import ApiError
+from virtbus.schemas.subjects import join_nonce
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
@@ -47,9 +51,9 @@ async def keep(admin: declaration.Renewed, nodes: Nodes) -> None:
 
 async def _join_missing(admin: declaration.Admin, nodes: set[str]) -> set[str]:
     """Join those that lack a consumer; return all that have theirs."""
-    if not nodes:
-        return nodes
     there = await _consumers(admin)
+    for node in {_node_of(name) for _, name in there} - nodes - {""}:
+        await _forget(admin, node, there)
     for node in sorted(nodes):
         own = declaration.node_consumers(node)
         wanted = {(stream, config["durable_name"]) for stream, config in own}
@@ -57,6 +61,25 @@ async def _join_missing(admin: declaration.Admin, nodes: set[str]) -> set[str]:
             await declaration.ensure_node(admin, node, _nonce())
             log.info("node %s has joined", node, extra={"code": "node_joined"})
     return nodes
+
+
+def _node_of(consumer: str) -> str:
+    """The node of a consumer; empty where it is no node's."""
+    prefix, _, rest = consumer.partition("-")
+    return rest.rpartition("-")[0] if prefix == "n" else ""
+
+
+async def _forget(admin: declaration.Admin, node: str, there: set[tuple[str, str]]) -> None:
+    """Delete the consumers of a silent node whose join record was purged."""
+    join = await admin.get(join_nonce(node))
+    if join is None or join.kind is not EntryKind.PURGE:
+        return
+    for stream, config in declaration.node_consumers(node):
+        name = config["durable_name"]
+        if (stream, name) in there:
+            with contextlib.suppress(ApiError):  # another controller was first
+                await admin.js_api(f"CONSUMER.DELETE.{stream}.{name}")
+    log.info("node %s is forgotten", node, extra={"code": "node_forgotten"})
 
 
 def _nonce() -> bytes:

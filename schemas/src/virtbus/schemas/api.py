@@ -237,6 +237,14 @@ class NodeDetail(Fact):
     vms: tuple[NodeVm, ...] = ()
 
 
+class NodeForgotten(Fact):
+    """The answer of `node.forget`: the bus knows nothing of the node any more."""
+
+    node: str
+    statuses: int = 0
+    """What it had said last of VMs, removed with it."""
+
+
 class NodeImage(ImageInfo):
     """An image and where it is."""
 

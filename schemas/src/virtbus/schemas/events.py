@@ -37,6 +37,7 @@ class Kind(StrEnum):
     NODE_LEFT = "node.left"
     NODE_FENCED = "node.fenced"
     NODE_UNFENCED = "node.unfenced"
+    NODE_FORGOTTEN = "node.forgotten"
     SPAN = "trace.span"
 
 

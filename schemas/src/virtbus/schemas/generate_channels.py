@@ -178,6 +178,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "drain", api.NodeDrain, api.NodeDetail, "Cordon it, and let its VMs leave."),
     _api("node", "fence", api.NodeFence, api.NodeDetail, "Say that a node is off for sure."),
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
+    _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
     _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),

@@ -133,6 +133,7 @@ class Controller:
             ("node", "drain"): nodes.drain,
             ("node", "fence"): nodes.fence,
             ("node", "unfence"): nodes.unfence,
+            ("node", "forget"): nodes.forget,
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
             ("image", "delete"): about.delete_image,

@@ -149,7 +149,10 @@ class Fleet:
         if tokens[-1] == WISH_KEY:
             self.wish(NodeWish(node=tokens[2]), revision)
             return None
-        if self.claims.pop(key, None) is not None or len(tokens) != 4 or tokens[3] == JOIN_KEY:
+        if tokens[-1] == JOIN_KEY:
+            self.nodes.pop(tokens[2], None)  # forgotten; one that is there says so at once
+            return None
+        if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None
         uid = tokens[3]
         held = self.vms.get(uid)

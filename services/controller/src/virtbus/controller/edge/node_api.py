@@ -16,6 +16,7 @@ from virtbus.schemas.api import (
     NodeDetail,
     NodeDrain,
     NodeFence,
+    NodeForgotten,
     NodePage,
     NodeRef,
     NodeVm,
@@ -154,6 +155,45 @@ class NodeApi:
             )
             details = tuple(Detail(path=f"vm/{uid}", message="not let go yet") for uid in old[:20])
             raise VirtbusError(Code.CONFLICT, "old_copies", message, after_ms=2000, details=details)
+
+    async def forget(self, request: Request) -> NodeForgotten:
+        """Remove what the bus has of a node that is gone for good; safe to repeat.
+
+        The join record goes last: every controller forgets the node by its marker, and whoever
+        joins nodes takes its consumers away.
+        """
+        node = validate(NodeRef, request.data).node
+        join = await self._bus.get(subjects.join_nonce(node))
+        if join is None or join.kind is not EntryKind.PUT:
+            self._known(node)
+        now_s = asyncio.get_running_loop().time()
+        if not self._fleet.may_be_off(node, now_s):
+            message = (
+                f"{node} was heard {self._fleet.silence_s(node, now_s):.0f} s ago; stop its "
+                f"services, and repeat when it was silent for {DOWN_AFTER_S:.0f} s"
+            )
+            raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
+        self._check_empty(node)
+        told = [uid for there, uid in self._fleet.statuses if there == node]
+        for uid in told:
+            await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
+        await self._change(node, lambda _: NodeWish(node=node))
+        await self._bus.purge(subjects.join_nonce(node), marker_ttl_s=MARKER_TTL_S)
+        self._fleet.nodes.pop(node, None)
+        log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
+        self._facts.node(Kind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
+        return NodeForgotten(node=node, statuses=len(told))
+
+    def _check_empty(self, node: str) -> None:
+        """Raise 409 while VMs are on the node."""
+        there = [held.record for held in self._fleet.vms.values() if held.record.node == node]
+        if there:
+            message = (
+                f"{len(there)} VM(s) are on {node}; `virtbus node fence {node} --confirm HOW "
+                "--discard-local-disks` lets them start elsewhere; delete what stays, then repeat"
+            )
+            details = tuple(Detail(path=f"vm/{one.uid}", message=one.name) for one in there[:20])
+            raise VirtbusError(Code.CONFLICT, "node_has_vms", message, details=details)
 
     # --- shared ---------------------------------------------------------------------------
     async def _change(self, node: str, change: Change) -> NodeWish:
