@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
 from services.netd.tests.pretended_host import Guest, Node
@@ -95,6 +96,7 @@ async def test_a_record_seen_again_does_not_cut_off_a_guest_of_an_unnamed_namesp
         "ip link del br0",
         "ip link del eth0",
         "ip link set tap0 nomaster",
+        "nft flush ruleset",
     ],
 )
 async def test_what_is_missing_inside_is_made_anew_under_the_guest(
@@ -107,6 +109,24 @@ async def test_what_is_missing_inside_is_made_anew_under_the_guest(
         assert finding.reason == "network_mended"
         await guest.ping(GATEWAY)
         assert await node.attachments.compare() == []
+
+
+async def test_a_firewall_that_is_loaded_anew_takes_the_hosts_rules_for_a_moment_only(
+    node: Node,
+) -> None:
+    await node.attach(A)
+    rules = ("nft", "-s", "list", "table", "inet", "virtbus")
+    before = subprocess.check_output(rules)
+    forward = Path("/proc/sys/net/ipv4/ip_forward")
+    await node.attachments.replug()
+    assert subprocess.check_output(rules) == before
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    forward.write_text("0")
+    await node.attachments.replug()
+    assert subprocess.check_output(rules) == before
+    assert forward.read_text().strip() == "1"
+    async with running(node) as guest:
+        await guest.ping(GATEWAY)
 
 
 async def test_a_tap_removed_under_a_guest_is_told_until_the_guest_was_started_anew(

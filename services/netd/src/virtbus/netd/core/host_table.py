@@ -53,6 +53,11 @@ def host_table(bridge: str, gateway: IPv4Interface) -> list[Call]:
     return nft.replace_table(_FAMILY, table_of(bridge), chains, rules)
 
 
+def has_host_table(bridge: str) -> Call:
+    """Ask the kernel whether the table is there."""
+    return nft.get_table(_FAMILY, table_of(bridge))
+
+
 def no_host_table(bridge: str) -> list[Call]:
     """The transaction that removes the table (ENOENT where there is none)."""
     return nft.batch([nft.delete_table(_FAMILY, table_of(bridge))])

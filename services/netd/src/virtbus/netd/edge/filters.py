@@ -8,12 +8,26 @@ from virtbus.netd.core.attachment import Nic
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 
 
-def guard(nics: Sequence[Nic]) -> None:
-    """Make the namespace's table that of `nics`, in one transaction where it is not so already."""
-    taps = [
+def _taps(nics: Sequence[Nic]) -> list[Tap]:
+    return [
         Tap(nic.tap, nic.mac, tuple(IPv4Interface(address).ip for address in nic.addresses))
         for nic in nics
     ]
+
+
+def faults(nics: Sequence[Nic]) -> list[str]:
+    """The taps of `nics` whose filter is not there, in words."""
+    with Netlink(NETLINK_NETFILTER) as filters:
+        return [
+            f"the filter of {tap.name} is gone"
+            for tap in _taps(nics)
+            if filters.ask(has_chain(tap)) is None
+        ]
+
+
+def guard(nics: Sequence[Nic]) -> None:
+    """Make the namespace's table that of `nics`, in one transaction where it is not so already."""
+    taps = _taps(nics)
     with Netlink(NETLINK_NETFILTER) as filters:
         stands = filters.ask(has_table()) is not None
         if not stands or any(filters.ask(has_chain(tap)) is None for tap in taps):

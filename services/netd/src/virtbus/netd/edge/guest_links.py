@@ -91,7 +91,8 @@ class GuestLinks:
         """What of it is missing inside its namespace, in words."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
-            return [fault for nic in attachment.nics for fault in _faults(inside, nic)]
+            found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
+        return found + filters.faults(attachment.nics)
 
     def all_held(self, attachment: Attachment) -> bool:
         """True while each tap of it is held open by a process."""
@@ -146,9 +147,10 @@ class GuestLinks:
             _delete(host, self._bridge.ports(host) - set(kept))
 
     def replug(self, nics: Sequence[Nic]) -> None:
-        """Ensure the host bridge and that the host ends of `nics` are its ports."""
+        """Ensure the host bridge, its rules, and that the host ends of `nics` are its ports."""
         with Netlink() as host:
             index = self._bridge.ensure(host)
+            self._bridge.mend()
             for nic in nics:
                 link = _link(host, nic.host_link)
                 if link is not None and link.master != index:

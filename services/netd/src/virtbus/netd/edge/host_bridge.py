@@ -12,7 +12,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 
 from virtbus.netd.core import links, names
-from virtbus.netd.core.host_table import host_table, no_host_table
+from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -107,6 +107,21 @@ class HostBridge:
         write_sysctl(_FORWARD, "1")
         log.info("host bridge is up", extra={"code": "bridge_up", "bridge": self.name})
         return link.index
+
+    def mend(self) -> None:
+        """Put back the table and forwarding where somebody took them, as a firewall's reload does.
+
+        The rules in a table that stands are not looked at.
+        """
+        with self._lock, Netlink(NETLINK_NETFILTER) as filters:
+            gone = filters.ask(has_host_table(self.name)) is None
+            if gone:
+                filters.do(host_table(self.name, self.gateway))
+        if gone or read_sysctl(_FORWARD) != "1":
+            write_sysctl(_FORWARD, "1")
+            what = "the nftables table" if gone else "ip_forward"
+            extra = {"code": "host_rules_back", "bridge": self.name}
+            log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
     def _check_subnet(self, host: Netlink) -> None:
         ours = self._link(host)
