@@ -15,8 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -203,14 +203,16 @@ class Fleet:
         """Power everything on and wait until it is whole."""
         self._creds.mkdir()
         self._start_servers()
-        with _together() as each:
-            for host in self.hosts.values():
-                each(host.on)
+        with ThreadPoolExecutor() as at_once:
+            list(at_once.map(Host.on, self.hosts.values()))
         self.wait_whole(within_s=READY_S)
         if self.hosts:
             # where an image is cached comes first in placement: all are to be alike
             self.ask("image.pull", {"ref": "tiny"}, timeout_s=120)
-            until(lambda: all(n.image_digests for n in self._nodes()), "nodes tell of their image")
+            until(
+                lambda: all(n.get("image_digests") for n in self.ask("node.list")["items"]),
+                "nodes tell of their image",
+            )
         for host in self.hosts.values():
             host.quiet = host.census()
             host.keep_capabilities()
@@ -233,26 +235,18 @@ class Fleet:
 
     def wait_whole(self, within_s: float = READY_S) -> None:
         """Return once the API answers and every service of every node is ready."""
-        seen: list[str] = []
 
         def whole() -> bool:
-            try:
-                nodes = self._nodes()
-            except (BusError, VirtbusError) as error:
-                seen.append(str(error))
-                return False
-            seen.append(str([(n.node, n.state, n.age_s, n.services) for n in nodes]))
-            return len(nodes) == len(self.hosts) and all(
-                node.state is NodeState.READY
-                and node.age_s < 10
-                and all(s.state is NodeState.READY for s in node.services.values())
-                for node in nodes
-            )
+            with suppress(BusError, VirtbusError):
+                return self.whole() == set(self.hosts)
+            return False
 
-        until(whole, lambda: f"every node ready, but {seen[-1:]}", within_s=within_s)
+        until(whole, lambda: f"every node ready, but {self.ask('node.list')}", within_s=within_s)
 
-    def _nodes(self) -> tuple[NodeView, ...]:
-        return NodePage.model_validate(self.ask("node.list", timeout_s=3)).items
+    def whole(self) -> set[str]:
+        """The nodes of which every service is ready; raises where nobody answers."""
+        page = NodePage.model_validate(self.ask("node.list", timeout_s=3))
+        return {node.node for node in page.items if _whole(node)}
 
     # --- using it -------------------------------------------------------------------------
     @asynccontextmanager
@@ -340,6 +334,11 @@ class Fleet:
         return [key for held in found for key in held if not _lasts(key)]
 
 
+def _whole(node: NodeView) -> bool:
+    ready = all(service.state is NodeState.READY for service in node.services.values())
+    return ready and node.state is NodeState.READY and node.age_s < 10
+
+
 def _server_argv(number: int, servers: int, nodes: list[str]) -> list[str]:
     address = f"10.200.0.{200 + number}"
     argv = ["up", "--no-node", "--listen", address, "--nodes", ",".join(nodes)]
@@ -347,29 +346,6 @@ def _server_argv(number: int, servers: int, nodes: list[str]) -> list[str]:
         return argv
     routes = ",".join(f"10.200.0.{200 + one}:{ROUTE_PORT}" for one in range(1, servers + 1))
     return [*argv, "--cluster", f"{address}:{ROUTE_PORT}", "--routes", routes]
-
-
-@contextmanager
-def _together() -> Iterator[Any]:
-    """Run blocking calls at once; raises the first failure when all have ended."""
-    failures: list[BaseException] = []
-    threads = []
-
-    def each(call: Any) -> None:
-        def body() -> None:
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001  told to who waits
-                failures.append(error)
-
-        threads.append(threading.Thread(target=body))
-        threads[-1].start()
-
-    yield each
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def prepare() -> None:

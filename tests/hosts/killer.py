@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -15,16 +16,24 @@ OF_A_HOST = ("imaged", "netd", "nodeagent", "up", "libvirtd")
 OF_A_SERVER = ("controller", "nats-server", "up")
 PAUSE_S = (1.0, 4.0)
 LOOK_S = 1.0
+BLOWS = 2
+TOLD_S = 5.0
+"""What a node says of its services is at most as old as a beat, 4 s."""
 DARK_S = 6.0
 """How long a server of the bus is without power."""
 
 
 class Killer:
-    """One blow after the other; a server is struck when all are whole: three bear one away."""
+    """One blow after the other, at what can bear it, however slow the machine is.
 
-    def __init__(self, fleet: Fleet, seed: int, slowness: float) -> None:
+    A server is struck when all are whole: three bear one that is away. A host is struck once more
+    while it recovers, then not before it was whole again.
+    """
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
-        self._slowness = slowness
+        self._struck: dict[str, list[float]] = {name: [] for name in fleet.hosts}
+        """When each host was struck since it was last whole."""
         self._random = random.Random(seed)
         self._over = threading.Event()
         self.blows: list[str] = []
@@ -33,7 +42,7 @@ class Killer:
     def run(self) -> None:
         """Strike until told to end."""
         try:
-            while not self._over.wait(self._random.uniform(*PAUSE_S) * self._slowness):
+            while not self._over.wait(self._random.uniform(*PAUSE_S)):
                 self._strike()
         except BaseException as error:  # noqa: BLE001  told by the test that waits for us
             self.failure = error
@@ -43,7 +52,7 @@ class Killer:
         if kind != "host" and not self._servers_whole():
             return
         blows: dict[str, Callable[[], None]] = {
-            "host": lambda: self._kill(self._of(self._fleet.hosts), OF_A_HOST),
+            "host": self._strike_host,
             "server": lambda: self._kill(self._of(self._fleet.servers), OF_A_SERVER),
             "power": self._cut_power,
         }
@@ -57,6 +66,21 @@ class Killer:
                 if told.servers_current == len(self._fleet.servers):
                     return True
         return False
+
+    def _strike_host(self) -> None:
+        self._note_whole()
+        name = self._random.choice(sorted(self._fleet.hosts))
+        if len(self._struck[name]) < BLOWS:
+            self._struck[name].append(time.monotonic())
+            self._kill(self._fleet.hosts[name], OF_A_HOST)
+
+    def _note_whole(self) -> None:
+        """Forget the blows on hosts that are whole again, by what they said since."""
+        with suppress(BusError, VirtbusError):
+            for name in self._fleet.whole():
+                struck = self._struck[name]
+                if struck and time.monotonic() - struck[-1] > TOLD_S:
+                    struck.clear()
 
     def _of(self, members: Mapping[str, Member]) -> Member:
         return members[self._random.choice(sorted(members))]
@@ -82,12 +106,9 @@ class Killer:
 
 
 @contextmanager
-def killing(fleet: Fleet, seed: int, slowness: float) -> Iterator[Killer]:
-    """Blows while the context is open; all that was struck is on again at its end.
-
-    On a machine where services take longer to come back, the blows come as much later.
-    """
-    killer = Killer(fleet, seed, slowness)
+def killing(fleet: Fleet, seed: int) -> Iterator[Killer]:
+    """Blows while the context is open; all that was struck is on again at its end."""
+    killer = Killer(fleet, seed)
     thread = threading.Thread(target=killer.run, name="killer")
     thread.start()
     try:

@@ -77,7 +77,7 @@ def test_every_create_and_delete_ends_while_processes_and_servers_are_killed(
     platform: Fleet,
 ) -> None:
     begun = time.monotonic()
-    with killing(platform, SEED, pace.slowness()) as killer:
+    with killing(platform, SEED) as killer:
         try:
             ran = asyncio.run(lives(platform))
         finally:
