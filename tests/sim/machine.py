@@ -88,6 +88,7 @@ class Watcher:
     def started(self, host: "Host", domain: Domain) -> None: ...
     def defined(self, host: "Host", domain: Domain) -> None: ...
     def ended(self, host: "Host", domain: Domain, why: str) -> None: ...
+    def off(self, host: "Host", domain: Domain, why: str) -> None: ...
     def wrong(self, invariant: str, what: str) -> None: ...
     def note(self, *what: object) -> None: ...
 
@@ -216,9 +217,9 @@ class Host:
         self._power_off(self.domains[uid], self.domains[uid].run)
 
     def _off(self, domain: Domain, ending: Ending, change: DomainChange, why: str) -> None:
+        self.watcher.off(self, domain, why)
         domain.state, domain.ending = DomainState.SHUT_OFF, ending
         domain.run += 1
-        self.watcher.note(self.name, "off", domain.uid, why)
         if not domain.defined:
             self.domains.pop(domain.uid, None)
         self.tell(DomainEvent(domain.uid, change))
@@ -266,9 +267,9 @@ class Host:
         self.boot += 1
         for domain in list(self.domains.values()):
             if domain.active:
+                self.watcher.off(self, domain, "power")
                 domain.state, domain.ending = DomainState.SHUT_OFF, Ending.UNKNOWN
                 domain.run += 1
-                self.watcher.note(self.name, "off", domain.uid, "power")
             domain.ending = Ending.UNKNOWN
             if not domain.defined:
                 del self.domains[domain.uid]

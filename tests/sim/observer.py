@@ -15,7 +15,11 @@ from tests.sim.wire import SimServer
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.nodeagent.core.ports import DomainState
+from virtbus.nodeagent.core.recovery import ONCE_ONLY
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
+from virtbus.schemas import subjects
+from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmStatus
 from virtbus.schemas.wire import read
 
@@ -56,6 +60,14 @@ class Seen:
     off_asked: int = 0
     """How many record versions asked the guest not to run here."""
     off_at_start: int = 0
+    ran_out: int = -1
+    """The power epoch under which its guest last ended: asked to or by itself."""
+    moved_off: int = -1
+    """The power epoch under which it was moved switched off, because its guest had ended."""
+
+
+def _age(of: VmRecord | VmStatus) -> tuple[int, int, int]:
+    return of.epoch, of.generation, of.power_epoch
 
 
 class Observer(Watcher):
@@ -154,17 +166,26 @@ class Observer(Watcher):
             self.wrong("I15", f"{uid}: epoch {record.epoch} is written after {seen.epoch}")
         if record.generation < seen.generation or record.power_epoch < seen.power_epoch:
             self.wrong("I2", f"{uid}: a change that was stored is undone")
-        if seen.record is not None and seen.record.deleting and not record.deleting:
-            self.wrong("I3", f"{uid}: a delete that was stored is undone")
-        if seen.record is not None and seen.record.node != record.node:
-            if record.epoch <= seen.record.epoch:
-                self.wrong("I15", f"{uid}: moved to {record.node} without a new epoch")
-            seen.off_asked += 1
+        if seen.record is not None:
+            self._followed(seen.record, record, seen)
         if record.ending or not record.powered:
             seen.off_asked += 1
         seen.record = record
         seen.epoch = record.epoch
         seen.generation, seen.power_epoch = record.generation, record.power_epoch
+
+    def _followed(self, old: VmRecord, new: VmRecord, seen: Seen) -> None:
+        """Only a user switches a guest off that has not ended (I2)."""
+        if old.deleting and not new.deleting:
+            self.wrong("I3", f"{new.uid}: a delete that was stored is undone")
+        if old.node != new.node:
+            if new.epoch <= old.epoch:
+                self.wrong("I15", f"{new.uid}: moved to {new.node} without a new epoch")
+            seen.off_asked += 1
+        if old.powered and not new.powered and old.power_epoch == new.power_epoch:
+            seen.moved_off = new.power_epoch
+            if seen.ran_out < new.power_epoch:
+                self.wrong("I2", f"{new.uid}: a move undoes a start whose guest had not ended")
 
     def _status_written(self, status: VmStatus, key: str) -> None:
         uid = status.uid
@@ -200,9 +221,28 @@ class Observer(Watcher):
                 self.wrong("I1", f"{uid} runs on {other.name} and starts on {host.name}")
         if uid not in host.disk.overlays or uid not in host.networks:
             self.wrong("I1", f"{uid} starts on {host.name} without its disks or network")
+        self._started_again(host, uid, seen)
         wanted = self.wanted.get(uid)
         if wanted is not None and wanted.secret and host.disk.seeds.get(uid) is None:
             self.wrong("I2", f"{uid} boots on {host.name} without the user-data it was given")
+
+    def _started_again(self, host: Host, uid: str, seen: Seen) -> None:
+        """Who runs only when asked, and was told to have run, must have been asked again (I2)."""
+        entry = self.server.shelf("$KV.st.x").entries.get(subjects.vm_status(host.name, uid))
+        told = read(VmStatus, entry.value) if entry is not None and entry.value else None
+        record = seen.record
+        if told is None or record is None or record.spec.run_strategy not in ONCE_ONLY:
+            return
+        ran = told.ended or told.state in {VmState.RUNNING, VmState.PAUSED}
+        if ran and _age(told) == _age(record):
+            self.wrong("I2", f"{uid} had ended ({told.state} {told.reason}), and runs again")
+
+    def off(self, host: Host, domain: Domain, why: str) -> None:
+        """A guest is off, whoever wanted that."""
+        self.note(host.name, "off", domain.uid, why)
+        seen = self._vm(domain.uid)
+        if domain.state is not DomainState.STARTING and seen.record is not None:
+            seen.ran_out = seen.record.power_epoch
 
     def ended(self, host: Host, domain: Domain, why: str) -> None:
         """We end a guest: somebody must have asked (I4)."""

@@ -27,14 +27,17 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
 
 def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
     """A VM that was accepted is there, and is as it was asked to be."""
-    record = observer.vms[wanted.uid].record
+    seen = observer.vms[wanted.uid]
+    record = seen.record
     if record is None:
         if wanted.accepted and not wanted.delete_asked:
             yield "I2", f"{wanted.uid} was accepted and has no record"
         return
     if record.generation < wanted.generation or record.power_epoch < wanted.power_epoch:
         yield "I2", f"{wanted.uid}: an accepted change is not in the record"
-    if not wanted.in_doubt and wanted.powered is not None and record.powered != wanted.powered:
+    moved_off = not record.powered and seen.moved_off == record.power_epoch
+    known = not wanted.in_doubt and wanted.powered is not None and not moved_off
+    if known and record.powered != wanted.powered:
         yield "I2", f"{wanted.uid}: asked to be {wanted.powered}, its record says {record.powered}"
     if record.deleting:
         yield "I8", f"{wanted.uid} is still being deleted"
@@ -78,7 +81,7 @@ def _may_rest(strategy: str, status: VmStatus) -> bool:
     """A guest that ended by itself stays so, with its reason, where its strategy says so."""
     if strategy == "Always":
         return False
-    crashed = status.state is VmState.FAILED and status.reason == "guest_ended"
+    crashed = status.state is VmState.FAILED and status.ended
     return status.state in OFF or (crashed and strategy != "RerunOnFailure")
 
 

@@ -38,6 +38,7 @@ def status(of: VmRecord, state: VmState = VmState.RUNNING, **more: Any) -> VmSta
         "node": of.node,
         "epoch": of.epoch,
         "generation": of.generation,
+        "power_epoch": of.power_epoch,
         "state": state,
     }
     return VmStatus(**(values | more))

@@ -89,3 +89,18 @@ async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_unti
             await eventually(lambda: len(node.domains.done) == 1 + crashes)  # noqa: B023
         await eventually(lambda: agent._guests[A].seen.attempt == 0)
         assert await node.state(A) == "Running"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[2:])
+async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strategy: str) -> None:
+    node = Node(tmp_path)
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(in_state(node, "Failed"))
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+    async with node.agent() as agent:
+        await eventually(lambda: A in agent._guests and agent._guests[A].phase == "failed")
+    assert node.domains.done == []

@@ -21,6 +21,8 @@ MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
 DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
 SCHEMA_VERSION = 1
+GUEST_ENDED = "guest_ended"
+"""The reason of a status: the guest crashed, powered itself off, or was ended by others."""
 
 LabelKey = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
@@ -340,6 +342,12 @@ class VmStatus(Fact):
     """True when nothing of the VM is left on the host: the controller may purge the record."""
     refused: bool = False
     """The node never began it, for the `reason` told: a controller moves it to another node."""
+
+    @property
+    def ended(self) -> bool:
+        """True when the guest ended by itself and stays so; one that is tried again has not."""
+        crashed = self.state is VmState.FAILED and self.reason == GUEST_ENDED
+        return crashed or self.state is VmState.SUCCEEDED
 
 
 class VmView(Fact):

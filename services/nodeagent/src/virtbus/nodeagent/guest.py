@@ -32,7 +32,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.subjects import vm_status
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.vm import GUEST_ENDED, VmRecord, VmStatus
 from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
@@ -313,10 +313,10 @@ class Guest:
             self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
         if self.phase is Phase.WAITING:
             self.seen.restarts += 1
-            self.seen.reason = "guest_ended"
+            self.seen.reason = GUEST_ENDED
             self.seen.message = f"the guest {event}; restarting"
         elif self.phase is Phase.FAILED:
-            self.seen.reason = "guest_ended"
+            self.seen.reason = GUEST_ENDED
             self.seen.message = f"the guest {event}; `virtbus vm start` starts it again"
 
     def _begin_shutdown(self) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from virtbus.controller.core.placement import Candidate, demand_of, memory_of, place
 from virtbus.controller.core.promises import takes_room
 from virtbus.schemas.node import Fence
-from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import EvictionStrategy, RunStrategy, VmRecord, VmStatus
 
 STAYS: dict[EvictionStrategy, str] = {
@@ -55,15 +54,15 @@ def fenced(record: VmRecord, fence: Fence) -> str:
 
 
 def runs_after(record: VmRecord, status: VmStatus | None) -> bool:
-    """Whether the VM shall run on its next node: what has ended by itself does not run again."""
-    strategy = record.spec.run_strategy
-    if not record.powered or strategy is RunStrategy.ONCE:
+    """Whether the VM shall run on its next node: what has ended by itself does not run again.
+
+    A status from before the last start says nothing about that start.
+    """
+    if not record.powered or record.spec.run_strategy is RunStrategy.ONCE:
         return False
-    state = status.state if status is not None and status.epoch == record.epoch else None
-    if state is VmState.SUCCEEDED:
-        return False
-    by_hand = strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
-    return not (by_hand and state is VmState.FAILED)
+    asked = record.epoch, record.power_epoch
+    told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
+    return told is None or not told.ended
 
 
 def leaving(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:

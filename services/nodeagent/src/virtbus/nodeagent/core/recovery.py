@@ -60,6 +60,5 @@ def ended_before(told: VmStatus, record: VmRecord) -> Event | None:
         return None
     if told.state is VmState.SUCCEEDED:
         return Event.SHUT_DOWN
-    broke = told.state is VmState.FAILED and not told.reason
     once = record.spec.run_strategy in ONCE_ONLY
-    return Event.CRASHED if once and (broke or told.state in UP) else None
+    return Event.CRASHED if once and (told.ended or told.state in UP) else None

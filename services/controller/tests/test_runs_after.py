@@ -1,0 +1,37 @@
+"""Whether a VM runs on its next node: a start that was accepted outlives the move (I2)."""
+
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import record, status
+
+from virtbus.controller.core.leaving import runs_after
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord, VmStatus
+
+
+def by_hand(**more: Any) -> VmRecord:
+    made = record(1, **more)
+    spec = made.spec.model_copy(update={"run_strategy": RunStrategy.MANUAL})
+    return made.model_copy(update={"spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("told", "runs"),
+    [
+        (None, True),
+        (status(by_hand(), VmState.PREPARING), True),
+        (status(by_hand(), VmState.FAILED, reason="source_down"), True),
+        (status(by_hand(), VmState.FAILED, reason=GUEST_ENDED), False),
+        (status(by_hand(), VmState.SUCCEEDED), False),
+    ],
+)
+def test_only_a_guest_that_ended_by_itself_stays_off(told: VmStatus | None, runs: bool) -> None:
+    assert runs_after(by_hand(), told) is runs
+
+
+@pytest.mark.parametrize("state", [VmState.SUCCEEDED, VmState.FAILED])
+def test_an_ending_before_the_last_start_counts_no_more(state: VmState) -> None:
+    before = status(by_hand(), state, reason=GUEST_ENDED)
+    assert runs_after(by_hand(power_epoch=1), before)
+    assert runs_after(by_hand(epoch=2), before)
