@@ -15,9 +15,9 @@ pytestmark = pytest.mark.timeout(120)
 Story = Callable[[World, User, Wanted], Awaitable[None]]
 
 
-def told(story: Story) -> list[str]:
+def told(story: Story, seed: int = 0) -> list[str]:
     """What is wrong once the story of one VM on one node was told, and all came to rest."""
-    world = World(0, nodes=1, controllers=2, shuffle=False)
+    world = World(seed, nodes=1, controllers=2, shuffle=False)
     process, bus = world.process("user", client_role(), lambda: 0)
     user = User(bus, world.observer, Plan(give_up_s=LIMIT_S, changes_until_s=LIMIT_S), 1)
     wanted = user.new()
@@ -69,3 +69,19 @@ def test_an_event_of_libvirt_that_is_lost_is_made_good() -> None:
         host.temper.events_lost = 0.0
 
     assert told(story) == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_stop_that_arrives_again_after_a_later_start_does_nothing(seed: int) -> None:
+    async def story(world: World, user: User, wanted: Wanted) -> None:
+        slow, other = world.services["c1"], world.services["c2"]
+        assert slow.link is not None
+        assert other.link is not None
+        other.link.cut()
+        slow.link.stall(45.0)
+        world.loop.call_later(1.0, other.link.join)
+        await user.stop(wanted)
+        await user.start(wanted)
+        assert world.loop.time() < 45.0
+
+    assert told(story, seed) == []

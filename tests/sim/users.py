@@ -83,9 +83,11 @@ class User:
     # --- asking ---------------------------------------------------------------------------
     async def _ask(self, verb: str, data: dict[str, Any]) -> Any:
         """The answer, however often it takes; VirtbusError where it is refused for good."""
+        once = self._bus.sources.uuid7()
+        subject = subjects.api("vm", verb)
         while self._loop.time() < self._plan.give_up_s:
             try:
-                return await self._bus.request(subjects.api("vm", verb), data, timeout_s=TIMEOUT_S)
+                return await self._bus.request(subject, data, timeout_s=TIMEOUT_S, request_id=once)
             except BusError as error:
                 self._observer.note("user", self._number, verb, "again", type(error).__name__)
             except VirtbusError as error:

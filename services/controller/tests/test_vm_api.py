@@ -9,12 +9,13 @@ from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.virtual import World, run, settle, world
 
 from virtbus.bus.memory import MemoryBus
+from virtbus.bus.ports import Entry, OutcomeUnknownError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import NameClaim
-from virtbus.schemas.wire import encode
+from virtbus.schemas.vm import NameClaim, VmView
+from virtbus.schemas.wire import encode, validate
 
 Scenario = Callable[[World], Awaitable[None]]
 
@@ -324,3 +325,41 @@ async def test_what_waited_while_the_controller_was_stopped_is_not_acted_on(made
     assert await made.stored(uid(1)) is None
     await asyncio.sleep(3)
     assert (await made.vm("create", name="web", image="tiny", uid=uid(1))).name == "web"
+
+
+@played()
+async def test_what_was_read_after_a_request_s_deadline_is_not_acted_on(
+    made: World,
+) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    bus = made.buses["c1"]
+    read = bus.get
+
+    async def slowly(key: str) -> Entry | None:
+        await asyncio.sleep(11)
+        return await read(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus, "get", slowly)
+        with pytest.raises(OutcomeUnknownError):
+            await made.ask("stop", uid=uid(1))
+        await asyncio.sleep(30)
+    record = await made.stored(uid(1))
+    assert record is not None
+    assert record.powered
+
+
+@played()
+async def test_a_request_that_comes_again_is_answered_and_changes_nothing(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+
+    async def ask(verb: str, request_id: str) -> VmView:
+        subject = subjects.api("vm", verb)
+        data = {"uid": uid(1)}
+        answer = await made.client.request(subject, data, timeout_s=10, request_id=request_id)
+        return validate(VmView, answer)
+
+    assert not (await ask("stop", "a")).powered
+    assert (await ask("start", "b")).powered
+    assert (await ask("stop", "a")).powered
+    assert not (await ask("stop", "c")).powered

@@ -102,14 +102,12 @@ def open_request(body: bytes) -> Envelope:
         ) from error
 
 
-def _deadline(received_s: float, frame: Envelope, now_s: float) -> float:
-    """When the request ends on the loop's clock; VirtbusError 504 when that is over."""
-    deadline_s = received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
-    if now_s > deadline_s:
+def refuse_late(deadline_s: float) -> None:
+    """Raise VirtbusError 504 once a request's deadline is over: who asked no longer waits."""
+    if asyncio.get_running_loop().time() > deadline_s:
         raise VirtbusError(
             Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
         )
-    return deadline_s
 
 
 class _Answers:
@@ -215,7 +213,8 @@ class Served:
         failure = ""
         try:
             frame = open_request(raw.body)
-            deadline_s = _deadline(received_s, frame, started_s)
+            deadline_s = received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
+            refuse_late(deadline_s)
             traceparent = raw.headers.get(TRACEPARENT)
             request = Request(
                 raw.subject,

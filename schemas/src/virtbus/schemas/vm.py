@@ -259,6 +259,8 @@ class VmRecord(Fact):
     power_epoch: int = 0
     """Rises with every start or stop, so that a start of a VM that stopped by itself is seen."""
     stop_grace_s: int | None = None
+    requests: tuple[str, ...] = ()
+    """Ids of the last starts, stops, moves and deletes: one that comes again changes nothing."""
     deleting: bool = False
     delete_grace_s: int | None = None
     leaving: bool = False

@@ -24,6 +24,9 @@ AT_RESTART = (
 )
 """Taken over at the guest's next start; until then the VM shows RestartRequired."""
 
+REQUESTS_KEPT = 4
+"""What may still come again: the last changes of a VM within a requester's patience."""
+
 
 def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
     """Paths of the leaves that differ, as in error details: `spec.volumes[0].image.size`."""
@@ -88,6 +91,14 @@ def powered(record: VmRecord, *, on: bool, grace_s: int | None = None) -> VmReco
     return record.model_copy(
         update={"powered": on, "power_epoch": record.power_epoch + 1, "stop_grace_s": grace_s}
     )
+
+
+def asked(record: VmRecord, before: VmRecord, request_id: str) -> VmRecord:
+    """What a request made of `before`, with the request's id where it changed anything."""
+    if record == before or not request_id:
+        return record
+    requests = (*record.requests, request_id)[-REQUESTS_KEPT:]
+    return record.model_copy(update={"requests": requests})
 
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:

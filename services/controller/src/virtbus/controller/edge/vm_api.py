@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from virtbus.bus import tracing
 from virtbus.bus.ports import Bus, ConflictError, Request
+from virtbus.bus.service import refuse_late
 from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
@@ -242,10 +243,17 @@ class VmApi:
     async def _change(
         self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request
     ) -> VmView:
-        """Apply a change that holds whatever else changed, retrying lost races."""
+        """Apply a change that holds whatever else changed, retrying lost races.
+
+        A request that was repeated may be here more than once, and late: it acts once, and never
+        on what was read after its deadline.
+        """
         held = await self._find(ref)
         for _ in range(ATTEMPTS):
-            record = change(held.record)
+            if request.id in held.record.requests:
+                return self._show(held)
+            refuse_late(request.deadline_s)
+            record = changes.asked(change(held.record), held.record, request.id)
             if record == held.record:
                 return self._show(held)
             self._check_room(held.record, record)
