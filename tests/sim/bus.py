@@ -75,6 +75,7 @@ class SimWatch:
         self._filters = filters
         # Every filter of the product's watches is `<prefix>.>`: the quick way to match it.
         assert all(one.endswith(".>") and "*" not in one for one in filters)
+        self._of_node = filters[0].startswith("$KV.vm.n")
         self._prefixes = tuple(one.removesuffix(">") for one in filters)
         self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
         self._shelf: Shelf = link.server.shelf(filters[0])
@@ -101,7 +102,8 @@ class SimWatch:
             return
         self._following = number
         self._send(WatchMark.RESET, number)
-        for entry in self._shelf.listed(self._filters):
+        hollow = self._server.hollow and self._of_node
+        for entry in () if hollow else self._shelf.listed(self._filters):
             self._send(entry, number)
         self._send(WatchMark.SYNCED, number)
 
@@ -222,10 +224,11 @@ class SimBus:
 
     async def batch(self, writes: Sequence[Write]) -> int:
         shelf = self.server.shelf(writes[0].key)
+        for one in writes:
+            self._may(one.key)
 
         def store() -> int:
             for one in writes:
-                self._may(one.key)
                 shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
             self.server.moving = frozenset(
                 one.key.rpartition(".")[2] for one in writes if one.value is not None

@@ -56,6 +56,7 @@ class Nemesis:
             "half-open": (self._half_open, 20.0),
             "leader": (self._leader, 30.0),
             "relist": (self._relist, 10.0),
+            "empty-bus": (self._empty_bus, 50.0),
             "sigstop": (self._stall, 25.0),
             "libvirtd": (self._libvirt, 40.0),
             "guest-crash": (lambda: self._guest(halt=False), 20.0),
@@ -137,6 +138,10 @@ class Nemesis:
         if watches:
             self.world.rng.choice(watches)()
 
+    def _empty_bus(self) -> None:
+        self.world.observer.note("the bus is empty")
+        self.world.server.empty(self.world.rng.uniform(0.5, 15.0))
+
     def _stall(self) -> None:
         service = self._some()
         if service.process is not None and service.running:
@@ -172,6 +177,7 @@ class Nemesis:
         world = self.world
         world.observer.note("healed")
         world.server.weather = type(world.server.weather)()
+        world.server.fill()
         for host in world.hosts.values():
             deaf = host.temper.deaf
             host.temper = type(host.temper)(deaf=deaf)

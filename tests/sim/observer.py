@@ -19,6 +19,7 @@ from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.core.recovery import ONCE_ONLY
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas import subjects
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmStatus
 from virtbus.schemas.wire import read
@@ -42,6 +43,7 @@ class Wanted:
     delete_accepted: bool = False
     refused: str = ""
     secret: bool = False
+    strict: bool = False
     in_doubt: bool = False
     """A change was given up with an unknown outcome."""
 
@@ -122,7 +124,7 @@ class Observer(Watcher):
 
     def _vm_written(self, entry: Entry) -> None:
         tokens = entry.key.split(".")
-        if len(tokens) != 4 or tokens[3] == "_join":
+        if len(tokens) != 4 or tokens[3].startswith("_"):
             return
         uid, node = tokens[3], tokens[2]
         seen = self._vm(uid)
@@ -144,6 +146,8 @@ class Observer(Watcher):
         if wanted is not None and not wanted.delete_asked:
             self.wrong("I2", f"{uid}: the record is purged, but nobody asked for a delete")
         for host in self.hosts.values():
+            if self._fenced(host):
+                continue  # what lies there goes when it is back
             domain = host.domains.get(uid)
             if domain is not None:
                 self.wrong("I3", f"{uid}: purged while {host.name} has a domain ({domain.state})")
@@ -157,6 +161,12 @@ class Observer(Watcher):
                     self.wrong("I3", f"{uid}: purged while {host.name} holds {what}")
         seen.purged, seen.record = True, None
         seen.off_asked += 1
+
+    def _fenced(self, host: Host) -> bool:
+        key = subjects.node_wish(host.name)
+        entry = self.server.shelf(key).entries.get(key)
+        wish = read(NodeWish, entry.value) if entry is not None and entry.value else None
+        return wish is not None and wish.fenced is not None
 
     def _recorded(self, record: VmRecord, seen: Seen) -> None:
         uid = record.uid

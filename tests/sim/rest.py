@@ -6,6 +6,7 @@ from tests.sim.observer import Observer, Wanted
 
 from virtbus.bus.ports import EntryKind
 from virtbus.schemas import subjects
+from virtbus.schemas.node import Reserved
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus
 from virtbus.schemas.wire import read
@@ -23,6 +24,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
             yield from _lives(observer, wanted)
     yield from _leaks(observer)
     yield from _unique(observer)
+    yield from _reserved(observer)
 
 
 def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
@@ -126,6 +128,19 @@ def _claims(observer: Observer, live: dict[str, VmRecord]) -> Iterator[tuple[str
         gone = last is not None and last.kind is EntryKind.PURGE
         if wanted.delete_accepted and not gone:
             yield "I8", f"{uid}: its delete is accepted and has not ended"
+
+
+def _reserved(observer: Observer) -> Iterator[tuple[str, str]]:
+    """The sum of each node is that of its strict VMs (I5)."""
+    records = [seen.record for seen in observer.vms.values() if seen.record is not None]
+    for node in observer.hosts:
+        there = observer.entries(subjects.node_reserved(node))
+        told = [read(Reserved, entry.value) for entry in there.values()]
+        strict = [one.spec.domain.cpu.vcpus for one in records if one.reserved and one.node == node]
+        held = len(strict), sum(strict)
+        said = (told[0].vms, told[0].vcpus) if told else (0, 0)
+        if held != said:
+            yield "I5", f"{node} has {held} strict VMs and CPUs, and reserves for {said}"
 
 
 def _unique(observer: Observer) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.sim import users
+from tests.sim import operators, users
 from tests.sim.bus import SimBus
 from tests.sim.faults import HEAL_S, Nemesis
 from tests.sim.rest import at_rest
@@ -92,6 +92,7 @@ def run(
         world.begin()
         nemesis.begin()
         users.begin(world, plan or Plan())
+        operators.begin(world, plan or Plan())
         at_s = REST_FROM_S
         world.run_until(at_s)
         while (left := list(at_rest(world.observer))) and at_s < END_S:

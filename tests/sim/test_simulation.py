@@ -2,7 +2,6 @@
 
 import pytest
 from tests.sim.run import run
-from tests.sim.users import Plan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -11,11 +10,6 @@ def test_without_faults_nothing_is_wrong() -> None:
     verdict = run(1, only=frozenset())
     assert verdict.violations == []
     assert verdict.steps > 300
-
-
-@pytest.mark.parametrize("seed", range(2000, 2006))
-def test_a_seed_with_moves_is_clean(seed: int) -> None:
-    assert run(seed, plan=Plan(moves=True)).violations == []
 
 
 @pytest.mark.parametrize("seed", [1, 4])

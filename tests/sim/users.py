@@ -27,11 +27,11 @@ class Plan:
     """What the users of a seed do, and until when."""
 
     vms: int = 20
-    moves: bool = False
-    """VMs are moved off their nodes, too."""
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
+    operates_until_s: float = 140.0
+    """Nobody closes or fences a node after this; what was begun takes a minute at most."""
     give_up_s: float = 240.0
 
 
@@ -76,6 +76,7 @@ class User:
             name=f"vm-{self._number}",
             strategy=self._rng.choice(STRATEGIES),
             secret=self._rng.random() < 0.3,
+            strict=self._rng.random() < 0.3,
         )
         self._observer.wanted[wanted.uid] = wanted
         return wanted
@@ -106,6 +107,8 @@ class User:
             "image": "tiny",
             "spec": {"run_strategy": wanted.strategy, "termination_grace_s": 5},
         }
+        if wanted.strict:
+            data["spec"]["placement"] = {"overcommit": "strict"}
         if wanted.secret:
             data["user_data"] = USER_DATA
         while True:
@@ -129,8 +132,7 @@ class User:
     # --- a life ---------------------------------------------------------------------------
     async def _live(self, wanted: Wanted) -> None:
         rng = self._rng
-        steps: list[Callable[[Wanted], Any]] = [self.stop, self.start, self.update]
-        steps += [self.move] if self._plan.moves else []
+        steps: list[Callable[[Wanted], Any]] = [self.stop, self.start, self.update, self.move]
         for _ in range(rng.randrange(0, 4)):
             await asyncio.sleep(rng.uniform(0.0, 25.0))
             if self._left_s() < 0:

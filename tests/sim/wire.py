@@ -67,6 +67,8 @@ class SimServer:
     moving: frozenset[str] = frozenset()
     """Uids that a batch under way writes anew: its purge is half of a move."""
     denied: Callable[[str], None] = lambda _what: None
+    hollow: bool = False
+    """Nodes are shown empty lists, as by a bus that was made anew: that must delete nothing."""
     watches: list[Callable[[], None]] = field(default_factory=list)
     """What makes each watch list anew."""
 
@@ -88,8 +90,24 @@ class SimServer:
 
     def _elected(self) -> None:
         if self.loop.time() >= self.leaderless_until_s:
-            for again in tuple(self.watches):
-                again()
+            self.relist()
+
+    def relist(self) -> None:
+        """Every watch lists anew."""
+        for again in tuple(self.watches):
+            again()
+
+    def empty(self, for_s: float) -> None:
+        """Be hollow for that long."""
+        self.hollow = True
+        self.relist()
+        self.loop.outside(self.loop.time() + for_s, self.fill)
+
+    def fill(self) -> None:
+        """Have everything again."""
+        if self.hollow:
+            self.hollow = False
+            self.relist()
 
     def when_led(self, work: Callable[[], None], before_s: float = math.inf) -> None:
         """Run `work` as the leader, now or after the election, as one who repeats it would."""

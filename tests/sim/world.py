@@ -179,8 +179,8 @@ class World:
     def of_host(self, host: str) -> list[Service]:
         return [service for service in self.services.values() if service.host == host]
 
-    def power_off(self, host: str, back_s: float) -> None:
-        """The whole host dies, and boots again after `back_s`."""
+    def power_off(self, host: str, back_s: float | None) -> None:
+        """The whole host dies, and boots again after `back_s` (None: by `power_on`)."""
         machine = self.hosts[host]
         if not machine.up:
             return
@@ -188,14 +188,15 @@ class World:
         for service in self.of_host(host):
             self.crash(service, None)
         machine.power_off()
+        if back_s is not None:
+            self.loop.outside(self.loop.time() + back_s, lambda: self.power_on(host))
 
-        def boot() -> None:
-            machine.power_on()
-            self.observer.note("power on", host)
-            for service in self.of_host(host):
-                self.start(service)
-
-        self.loop.outside(self.loop.time() + back_s, boot)
+    def power_on(self, host: str) -> None:
+        """It boots, and its services start."""
+        self.hosts[host].power_on()
+        self.observer.note("power on", host)
+        for service in self.of_host(host):
+            self.start(service)
 
     # --- services -------------------------------------------------------------------------
     async def _controller(self, service: Service) -> None:
