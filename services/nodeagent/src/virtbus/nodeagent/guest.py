@@ -122,11 +122,6 @@ class Guest:
             self.post(event)
 
     @property
-    def refused(self) -> bool:
-        """True when nothing of it was begun here, though others may have, and may again."""
-        return bool(self._refused)
-
-    @property
     def ends(self) -> bool:
         """True when nothing of what is here shall stay."""
         return self._orphan or bool(self.refused) or self.record.ending
