@@ -230,9 +230,9 @@ async def test_a_vm_without_interfaces_is_ready_with_nothing_made(node: Node) ->
 async def test_fifty_cycles_leave_descriptors_namespaces_and_rules_flat(node: Node) -> None:
     await node.attach(B)
     before = node.host.census()
-    for _cycle in range(50):
-        await node.attach(A)
-        await node.attachments.release(A, 1)
+    for epoch in range(1, 51):
+        await node.attach(A, epoch=epoch)
+        await node.attachments.release(A, epoch)
     await eventually(lambda: node.host.census() == before)
 
 
