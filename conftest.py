@@ -1,6 +1,10 @@
 """For every test of the workspace: how long it may take, and in which order the kinds run."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("virtbus", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("virtbus")
 
 KINDS = {"integration": 60, "e2e": 300}
 """Marker → seconds, cheap kinds first; anything else has the 20 s of pyproject.toml."""

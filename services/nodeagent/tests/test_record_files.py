@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from virtbus.nodeagent.edge.durable import replace
@@ -147,7 +147,6 @@ def test_a_removed_vm_is_forgotten_after_a_day(tmp_path: Path) -> None:
     ledger.close()
 
 
-@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_reading_of_a_ledger(text: str) -> None:
     for name, entry in read_entries(text).items():

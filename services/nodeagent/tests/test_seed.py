@@ -10,7 +10,7 @@ from typing import Any
 import pycdlib
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.seed import seed_files, user_data
@@ -135,7 +135,6 @@ plain: Any = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=12), plain, max_size=6))
 def test_any_mapping_comes_back_as_it_was(value: dict[str, Any]) -> None:
     text = "#cloud-config\n" + yaml.safe_dump(value)
@@ -143,7 +142,6 @@ def test_any_mapping_comes_back_as_it_was(value: dict[str, Any]) -> None:
     assert back == {"hostname": "web"} | value
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="\r\n\0", codec="utf-8"), min_size=16))
 def test_an_ssh_key_is_never_more_than_one_value(key: str) -> None:
     made = seed_files(record(CloudInitNoCloud()), CloudInitNoCloud(ssh_keys=(key,)), ())
