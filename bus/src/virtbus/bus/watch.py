@@ -26,6 +26,10 @@ EXPIRES_S = 30.0
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
 """Two heartbeats and a little: then the consumer or the way to it is gone."""
+SILENT_PARTS = 3
+"""Silence is waited for in parts: after a stop of this process its timers are over before what
+came meanwhile is read, and a list of everything would be asked of a machine that is short of CPU
+already, by each of its watches."""
 UP_S = 60.0
 """How long one attempt waits for a connection; then the next one does."""
 
@@ -144,7 +148,7 @@ class PullWatch:
 
     async def _follow(self) -> None:
         """Take one message in, or notice that none comes."""
-        if not await self._raws.wait(SILENCE_S):
+        if await self._silent():
             self._doubt = _Doubt.SILENT
         if self._link.generation != self._generation or not self._link.connected:
             self._doubt = _Doubt.LINK
@@ -162,6 +166,13 @@ class PullWatch:
                     await self._pull()
         except BusError:
             self._doubt = _Doubt.LINK
+
+    async def _silent(self) -> bool:
+        """True when nothing came for SILENCE_S, and this process ran in that time."""
+        for _ in range(SILENT_PARTS):
+            if await self._raws.wait(SILENCE_S / SILENT_PARTS):
+                return False
+        return True
 
     async def _control(self, raw: Raw) -> None:
         """A status of the server: heartbeat, end of a pull, or trouble."""

@@ -1,0 +1,34 @@
+"""A process that stood still for a while goes on where it was."""
+
+import asyncio
+import time
+
+import pytest
+
+from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.ports import Entry, Watch, WatchMark
+from virtbus.bus.watch import SILENCE_S
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+
+KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
+
+
+async def test_a_watch_of_a_process_that_stood_still_does_not_list_again(
+    controller: NatsBus,
+) -> None:
+    seen: list[Entry | WatchMark] = []
+    async with controller.watch("$KV.vm.>") as watch, asyncio.timeout(20):
+        async for item in watch:
+            if item is WatchMark.SYNCED:
+                break
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_next(watch, seen))
+            await asyncio.sleep(0)  # it waits now
+            time.sleep(SILENCE_S + 0.5)
+            await controller.put(KEY, b"x")
+    assert isinstance(seen[0], Entry), seen
+
+
+async def _next(watch: Watch, seen: list[Entry | WatchMark]) -> None:
+    seen.append(await anext(aiter(watch)))
