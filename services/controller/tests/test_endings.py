@@ -1,0 +1,60 @@
+"""The end of a delete, once its node has let go."""
+
+import asyncio
+from typing import Any
+
+from services.controller.tests.fleets import record, status, uid
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Entry, EntryKind
+from virtbus.bus.tasks import background
+from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.endings import Endings
+from virtbus.controller.edge.facts import Facts
+from virtbus.schemas import subjects
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode
+
+
+class _NeverPurges(MemoryBus):
+    """A bus on which the purge of one key is not answered."""
+
+    def __init__(self, server: MemoryServer, key: str) -> None:
+        super().__init__(server)
+        self._key = key
+
+    async def purge(self, key: str, **how: Any) -> int:
+        if key == self._key:
+            await asyncio.get_running_loop().create_future()
+        return await super().purge(key, **how)
+
+
+async def _deleting(bus: MemoryBus, fleet: Fleet, one: VmRecord) -> None:
+    """A VM that is being deleted, and of which nothing is left on its node."""
+    commits = Commits(bus)
+    held = (await commits.create(one, None)).held
+    going = held.record.model_copy(update={"deleting": True})
+    held = await commits.replace(held, going)
+    fleet.apply(Held(going, held.revision))
+    said = status(going, VmState.DELETING, released=True)
+    fleet.put_status(subjects.vm_status(said.node, said.uid), encode(said), held.revision)
+
+
+async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
+    slow, quick = record(1, "slow"), record(2, "quick")
+    bus = _NeverPurges(MemoryServer(), subjects.vm_record("n1", uid(1)))
+    fleet, released = Fleet(), asyncio.Queue[str]()
+    for one in (slow, quick):
+        await _deleting(bus, fleet, one)
+        released.put_nowait(one.uid)
+    claim = subjects.name_claim("default", "quick")
+    async with asyncio.timeout(5), bus.watch("$KV.vm.>") as watch, background() as tasks:
+        tasks.start(Endings(bus, fleet, Facts(bus)).finish_released(released))
+        async for item in watch:
+            if isinstance(item, Entry) and (item.key, item.kind) == (claim, EntryKind.PURGE):
+                break
+    left = await bus.get(subjects.vm_record("n1", uid(1)))
+    assert left is not None
+    assert left.kind is EntryKind.PUT
