@@ -467,6 +467,22 @@ async def test_ensuring_twice_changes_nothing_and_a_drift_is_put_right(
         assert after["state"] == before["state"]
 
 
+async def test_facts_are_not_synced_one_by_one_and_a_stream_that_exists_stays(
+    nats: server.Server,
+) -> None:
+    async with connect(nats.settings("admin"), name="admin") as admin:
+        made = (await admin.js_api("STREAM.INFO.EVT"))["config"]
+        assert made["persist_mode"] == "async"
+        assert (await admin.js_api("STREAM.INFO.KV_vm"))["config"].get("persist_mode") is None
+        await admin.js_api("STREAM.DELETE.EVT")
+        older = {**made, "persist_mode": "default", "max_bytes": 1024 * 1024}
+        await admin.js_api("STREAM.CREATE.EVT", older)
+        await declaration.ensure(admin)
+        now = (await admin.js_api("STREAM.INFO.EVT"))["config"]
+        assert now["max_bytes"] == made["max_bytes"]
+        assert now.get("persist_mode", "default") == "default"
+
+
 async def test_a_full_bucket_refuses_the_write_and_says_how_full_it_is(
     nats: server.Server, controller: NatsBus
 ) -> None:

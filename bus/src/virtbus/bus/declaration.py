@@ -39,6 +39,10 @@ AUTO = 0
 
 
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
+_NOT_SYNCED = {"persist_mode": "async"}
+"""Acknowledged before it is on disk, whatever the server's `sync_interval` (ADR 0019)."""
+_AT_BIRTH = frozenset(_NOT_SYNCED)
+"""What the server never changes of a stream: one that exists keeps its own."""
 
 
 class Admin(Protocol):
@@ -130,7 +134,8 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
             discard_new_per_subject=True,
             max_age=3600 * _SECOND,
         ),
-        _log("EVT", sizes.evt, max_age=72 * 3600 * _SECOND),
+        _log("EVT", sizes.evt, max_age=72 * 3600 * _SECOND)
+        | (_NOT_SYNCED if replicas == 1 else {}),
         _log("DLQ", sizes.dlq, max_age=30 * 24 * 3600 * _SECOND),
     ]
     for config in declared:
@@ -185,6 +190,7 @@ async def _ensure_stream(admin: Admin, config: dict[str, Any]) -> None:
         await _create(admin, name, config)
         return
     present = info["config"]
+    config = {field: value for field, value in config.items() if field not in _AT_BIRTH}
     if all((present.get(field) or None) == (value or None) for field, value in config.items()):
         return
     try:
