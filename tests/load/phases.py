@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tests.load.deadline import in_time
 from tests.load.meters import percentiles
 from tests.load.population import Vm, closed_loop
 from tests.load.world import World
 
+from virtbus.bus.tasks import background
+
 SETTLE_S = 1.0
-CONVERGED_S = 600.0
 CHURN_IN_FLIGHT, CHURN_PAUSE_S = 8, 0.2
 
 Figures = dict[str, Any]
@@ -21,19 +23,19 @@ Say = Callable[[str], None]
 async def creates(world: World, count: int, say: Say) -> Figures:
     """A closed loop of `count` creates; then until the last one runs."""
     population, shape = world.population, world.shape
-    there, running = set(population.vms), population.running
+    there = set(population.vms)
     before, statuses = world.read(), await world.stored("KV_st")
     facts = await world.stored("EVT")
     begun = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(_tell(world, say))
+    async with in_time(world, "creates"), background() as tasks:
+        tasks.start(_tell(world, say))
         await closed_loop((population.create for _ in range(count)), shape.in_flight)
         accepted = time.monotonic()
-        await population.until(lambda: population.running - running >= count, CONVERGED_S)
+        vms = [vm for uid, vm in population.vms.items() if uid not in there]
+        await population.settled(vms)
         converged = time.monotonic()
-        telling.cancel()
     await asyncio.sleep(SETTLE_S)
-    after, vms = world.read(), [vm for uid, vm in population.vms.items() if uid not in there]
+    after = world.read()
     return {
         "vms": count,
         "in_flight": shape.in_flight,
@@ -65,7 +67,7 @@ async def churn(world: World, say: Say) -> Figures:
     """Steady state with some deletes and creates; half way a controller is killed, and started."""
     population, shape = world.population, world.shape
     before, begun = world.read(), time.monotonic()
-    victims = iter([vm for vm in population.vms.values() if vm.running_s])
+    victims = iter([vm for vm in population.vms.values() if not vm.delete_asked_s])
     made: list[Vm] = []
     ended: list[Vm] = []
 
@@ -78,17 +80,16 @@ async def churn(world: World, say: Say) -> Figures:
             if time.monotonic() - begun > shape.churn_s:
                 return
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(CHURN_IN_FLIGHT, shape.vms // 4)):
-            group.create_task(keep_replacing())
-        await asyncio.sleep(shape.churn_s / 2)
-        say("killing a controller")
-        synced_s = await world.controllers[0].killed_and_ready()
-        say(f"its successor knows all after {synced_s:.2f} s")
-    await population.until(
-        lambda: all(vm.running_s for vm in made) and all(vm.gone_s for vm in ended), CONVERGED_S
-    )
-    converged = time.monotonic()
+    async with in_time(world, "churn"):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(CHURN_IN_FLIGHT, shape.vms // 4)):
+                group.create_task(keep_replacing())
+            await asyncio.sleep(shape.churn_s / 2)
+            say("killing a controller")
+            synced_s = await world.controllers[0].killed_and_ready()
+            say(f"its successor knows all after {synced_s:.2f} s")
+        await population.settled([*made, *ended])
+        converged = time.monotonic()
     after = world.read()
     return {
         "seconds": round(converged - begun, 1),
@@ -124,13 +125,12 @@ async def deletes(world: World, say: Say) -> Figures:
     population, shape = world.population, world.shape
     left = [vm for vm in population.vms.values() if not vm.delete_asked_s]
     before, begun = world.read(), time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        telling = group.create_task(_tell(world, say))
+    async with in_time(world, "deletes"), background() as tasks:
+        tasks.start(_tell(world, say))
         await closed_loop((partial(population.delete, vm) for vm in left), shape.in_flight)
         accepted = time.monotonic()
-        await population.until(lambda: all(vm.gone_s for vm in left), CONVERGED_S)
+        await population.settled(left)
         converged = time.monotonic()
-        telling.cancel()
     await asyncio.sleep(SETTLE_S)
     after = world.read()
     return {

@@ -30,6 +30,19 @@ class Vm:
     delete_accepted_s: float = 0.0
     gone_s: float = 0.0
     retries: int = 0
+    told: str = ""
+    """The state that the watch told last."""
+
+    @property
+    def missing(self) -> str:
+        """What was asked for and is not so yet; empty: nothing is waited for."""
+        if self.delete_asked_s:
+            if not self.delete_accepted_s:
+                return "its delete is not accepted"
+            return "" if self.gone_s else "nobody told that it is gone"
+        if not self.accepted_s:
+            return "its create is not accepted"
+        return "" if self.running_s else "nobody told that it runs"
 
 
 class Population:
@@ -81,7 +94,10 @@ class Population:
 
     def _seen(self, view: dict[str, Any]) -> None:
         vm = self.vms.get(view["uid"])
-        if vm is not None and not vm.running_s and view.get("state") == "Running":
+        if vm is None:
+            return
+        vm.told = view.get("state", "")
+        if not vm.running_s and vm.told == "Running":
             vm.running_s = time.monotonic()
             self.running += 1
             self._changed.set()
@@ -100,12 +116,15 @@ class Population:
             if vm.delete_accepted_s and uid not in listed:
                 self._gone(uid)
 
-    async def until(self, true: Callable[[], bool], timeout_s: float) -> None:
-        """Until a condition on `running` and `gone` holds."""
-        async with asyncio.timeout(timeout_s):
-            while not true():
+    async def settled(self, vms: Iterable[Vm]) -> None:
+        """Until all that was asked of `vms` is so."""
+        left = list(vms)
+        while left:
+            if left[-1].missing:
                 self._changed.clear()
                 await self._changed.wait()
+            else:
+                left.pop()
 
     async def sample(self, each_s: float = 0.25) -> None:
         """Keep counts over time; never returns by itself."""
@@ -128,17 +147,24 @@ class Population:
         }
         await self._ask("virtbus.api.v1.vm.create", request, vm)
         vm.accepted_s = time.monotonic()
+        self._changed.set()
         return vm
 
     async def delete(self, vm: Vm) -> None:
-        """Ask for its end until that is accepted."""
-        vm.delete_asked_s = time.monotonic()
+        """Ask for its end until that is accepted.
+
+        404 to a repeat: the first request was done and its answer lost. Then the VM is gone, and
+        a watch that began after its end will never tell so.
+        """
+        vm.delete_asked_s, retries = time.monotonic(), vm.retries
         try:
             await self._ask("virtbus.api.v1.vm.delete", {"uid": vm.uid, "grace_s": 0}, vm)
         except VirtbusError as error:
-            if error.code != Code.NOT_FOUND or not vm.retries:
-                raise  # else the first of our requests was done, its answer lost
+            if error.code != Code.NOT_FOUND or vm.retries == retries:
+                raise
+            self._gone(vm.uid)
         vm.delete_accepted_s = time.monotonic()
+        self._changed.set()
 
     async def _ask(self, subject: str, data: dict[str, Any], vm: Vm) -> None:
         give_up_s = time.monotonic() + PATIENCE_S

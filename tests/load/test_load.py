@@ -6,9 +6,10 @@ from tests.load.__main__ import KIB_PER_VM, STATUSES, say
 from tests.load.floor import floor
 from tests.load.world import Shape, bus_of, world
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+# Later than all deadlines within: of five phases, and of what is before and after them.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 
-SHAPE = Shape(vms=200, nodes=10, in_flight=32, churn_s=4.0)
+SHAPE = Shape(vms=200, nodes=10, in_flight=32, churn_s=4.0, phase_s=60.0)
 FLOOR_CREATES = 400
 MOST_CLAIMS = 8
 """Deletes that the killed controller had in hand: the sweep ends their claims."""

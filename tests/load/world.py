@@ -18,12 +18,19 @@ from tests.load.services import Service, running
 from virtbus.bus.client import connect
 from virtbus.bus.declaration import ensure, ensure_node
 from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import Entry, EntryKind, WatchMark
+from virtbus.bus.ports import (
+    Entry,
+    EntryKind,
+    OutcomeUnknownError,
+    UnavailableError,
+    WatchMark,
+)
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
 PREFIX = "sim"
 NODES_READY_S = 60.0
+LIST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Shape:
     controllers: int = 1
     processes: int = 1
     churn_s: float = 30.0
+    phase_s: float = 1800.0
+    """When a phase is given up: what is missing by then is told."""
 
     @property
     def bus(self) -> str:
@@ -89,7 +98,7 @@ class World:
         the purge of a record and that of its claim.
         """
         records = claims = 0
-        async with self.admin.watch("$KV.vm.>") as watch:
+        async with asyncio.timeout(LIST_S), self.admin.watch("$KV.vm.>") as watch:
             async for item in watch:
                 if item is WatchMark.SYNCED:
                     break
@@ -101,8 +110,14 @@ class World:
 
 
 async def declared(admin: NatsBus, shape: Shape) -> None:
-    """Streams, and every node joined."""
-    await ensure(admin, replicas=shape.replicas)
+    """Streams, as soon as the servers have a leader, and every node joined."""
+    async with asyncio.timeout(NODES_READY_S):
+        while True:
+            try:
+                await ensure(admin, replicas=shape.replicas)
+                break
+            except (UnavailableError, OutcomeUnknownError):
+                await asyncio.sleep(0.2)
     nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
     places = asyncio.Semaphore(16)
 
@@ -169,7 +184,8 @@ async def world(shape: Shape) -> AsyncIterator[World]:
             group.create_task(here.population.follow()),
             group.create_task(here.population.sample()),
         ]
-        await here.population.synced.wait()
+        async with asyncio.timeout(NODES_READY_S):
+            await here.population.synced.wait()
         try:
             yield here
         finally:

@@ -1,0 +1,74 @@
+"""A phase ends in time, or says which VMs are missing and what the bus has of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.load.population import Vm
+from tests.load.world import World
+
+from virtbus.bus.ports import BusError, Entry
+from virtbus.schemas.wire import decode
+
+SHOWN = 10
+LEFT_OUT = frozenset({"spec", "spec_hash", "traceparent", "interfaces", "conditions"})
+"""Of a record or a status: what never tells why a VM does not go on."""
+
+
+class StuckError(AssertionError):
+    """A phase did not end in time."""
+
+
+@asynccontextmanager
+async def in_time(world: World, phase: str) -> AsyncIterator[None]:
+    """End the body after the shape's `phase_s`.
+
+    Raises:
+        StuckError: what is missing then.
+    """
+    limit = asyncio.timeout(world.shape.phase_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        told = "\n".join(await missing(world))
+        raise StuckError(f"{phase} took over {world.shape.phase_s:g} s:\n{told}") from None
+
+
+async def missing(world: World) -> list[str]:
+    """Lines about VMs that are not what was asked, watches that ended, what services say."""
+    vms = [vm for vm in world.population.vms.values() if vm.missing]
+    lines = [f"{len(vms)} of {len(world.population.vms)} VMs are waited for"]
+    lines += [await _about(world, vm) for vm in vms[:SHOWN]]
+    lines += [f"a watch ended: {why}" for why in world.population.lost[-SHOWN:]]
+    for service in world.services:
+        lines += [f"{service.name}: {complaint}" for complaint in service.complaints()[-SHOWN:]]
+    return lines
+
+
+async def _about(world: World, vm: Vm) -> str:
+    asked_s = time.monotonic() - (vm.delete_asked_s or vm.asked_s)
+    record, status = [await _stored(world, f"$KV.{kind}.*.{vm.uid}") for kind in ("vm", "st")]
+    return (
+        f"{vm.uid}: {vm.missing}, asked {asked_s:.1f} s ago, {vm.retries} retries, "
+        f"told {vm.told or 'nothing'}\n  record {record}\n  status {status}"
+    )
+
+
+async def _stored(world: World, key: str) -> str:
+    try:
+        return _shown(await world.admin.get(key))
+    except BusError as error:
+        return f"not read: {error}"
+
+
+def _shown(entry: Entry | None) -> str:
+    if entry is None:
+        return "none"
+    data: Any = decode(entry.value) if entry.value else {}
+    told = {name: value for name, value in data.items() if name not in LEFT_OUT}
+    return f"{entry.key} at {entry.revision}: {entry.kind} {told}"
