@@ -1,6 +1,8 @@
 """The floor: a bare loop that does a create's durable writes, and nothing else."""
 
+import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 
 from nats.aio.client import Client
@@ -11,13 +13,27 @@ from tests.load.servers import PASSWORD, USER, Servers
 from virtbus.bus.ids import uuid7
 from virtbus.schemas import subjects
 
-RECORD_BYTES, STATUS_BYTES, CLAIM_BYTES = 600, 330, 60
+RECORD_BYTES, STATUS_BYTES, CLAIM_BYTES, FACT_BYTES = 600, 330, 60, 480
 """As large as the product's own."""
 _EXPECT = "Nats-Expected-Last-Subject-Sequence"
 
 
-async def one(js: JetStreamContext, node: str, statuses: int) -> None:
-    """Claim, record and status puts of one VM, with the product's compare-and-set headers."""
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Durable writes of a create beside its claim and its record."""
+
+    statuses: int
+    facts: int
+
+
+BARE = Writes(statuses=1, facts=0)
+"""Without which no client could be told that its VM runs."""
+SAME = Writes(statuses=1, facts=5)
+"""The product's own, at the least: under load it writes more statuses, and no fewer of either."""
+
+
+async def one(js: JetStreamContext, node: str, writes: Writes) -> None:
+    """Claim, record, statuses and facts of one VM, with the product's compare-and-set headers."""
     uid = uuid7()
     message_id = {"Nats-Msg-Id": uid}
     claim = subjects.name_claim("floor", f"f-{uid[-12:]}")
@@ -28,20 +44,29 @@ async def one(js: JetStreamContext, node: str, statuses: int) -> None:
         b"x" * RECORD_BYTES,
         headers=anywhere | {"Nats-Msg-Id": uuid7()},
     )
-    for _ in range(statuses):
+    for _ in range(writes.statuses):
         await js.publish(
             subjects.vm_status(node, uid), b"x" * STATUS_BYTES, headers={"Nats-Msg-Id": uuid7()}
         )
+    async with asyncio.TaskGroup() as group:
+        for number in range(writes.facts):
+            fact = f"virtbus.evt.{node}.{uid}.floor.{number}"
+            message_id = {"Nats-Msg-Id": uuid7()}
+            group.create_task(_fact(js, fact, message_id))
 
 
-async def floor(servers: Servers, creates: int, in_flight: int, statuses: int) -> float:
+async def _fact(js: JetStreamContext, subject: str, headers: dict[str, str]) -> None:
+    await js.publish(subject, b"x" * FACT_BYTES, headers=headers)
+
+
+async def floor(servers: Servers, creates: int, in_flight: int, writes: Writes) -> float:
     """Creates per second of the bare loop, on streams that are declared."""
     client = Client()
     await client.connect(list(servers.url.split(",")), user=USER, password=PASSWORD)
     js = client.jetstream(timeout=10)
     begun = time.monotonic()
     try:
-        works = (partial(one, js, f"floor-{n % 200:03d}", statuses) for n in range(creates))
+        works = (partial(one, js, f"floor-{n % 200:03d}", writes) for n in range(creates))
         await closed_loop(works, in_flight)
         return creates / (time.monotonic() - begun)
     finally:

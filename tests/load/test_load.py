@@ -2,8 +2,8 @@
 
 import pytest
 from tests.load import phases
-from tests.load.__main__ import KIB_PER_VM, STATUSES, say
-from tests.load.floor import floor
+from tests.load.__main__ import KIB_PER_VM, say
+from tests.load.floor import BARE, floor
 from tests.load.world import Shape, bus_of, world
 
 # Later than all deadlines within: of five phases, and of what is before and after them.
@@ -35,7 +35,7 @@ async def test_vms_on_simulated_nodes_come_and_go() -> None:
         assert (records, claims <= MOST_CLAIMS) == (0, True)
         assert [line for one in here.services for line in one.complaints()] == []
     async with bus_of(SHAPE) as (servers, _, _):
-        bare = await floor(servers, FLOOR_CREATES, SHAPE.in_flight, STATUSES)
+        bare = await floor(servers, FLOOR_CREATES, SHAPE.in_flight, BARE)
     told = f"{first}\n{second}\n{churned}\n{gone}\nfloor {bare}"
     assert second["accepted_per_s"] >= OF_FLOOR * bare, told
     assert second["cpu_ms_per_vm"]["controller"] <= 2 * first["cpu_ms_per_vm"]["controller"], told
