@@ -129,11 +129,9 @@ class Observer(Watcher):
         uid, node = tokens[3], tokens[2]
         seen = self._vm(uid)
         if entry.kind is EntryKind.PURGE:
-            if (
-                uid in self.server.moving
-                or node == "_"
-                or (seen.record is not None and seen.record.node != node)
-            ):
+            tombstone = node == "_" and seen.record is None
+            elsewhere = seen.record is not None and seen.record.node != node
+            if uid in self.server.moving or tombstone or elsewhere:
                 return
             self._purged(uid, seen)
             return
