@@ -6,35 +6,27 @@ the client repeat it under the same message id, and what is not answered in time
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
 from tests.sim.wire import SimLink, SimServer
 
-from virtbus.bus.calls import Calls, headers_out
-from virtbus.bus.codec import envelope
 from virtbus.bus.filters import matches
-from virtbus.bus.link import LinkLostError, Raw
+from virtbus.bus.link import LinkLostError
 from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.memory import MemoryBus
 from virtbus.bus.permissions import Role
 from virtbus.bus.ports import (
     BusError,
     DeniedError,
-    Endpoint,
     Entry,
-    Message,
     OutcomeUnknownError,
-    ServiceInfo,
-    StoredMessage,
-    StreamReport,
     UnavailableError,
     Watch,
     WatchMark,
-    Write,
 )
-from virtbus.bus.service import serving
 from virtbus.bus.shelf import Shelf
 from virtbus.bus.sources import Sources
 
@@ -137,53 +129,19 @@ class SimWatch:
         return stop
 
 
-class SimBus:
+class SimBus(MemoryBus):
     """One connection of one process; the contract of each method is in `ports.Bus`."""
 
+    server: SimServer
+
     def __init__(self, link: SimLink, role: Role, skew_ns: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(link.server, link.process.name, sources_of(link, skew_ns), link)
         self.link = link
-        self.server: SimServer = link.server
-        self.sources = sources_of(link, skew_ns)
         self._role = role
-        self._name = link.process.name
-        calls = Calls(link, self._name, self.sources)
-        self.request = calls.request
-        self.request_stream = calls.request_stream
 
-    @property
-    def connected(self) -> bool:
-        return self.link.connected
-
-    # --- core -----------------------------------------------------------------------------
     async def publish(self, subject: str, value: Any) -> None:
         self._may(subject)
-        body = envelope(
-            subject,
-            value,
-            message_id=self.sources.uuid7(),
-            source=self._name,
-            at_ns=self.sources.time_ns(),
-        )
-        if self.link.connected:
-            await self.link.send(subject, body, headers=headers_out())
-
-    @asynccontextmanager
-    async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        messages: Mailbox[Message] = Mailbox(CAPACITY)
-
-        def receive(raw: Raw) -> None:
-            messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
-
-        subscription = await self.link.open(subject, receive)
-        try:
-            yield messages
-        finally:
-            await subscription.close()
-
-    def serve(
-        self, info: ServiceInfo, endpoints: Sequence[Endpoint]
-    ) -> AbstractAsyncContextManager[None]:
-        return serving(self.link, info, endpoints)
+        await super().publish(subject, value)
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:
@@ -191,53 +149,22 @@ class SimBus:
         found: Entry | None = await self._asked(lambda: shelf.last(key), f"read {key}", write=False)
         return found
 
-    async def put(
-        self,
-        key: str,
-        value: bytes,
-        *,
-        expect: int | None = None,
-        expect_over: str | None = None,
-        ttl_s: float | None = None,
+    async def _write(
+        self, store: Callable[[], int], shelf: Shelf, keys: Sequence[str], ttl_s: float | None
     ) -> int:
-        self._may(key)
-        shelf = self.server.shelf(key)
+        for key in keys:
+            self._may(key)
+        uids = [key.rpartition(".")[2] for key in keys]
 
-        def store() -> int:
-            shelf.check(key, value, expect, expect_over)
-            self._expire_later(shelf, ttl_s)
-            return shelf.apply(key, value, ttl_s=ttl_s).revision
-
-        return await self._written(store, key)
-
-    async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
-    ) -> int:
-        self._may(key)
-        shelf = self.server.shelf(key)
-
-        def store() -> int:
-            shelf.check(key, b"", expect, None)
-            return shelf.apply(key, None, ttl_s=marker_ttl_s).revision
-
-        return await self._written(store, key)
-
-    async def batch(self, writes: Sequence[Write]) -> int:
-        shelf = self.server.shelf(writes[0].key)
-        for one in writes:
-            self._may(one.key)
-
-        def store() -> int:
-            for one in writes:
-                shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
-            self.server.moving = frozenset(
-                one.key.rpartition(".")[2] for one in writes if one.value is not None
-            )
-            last = [shelf.apply(one.key, one.value).revision for one in writes][-1]
+        def stored() -> int:
+            self.server.moving = frozenset(uid for uid in uids if uids.count(uid) > 1)
+            revision = store()
             self.server.moving = frozenset()
-            return last
+            self._expire_later(shelf, ttl_s)
+            return revision
 
-        return await self._written(store, writes[-1].key)
+        revision: int = await self._asked(stored, f"write {keys[-1]}", write=True)
+        return revision
 
     def _may(self, subject: str) -> None:
         self.link.alive()
@@ -250,10 +177,6 @@ class SimBus:
         if ttl_s is not None and ttl_s < 3600:
             loop = self.server.loop
             loop.outside(loop.time() + ttl_s + 0.001, shelf.expire)
-
-    async def _written(self, store: Callable[[], int], key: str) -> int:
-        revision: int = await self._asked(store, f"write {key}", write=True)
-        return revision
 
     async def _asked(self, work: Callable[[], Any], what: str, *, write: bool) -> Any:
         """Ask JetStream until there is an answer or no time; raises as `ports.Bus.put` says."""
@@ -311,34 +234,15 @@ class SimBus:
         finally:
             stop()
 
-    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
-        del service
-        return self.watch(f"$KV.vm.{node}.>")
-
-    async def fill(self, bucket: str) -> float:
-        del bucket
+    def _reachable(self) -> None:
         self.link.alive()
-        if not self.link.connected:
-            msg = "no connection to the bus"
-            raise UnavailableError(msg)
-        return 0.0
-
-    async def report(self) -> list[StreamReport]:
-        return []
+        super()._reachable()
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         """Facts are for people: nothing in the system may depend on them, so they end here."""
         del value, message_id
         self._may(subject)
-
-    def history(
-        self, subject_filter: str, *, after: int = 0, limit: int = 500
-    ) -> Awaitable[list[StoredMessage]]:
-        raise BusError(subject_filter)
-
-    async def aclose(self) -> None:
-        self.link.cut()
 
 
 class _Once:

@@ -8,13 +8,14 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.sim.loop import Process, VirtualLoop
 
 from virtbus.bus.filters import matches
-from virtbus.bus.link import LinkLostError, Raw, Receive
+from virtbus.bus.link import Raw, Receive
+from virtbus.bus.memory_link import MemoryLink, MemoryServer
 from virtbus.bus.ports import UnavailableError
 from virtbus.bus.records import stream_of
 from virtbus.bus.shelf import Shelf
@@ -52,25 +53,25 @@ class Subscribed:
         self.link.server.unsubscribe(self)
 
 
-@dataclass
-class SimServer:
+class SimServer(MemoryServer):
     """What a NATS cluster holds and does."""
 
-    loop: VirtualLoop
-    rng: random.Random
-    weather: Weather = field(default_factory=Weather)
-    shelves: dict[str, Shelf] = field(default_factory=dict)
-    literal: dict[str, list[Subscribed]] = field(default_factory=dict)
-    wild: list[Subscribed] = field(default_factory=list)
-    leaderless_until_s: float = 0.0
-    wrote: Callable[[str, Any], None] = lambda _what, _entry: None
-    moving: frozenset[str] = frozenset()
-    """Uids that a batch under way writes anew: its purge is half of a move."""
-    denied: Callable[[str], None] = lambda _what: None
-    hollow: bool = False
-    """Nodes are shown empty lists, as by a bus that was made anew: that must delete nothing."""
-    watches: list[Callable[[], None]] = field(default_factory=list)
-    """What makes each watch list anew."""
+    def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
+        super().__init__(loop.now_ns)
+        self.loop = loop
+        self.rng = rng
+        self.weather = Weather()
+        self.literal: dict[str, list[Subscribed]] = {}
+        self.wild: list[Subscribed] = []
+        self.leaderless_until_s = 0.0
+        self.wrote: Callable[[str, Any], None] = lambda _what, _entry: None
+        self.moving: frozenset[str] = frozenset()
+        """Uids that a batch under way writes anew: its purge is half of a move."""
+        self.denied: Callable[[str], None] = lambda _what: None
+        self.hollow = False
+        """Nodes are shown empty lists, as by a bus that was made anew: that must delete nothing."""
+        self.watches: list[Callable[[], None]] = []
+        """What makes each watch list anew."""
 
     def shelf(self, key: str) -> Shelf:
         """The bucket of a key, made at first use."""
@@ -144,7 +145,7 @@ class SimServer:
             if one.link is link:
                 self.unsubscribe(one)
 
-    def route(self, raw: Raw) -> None:
+    def route(self, raw: Raw) -> bool:
         """Deliver a core message to every subscription and to one of each queue group."""
         groups: dict[str, list[Subscribed]] = {}
         chosen: list[Subscribed] = []
@@ -161,53 +162,40 @@ class SimServer:
             one.link.deliver(lambda one=one: one.receive(raw), core=True)  # type: ignore[misc]  # bound now
         if not chosen and raw.reply:
             self.route(Raw(raw.reply, headers={"Status": "503"}))
+        return bool(chosen)
 
     def _one_of(self, count: int) -> int:
         return int(self.rng.random() * count) if count > 1 else 0
 
 
-class SimLink:
-    """One process's connection; keeps `virtbus.bus.link.Link`."""
+class SimLink(MemoryLink):
+    """One process's connection."""
+
+    server: SimServer
 
     def __init__(self, server: SimServer, process: Process) -> None:
-        self.server = server
+        super().__init__(server)
         self.process = process
         self._loop = server.loop
         self._rng = server.rng
-        self._generation = 1
-        self._connected = True
-        self._joined = asyncio.Event()
-        self._joined.set()
-        self._changed: dict[Callable[[], None], None] = {}
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._out_s = self._in_s = 0.0
         self._stalled_until_s = 0.0
-        self._inboxes = 0
         self.at_death: list[Callable[[], None]] = []
 
     # --- faults ---------------------------------------------------------------------------
     def cut(self) -> None:
         """Break the connection."""
-        if not self._connected:
-            return
-        self._connected = False
-        self._joined.clear()
-        self._generation += 1
-        for future in tuple(self._waiting.values()):
-            if not future.done():
-                future.set_exception(LinkLostError("the connection ended before the answer came"))
-        self._tell()
+        if self._up.is_set():
+            self._generation += 1
+            super().cut()
 
     def join(self) -> None:
         """Be connected again."""
-        if self._connected or not self.process.alive:
+        if self._up.is_set() or not self.process.alive:
             return
-        self._connected = True
-        self._generation += 1
         self._stalled_until_s = 0.0
         self._out_s = self._in_s = 0.0
-        self._joined.set()
-        self._tell()
+        super().join()
 
     def stall(self, for_s: float) -> None:
         """Half open: nothing gets through for a while, then all of it."""
@@ -230,7 +218,7 @@ class SimLink:
             delay_s += self._rng.uniform(0.0, 1.5)
         return delay_s
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], object]) -> None:
         """Run `work` on the server once the message got there."""
         generation = self._generation
         now_s = self._loop.time()
@@ -264,34 +252,19 @@ class SimLink:
     # --- Link -----------------------------------------------------------------------------
     @property
     def connected(self) -> bool:
-        return self._connected and self.process.alive
+        return self._up.is_set() and self.process.alive
 
     @property
     def clustered(self) -> bool:
         return True
 
-    @property
-    def generation(self) -> int:
-        return self._generation
-
     def inbox(self) -> str:
         self._inboxes += 1
         return f"_INBOX.{self.process.name}.{self._inboxes}"
 
-    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
-        self._changed[notify] = None
-        return lambda: self._changed.pop(notify, None)
-
     async def up(self, timeout_s: float) -> None:
         self.alive()
-        if self._connected:
-            return
-        try:
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                await self._joined.wait()
-        except TimeoutError:
-            msg = "no connection to the bus"
-            raise UnavailableError(msg) from None
+        await super().up(timeout_s)
 
     async def send(
         self,
@@ -302,49 +275,11 @@ class SimLink:
         reply: str = "",
     ) -> None:
         self.alive()
-        if not self._connected:
+        if not self._up.is_set():
             msg = "no connection to the bus"
             raise UnavailableError(msg)
         raw = Raw(subject, body, reply, dict(headers or {}))
         self.submit(lambda: self.server.route(raw))
-
-    async def ask(
-        self,
-        subject: str,
-        body: bytes,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float,
-    ) -> Raw:
-        answer: asyncio.Future[Raw] = self._loop.create_future()
-        inbox = self.inbox()
-
-        def receive(raw: Raw) -> None:
-            if not answer.done():
-                answer.set_result(raw)
-
-        subscription = await self.open(inbox, receive)
-        try:
-            await self.send(subject, body, headers=headers, reply=inbox)
-            raw: Raw = await self.awaited(answer, timeout_s)
-        finally:
-            await subscription.close()
-        return raw
-
-    async def awaited(self, answer: "asyncio.Future[Any]", timeout_s: float) -> Any:
-        """The answer; LinkLostError when the connection ends first, TimeoutError in time."""
-
-        def late() -> None:
-            if not answer.done():
-                answer.set_exception(TimeoutError())
-
-        timer = self._loop.call_later(max(0.0, timeout_s), late)
-        self._waiting[id(answer)] = answer
-        try:
-            return await answer
-        finally:
-            timer.cancel()
-            self._waiting.pop(id(answer), None)
 
     async def open(self, subject: str, receive: Receive, *, queue: str = "") -> Subscribed:
         self.alive()

@@ -96,12 +96,18 @@ class MemoryWatch:
 class MemoryBus:
     """One connection to a MemoryServer; the contract of each method is in `ports.Bus`."""
 
-    def __init__(self, server: MemoryServer, name: str = "memory", sources: Sources = REAL) -> None:
+    def __init__(
+        self,
+        server: MemoryServer,
+        name: str = "memory",
+        sources: Sources = REAL,
+        link: MemoryLink | None = None,
+    ) -> None:
         self.server = server
         self.sources = sources
         self.faults: deque[Fault] = deque()
         self._name = name
-        self._link = MemoryLink(server)
+        self._link = link or MemoryLink(server)
         self._calls = Calls(self._link, name, sources)
         self.request = self._calls.request
         self.request_stream = self._calls.request_stream
@@ -169,7 +175,7 @@ class MemoryBus:
             shelf.check(key, value, expect, expect_over)
             return shelf.apply(key, value, ttl_s=ttl_s).revision
 
-        return await self._write(store, shelf, ttl_s)
+        return await self._write(store, shelf, [key], ttl_s)
 
     async def purge(
         self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
@@ -180,7 +186,7 @@ class MemoryBus:
             shelf.check(key, b"", expect, None)
             return shelf.apply(key, None, ttl_s=marker_ttl_s).revision
 
-        return await self._write(store, shelf, marker_ttl_s)
+        return await self._write(store, shelf, [key], marker_ttl_s)
 
     async def batch(self, writes: Sequence[Write]) -> int:
         if not writes:
@@ -194,7 +200,7 @@ class MemoryBus:
             return [shelf.apply(w.key, w.value, ttl_s=w.ttl_s).revision for w in writes][-1]
 
         ttl_s = max((one.ttl_s for one in writes if one.ttl_s is not None), default=None)
-        return await self._write(store, shelf, ttl_s)
+        return await self._write(store, shelf, [one.key for one in writes], ttl_s)
 
     def _reachable(self) -> None:
         if not self._link.connected:
@@ -202,8 +208,9 @@ class MemoryBus:
             raise UnavailableError(msg)
 
     async def _write(
-        self, store: Callable[[], int], shelf: Shelf, ttl_s: float | None = None
+        self, store: Callable[[], int], shelf: Shelf, keys: Sequence[str], ttl_s: float | None
     ) -> int:
+        del keys  # those that say who may write ask for them
         await asyncio.sleep(0)  # others run between any two writes, as on the wire
         self._reachable()
         fault = self.faults.popleft() if self.faults else None

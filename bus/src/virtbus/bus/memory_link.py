@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from virtbus.bus.filters import matches
-from virtbus.bus.link import LinkLostError, Raw, Receive
+from virtbus.bus.link import LinkLostError, Raw, Receive, Subscription
 from virtbus.bus.ports import FullError, StoredMessage, UnavailableError
 from virtbus.bus.records import stream_of
 from virtbus.bus.shelf import MAX_PAYLOAD_BYTES, Shelf
+
+Result = TypeVar("Result")
 
 
 class _Subscribed:
@@ -74,8 +77,8 @@ class MemoryLink:
     def __init__(self, server: MemoryServer) -> None:
         self.server = server
         self._generation = 1
-        self._changed: set[Callable[[], None]] = set()
-        self._waiting: set[asyncio.Future[Raw]] = set()
+        self._changed: dict[Callable[[], None], None] = {}
+        self._waiting: dict[asyncio.Future[Any], None] = {}
         self._up = asyncio.Event()
         self._up.set()
         self._inboxes = 0
@@ -97,13 +100,13 @@ class MemoryLink:
         return f"_INBOX.{id(self):x}.{self._inboxes}"
 
     def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
-        self._changed.add(notify)
-        return lambda: self._changed.discard(notify)
+        self._changed[notify] = None
+        return lambda: self._changed.pop(notify, None)
 
     def cut(self) -> None:
         """Lose the connection."""
         self._up.clear()
-        for future in self._waiting:
+        for future in tuple(self._waiting):
             if not future.done():
                 future.set_exception(LinkLostError("the connection ended before the answer came"))
         self._tell()
@@ -119,6 +122,8 @@ class MemoryLink:
             notify()
 
     async def up(self, timeout_s: float) -> None:
+        if self.connected:
+            return
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._up.wait()
@@ -159,16 +164,28 @@ class MemoryLink:
                 future.set_result(raw)
 
         subscription = await self.open(inbox, receive)
-        self._waiting.add(future)
         try:
             await self.send(subject, body, headers=headers, reply=inbox)
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                return await future
+            return await self.awaited(future, timeout_s)
         finally:
-            self._waiting.discard(future)
             await subscription.close()
 
-    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> _Subscribed:
+    async def awaited(self, answer: "asyncio.Future[Result]", timeout_s: float) -> Result:
+        """The answer; LinkLostError when the connection ends first, TimeoutError in time."""
+
+        def late() -> None:
+            if not answer.done():
+                answer.set_exception(TimeoutError())
+
+        timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s), late)
+        self._waiting[answer] = None
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            self._waiting.pop(answer, None)
+
+    async def open(self, subject: str, receive: Receive, *, queue: str = "") -> Subscription:
         subscribed = _Subscribed(self, subject, queue, receive)
         self.server.subscribed.append(subscribed)
         return subscribed
