@@ -50,22 +50,23 @@ def _rules(tap: Tap) -> list[tuple[bytes, ...]]:
 
 def chain_name(tap: Tap) -> str:
     """A name that changes with the rules: a chain that is there needs no comparing."""
-    content = b"".join(part for expressions in _rules(tap) for part in expressions)
+    return _named(tap, _rules(tap))
+
+
+def _named(tap: Tap, rules: Sequence[Sequence[bytes]]) -> str:
+    content = b"".join(part for expressions in rules for part in expressions)
     return f"{tap.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[Call]:
     """The whole table of a VM's namespace, in one transaction."""
     make = nft.replace_table if replace else nft.new_table
-    chains = [
-        nft.Chain(chain_name(tap), _INGRESS, 0, policy=nft.Verdict.DROP, device=tap.name)
-        for tap in taps
-    ]
-    rules = [
-        nft.Rule(chain.name, expressions)
-        for tap, chain in zip(taps, chains, strict=True)
-        for expressions in _rules(tap)
-    ]
+    chains, rules = [], []
+    for tap in taps:
+        found = _rules(tap)
+        name = _named(tap, found)
+        chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.Verdict.DROP, device=tap.name))
+        rules += [nft.Rule(name, expressions) for expressions in found]
     return make(nft.Family.NETDEV, TABLE, chains, rules)
 
 

@@ -5,6 +5,7 @@ when it cannot open its socket and is not safe in threads; `nft -f -` costs 7 ti
 A rule is a list of expressions: loads into register 1, compares, and a verdict.
 """
 
+import functools
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ def _compare(value: bytes, op: int = _EQ) -> bytes:
     return _expression("cmp", be32(1, _REGISTER), be32(2, op), nest(3, attr(1, value)))
 
 
+@functools.cache
 def _load(base: int, offset: int, length: int) -> bytes:
     return _expression(
         "payload", be32(1, _REGISTER), be32(2, base), be32(3, offset), be32(4, length)
@@ -84,6 +86,7 @@ def _meta(key: int) -> bytes:
     return _expression("meta", be32(1, _REGISTER), be32(2, key))
 
 
+@functools.cache
 def ether_type(kind: int) -> tuple[bytes, ...]:
     """The type in the frame as sent: a VLAN tag is 0x8100 here, which `meta protocol` hides."""
     return _load(_LINK_LAYER, 12, 2), _compare(struct.pack(">H", kind))
@@ -122,6 +125,7 @@ def ip_destination(address: IPv4Address) -> tuple[bytes, ...]:
     return _load(_NETWORK, 16, 4), _compare(address.packed)
 
 
+@functools.cache
 def ip_protocol(number: int) -> tuple[bytes, ...]:
     """The protocol byte of an IPv4 header, for netdev chains."""
     return _load(_NETWORK, 9, 1), _compare(bytes((number,)))
@@ -137,11 +141,13 @@ def l4_protocol(number: int) -> tuple[bytes, ...]:
     return _meta(_META_L4PROTO), _compare(bytes((number,)))
 
 
+@functools.cache
 def source_port(port: int) -> tuple[bytes, ...]:
     """TCP or UDP source port; match the protocol first."""
     return _load(_TRANSPORT, 0, 2), _compare(struct.pack(">H", port))
 
 
+@functools.cache
 def destination_port(port: int) -> tuple[bytes, ...]:
     """TCP or UDP destination port; match the protocol first."""
     return _load(_TRANSPORT, 2, 2), _compare(struct.pack(">H", port))
@@ -171,6 +177,7 @@ def masquerade() -> bytes:
     return _expression("masq")
 
 
+@functools.cache
 def verdict(what: Verdict) -> bytes:
     """End the rule with `what`."""
     return _expression(
