@@ -3,11 +3,11 @@
 A namespace is a file that `ip netns` also understands: an nsfs bind mount in one directory.
 """
 
-import _thread
 import asyncio
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,8 +59,7 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
         with suppress(RuntimeError):  # the loop is gone: nobody waits
             loop.call_soon_threadsafe(finish, result, failure)
 
-    # Not `threading.Thread`: its start waits until the thread has run, half of what this costs.
-    _thread.start_new_thread(body, ())
+    threading.Thread(target=body, name="netns").start()
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
