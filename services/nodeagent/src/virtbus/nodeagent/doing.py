@@ -1,6 +1,7 @@
 """What an action of the table does: each one "ensure", safe to repeat and to be killed in."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -155,7 +156,9 @@ class Doing:
         except BusError as error:
             message = "the bus does not give the VM's secrets now; it is asked again"
             raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
-        return read(VmSecrets, entry.value) if entry is not None and entry.value else None
+        if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
+            return None  # none, or what another create of this uid had put there
+        return read(VmSecrets, entry.value)
 
     def start(self) -> None:
         self._spawn("start", self._start, Event.START_FAILED)

@@ -1,0 +1,37 @@
+"""What an agent takes for a VM's secrets."""
+
+import hashlib
+from pathlib import Path
+
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+
+from virtbus.schemas import subjects
+from virtbus.schemas.vm import CloudInitNoCloud, VmSecrets
+from virtbus.schemas.wire import encode
+
+A = uid(1)
+
+
+def secrets(user_data: str) -> bytes:
+    seed = CloudInitNoCloud(user_data=user_data)
+    return encode(VmSecrets(uid=A, cloud_init={"ci": seed}))
+
+
+async def test_a_vm_starts_with_the_secrets_of_its_record_and_no_others(tmp_path: Path) -> None:
+    """A server that lags, or a create that lost, may have others under the same key."""
+    node = Node(tmp_path)
+    own = secrets("own")
+    await node.join()
+    await node.bus.put(subjects.vm_secret(NODE, A), secrets("another's"))
+    seeded = {"volumes": [{"name": "ci", "cloud_init_no_cloud": {}}]}
+    await node.put(record(spec=seeded, sec_digest=hashlib.sha256(own).hexdigest()))
+    async with node.agent():
+
+        async def told() -> bool:
+            status = await node.status(A)
+            return status is not None and status.reason == "secrets_lost"
+
+        await eventually(told)
+        assert node.domains.done == []
+        await node.bus.put(subjects.vm_secret(NODE, A), own)
+        await eventually(lambda: node.domains.done == [("start", A)])
