@@ -1,7 +1,7 @@
 """Each service at an older commit beside the newer, and back, under running guests (F38).
 
-`make upgrade-test FROM=<commit>`: VMS guests. Within `make test` the older commit is the newer
-one: the restarts are the same, and no other environment has to be built.
+`make upgrade-test FROM=<commit>`: VMS guests, or as many as the host takes. Within `make test` the
+older commit is the newer one: the restarts are the same, and no other environment has to be built.
 """
 
 import os
@@ -15,12 +15,16 @@ from tests.hosts.fleet import STATE
 from tests.hosts.older import python_of
 from tests.hosts.one_host import SERVICES, OneHost, one_host
 
+from virtbus.controller.core.placement import CPU_OVERCOMMIT
+
 FROM = os.environ.get("FROM", "")
-VMS = int(os.environ.get("VMS", "2"))
+ROOM = int((os.cpu_count() or 1) * CPU_OVERCOMMIT) - 1
+"""How many VMs the host takes beside the one that is created and deleted across a restart."""
+VMS = min(int(os.environ.get("VMS", "2")), ROOM)
 NEWER = Path(sys.executable)
 KEPT = ("uid", "state", "node", "epoch", "generation", "restarts", "interfaces")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600 + 30 * VMS)]
 
 
 @pytest.fixture(scope="module")
