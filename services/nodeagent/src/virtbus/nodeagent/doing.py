@@ -160,6 +160,12 @@ class Doing:
             return None  # none, or what another create of this uid had put there
         return read(VmSecrets, entry.value)
 
+    @property
+    def starting(self) -> bool:
+        """True while a start is under way: the guest may be there any moment."""
+        task = self._tasks.get("start")
+        return task is not None and not task.done()
+
     def start(self) -> None:
         self._spawn("start", self._start, Event.START_FAILED)
 
@@ -304,8 +310,16 @@ class Doing:
 
     async def _destroy(self) -> None:
         with tracing.span("virtbus end guest", uid=self._record.uid):
-            await self._tools.hypervisor.destroy(self._record.uid)
+            await self._end()
         self._guest.post(Event.ENDED)
+
+    async def _end(self) -> None:
+        """No guest runs, and a start that was under way has ended and brings none either."""
+        starting = self._tasks.get("start") if self.starting else None
+        await self._tools.hypervisor.destroy(self._record.uid)
+        if starting is not None:
+            await asyncio.wait({starting})
+            await self._tools.hypervisor.destroy(self._record.uid)
 
     def release(self) -> None:
         for name in ("prepare", "shutdown", "ready"):
@@ -316,11 +330,7 @@ class Doing:
         """Domain first, then what it used, then our files: never pull a disk from a guest."""
         record, tools = self._record, self._tools
         with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
-            starting = self._tasks.get("start")
-            await tools.hypervisor.destroy(record.uid)
-            if starting is not None:
-                await asyncio.wait({starting})
-                await tools.hypervisor.destroy(record.uid)
+            await self._end()
             await tools.hypervisor.undefine(record.uid)
             async with asyncio.TaskGroup() as group:
                 for service in ("netd", "imaged"):

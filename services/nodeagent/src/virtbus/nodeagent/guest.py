@@ -23,7 +23,7 @@ from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.recovery import UP, ended_before, missed
 from virtbus.nodeagent.core.seen import READY, Seen, conditions
-from virtbus.nodeagent.core.wishes import RESTING, Taken, grace_s, taken, wish
+from virtbus.nodeagent.core.wishes import SETTLED, Taken, grace_s, taken, wish
 from virtbus.nodeagent.doing import Doing
 from virtbus.nodeagent.parts import Awaited
 from virtbus.nodeagent.status import StatusWriter
@@ -50,6 +50,7 @@ HELD_BACK = frozenset(
     }
 )
 """What would start or end a guest: it waits for as long as the VM is held."""
+WAY_DOWN = frozenset({Phase.STOPPING, Phase.ENDING})
 GOING = frozenset({Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE})
 """A delete that was accepted goes on, whatever the bus is now."""
 
@@ -185,7 +186,9 @@ class Guest:
             self.report()
 
     def post(self, event: Event) -> None:
-        """Something happened."""
+        """Something happened; of the end of a guest that starts only who ends it may tell."""
+        if event in ENDINGS and self.phase in WAY_DOWN and self._doing.starting:
+            return
         self._events.put_nowait(event)
 
     def part(self, ready: ImageReady | NetReady) -> None:
@@ -270,8 +273,8 @@ class Guest:
                 self._actions[action]()
         if self.phase is not before or actions:
             self.report()
-        if self.phase in RESTING and before is not self.phase:
-            self._taken_again()
+        if self.phase in SETTLED and before is not self.phase:
+            self._wish()  # what came on the way here counts now
         if self.phase is Phase.RELEASED and before is not self.phase and self._purged:
             self.post(Event.PURGED)  # it was, by what an agent before us had told
 
@@ -281,10 +284,6 @@ class Guest:
         self._writer.cancel()
         await asyncio.wait({self._writer})
         await self._doing.forget()
-
-    def _taken_again(self) -> None:
-        """A wish that came while the VM was on its way down counts once it rests."""
-        self._wish()
 
     def _note(self, event: Event, before: Phase) -> None:
         """Times and facts of what happened."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.schemas.vm import VmRecord
 
-RESTING = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
+SETTLED = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, Phase.RUNNING})
+"""Where a VM stays until something happens to it, so that it must be what its record asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,15 @@ def taken(record: VmRecord) -> Taken:
 def wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
     """The event that a record is, or None when it asks for nothing new.
 
-    A start that came while the VM was still stopping is new until it rests; a changed spec makes
-    a VM that failed for good try again.
+    A start that came while the VM was still stopping is new until it rests, and a stop is new again
+    when the VM runs all the same; a changed spec makes a VM that failed for good try again.
     """
     if record.ending:
         again = before.deleting and before.delete_grace_s == record.delete_grace_s
         return None if again else Event.DELETE
     if not record.powered:
-        return None if before.powered is False else Event.HALT
+        halted = before.powered is False and phase is not Phase.RUNNING
+        return None if halted else Event.HALT
     fresh = record.power_epoch > before.power_epoch or before.powered is not True
     changed = phase is Phase.FAILED and record.generation > before.generation
     return Event.RUN if fresh or changed else None

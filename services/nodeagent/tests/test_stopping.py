@@ -1,0 +1,55 @@
+"""A stop that meets a start: whatever libvirt is at, the guest is off at the end, and stays so."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import Domains, Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
+
+A = uid(1)
+
+
+class SlowToStart(Domains):
+    """Libvirt holds a start, before or after the guest is there, until it is let go."""
+
+    def __init__(self, *, there: bool) -> None:
+        super().__init__()
+        self._there = there
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def start(self, of: str) -> None:
+        if self._there:
+            await super().start(of)
+        self.asked.set()
+        await self.go.wait()
+        if not self._there:
+            await super().start(of)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def told(node: Node, state: str) -> bool:
+    return await node.state(A) == state
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_stop_during_a_start_ends_what_the_start_brings(node: Node, there: bool) -> None:
+    node.domains = domains = SlowToStart(there=there)
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await domains.asked.wait()
+        await node.put(record(powered=False, power_epoch=2))
+        await eventually(lambda: told(node, "Stopping"))
+        domains.tell(DomainEvent(A, DomainChange.ENDED))  # of what stood there before
+        domains.go.set()
+        await eventually(lambda: told(node, "Stopped"))
+        await node.start_another()
+        assert not domains.there[A].active
+        assert await told(node, "Stopped")
+        assert domains.done.count(("start", A)) == 1
