@@ -19,8 +19,10 @@ from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import (
+    ANY_EPOCH,
     DiskFile,
     Ensure,
+    Held,
     ImageReady,
     NetPhase,
     NetReady,
@@ -48,6 +50,7 @@ class Hand:
         self._jobs: dict[str, tuple[VmRecord, asyncio.Task[ImageReady | NetReady]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._released_epochs: dict[str, int] = {}
+        self._listed: set[str] = set()
         self._group: asyncio.TaskGroup | None = None
         self.recovering = True
 
@@ -55,6 +58,9 @@ class Hand:
         """Serve until the process dies."""
         endpoints = [
             Endpoint("ensure", subjects.rpc(self._host.name, self._kind, "ensure"), self._ensure),
+            Endpoint(
+                "inspect", subjects.rpc(self._host.name, self._kind, "inspect"), self._inspect
+            ),
             Endpoint(
                 "release", subjects.rpc(self._host.name, self._kind, "release"), self._release
             ),
@@ -66,18 +72,21 @@ class Hand:
             self.recovering = False
             async with self._bus.node_watch(self._host.name, self._kind) as watch:
                 async for item in watch:
-                    if isinstance(item, WatchMark):
-                        continue
-                    self._see(item)
+                    if item is WatchMark.RESET:
+                        self._listed.clear()
+                    elif isinstance(item, Entry):
+                        self._see(item)
 
     def _see(self, entry: Entry) -> None:
         uid = entry.key.rpartition(".")[2]
         if uid.startswith("_"):  # the join nonce, what is wanted of the node
             return
         record = read(VmRecord, entry.value) if entry.kind is EntryKind.PUT else None
+        self._listed.discard(uid)
         if record is None or record.ending:
             self._drop(uid)
         else:
+            self._listed.add(uid)
             self._want(record)
 
     async def _tell(self) -> None:
@@ -90,11 +99,10 @@ class Hand:
 
     # --- work -----------------------------------------------------------------------------
     def _want(self, record: VmRecord) -> "asyncio.Task[ImageReady | NetReady]":
-        age = record.epoch, record.generation
         job = self._jobs.get(record.uid)
         if job is not None:
-            have = job[0].epoch, job[0].generation
-            if age < have or (age == have and not job[1].done()):
+            record = max(job[0], record, key=lambda each: (each.epoch, each.generation))
+            if record is job[0] and not job[1].done():
                 return job[1]
             job[1].cancel()
         assert self._group is not None
@@ -175,9 +183,17 @@ class Hand:
             raise VirtbusError.of(ready.error)
         return ready
 
+    async def _inspect(self, request: Request) -> Held:
+        self._ready()
+        del request
+        held = self._host.disk.overlays if self._kind == "imaged" else self._host.networks
+        return Held(things=dict.fromkeys(sorted(held), (self._kind,)))
+
     async def _release(self, request: Request) -> Released:
         self._ready()
         want = validate(Release, request.data)
+        if want.epoch >= ANY_EPOCH and want.uid in self._listed:
+            raise VirtbusError(Code.CONFLICT, "record_stands", want.uid)
         self._drop(want.uid)
         async with self._one(want.uid):
             await self._threads.run(
@@ -187,9 +203,6 @@ class Hand:
 
     def _released(self, want: Release) -> None:
         """On the host: nothing of the VM is there any more."""
-        domain = self._host.domains.get(want.uid)
-        if domain is not None and domain.active:
-            self._host.watcher.wrong("I1", f"{want.uid}: {self._kind} lets go under a guest")
         if self._kind == "imaged":
             held = self._host.disk.overlays.get(want.uid, 0)
         else:
@@ -197,7 +210,11 @@ class Hand:
         if held > want.epoch:
             message = f"{want.uid} is held for epoch {held}"
             raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
-        self._released_epochs[want.uid] = want.epoch
+        domain = self._host.domains.get(want.uid)
+        if domain is not None and domain.active:
+            self._host.watcher.wrong("I1", f"{want.uid}: {self._kind} lets go under a guest")
+        if want.epoch < ANY_EPOCH:
+            self._released_epochs[want.uid] = want.epoch
         if self._kind == "imaged":
             self._host.disk.overlays.pop(want.uid, None)
         else:

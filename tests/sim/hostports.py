@@ -81,7 +81,7 @@ async def _through(done: "asyncio.Future[Result]") -> None:
 
 
 class SimHypervisor:
-    """Keeps `Hypervisor`."""
+    """Keeps `Owned`."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
@@ -150,6 +150,11 @@ class SimHypervisor:
     async def resume(self, uid: str) -> None:
         """No simulated guest waits for its disk."""
 
+    async def uses(self, uid: str, folder: Path) -> bool:
+        """No other instance is on a simulated host."""
+        del uid, folder
+        return True
+
     async def undefine(self, uid: str) -> None:
         await self._call(lambda: self._host.undefine(uid))
 
@@ -167,7 +172,7 @@ class SimHypervisor:
 
 
 class SimFiles:
-    """Keeps `RecordFiles`: what `write` and `forget` returned from is durable."""
+    """Keeps `Remains`: what `write` and `forget` returned from is durable."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
@@ -188,6 +193,16 @@ class SimFiles:
     async def list(self) -> dict[str, VmRecord]:
         return await self._threads.run(
             lambda: dict(sorted(self._disk.records.items())), self._host.temper.io_s
+        )
+
+    async def things(self) -> Mapping[str, tuple[str, ...]]:
+        kept = (("record", self._disk.records), ("seed", self._disk.seeds))
+        return await self._threads.run(
+            lambda: {
+                uid: tuple(what for what, held in kept if uid in held)
+                for uid in sorted({*self._disk.records, *self._disk.seeds})
+            },
+            self._host.temper.io_s,
         )
 
     async def remove_work(self, uid: str) -> None:

@@ -70,6 +70,8 @@ class SimServer(MemoryServer):
         self.denied: Callable[[str], None] = lambda _what: None
         self.hollow = False
         """Nodes are shown empty lists, as by a bus that was made anew: that must delete nothing."""
+        self.links = 0
+        """How many there ever were: no two have the same inbox."""
         self.watches: list[Callable[[], None]] = []
         """What makes each watch list anew."""
 
@@ -180,6 +182,7 @@ class SimLink(MemoryLink):
         self._rng = server.rng
         self._out_s = self._in_s = 0.0
         self._stalled_until_s = 0.0
+        self._number = server.links = server.links + 1
         self.at_death: list[Callable[[], None]] = []
 
     # --- faults ---------------------------------------------------------------------------
@@ -260,7 +263,7 @@ class SimLink(MemoryLink):
 
     def inbox(self) -> str:
         self._inboxes += 1
-        return f"_INBOX.{self.process.name}.{self._inboxes}"
+        return f"_INBOX.{self.process.name}-{self._number}.{self._inboxes}"
 
     async def up(self, timeout_s: float) -> None:
         self.alive()

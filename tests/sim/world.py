@@ -25,6 +25,7 @@ from virtbus.bus import permissions
 from virtbus.bus.permissions import Role
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings as ControllerSettings
+from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
@@ -214,11 +215,12 @@ class World:
             lambda: netd.running and netd.hand is not None and not netd.hand.recovering,
         )
         settings = agent_settings(host.name)
+        hypervisor, files = SimHypervisor(host, process), SimFiles(host, process)
         tools = Tools(
             bus=bus,
             settings=settings,
-            hypervisor=SimHypervisor(host, process),
-            files=SimFiles(host, process),
+            hypervisor=hypervisor,
+            files=files,
             seeds=SimSeeds(host, process),
             netd=admin,
             reach=admin,
@@ -229,6 +231,7 @@ class World:
             tools,
             Liveness(bus, settings, lambda: host_facts(host)),
             AgentRpc(bus, host.name, NoConsole()),
+            auditor=Auditor(bus, host.name, hypervisor, files, settings.state_dir),
         ).run()
 
     async def _hand(self, service: Service) -> None:
