@@ -25,6 +25,17 @@ async def started(node: Node, strategy: str) -> None:
     await node.put(record(1, spec={"run_strategy": strategy}))
 
 
+async def crashed(node: Node, strategy: str) -> None:
+    """A guest that crashed for good, and a host that is off since."""
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(in_state(node, "Failed"))
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_after_a_reboot_a_guest_that_ran_is_started_by_its_run_strategy(
     tmp_path: Path, strategy: str
@@ -62,13 +73,7 @@ async def test_a_guest_that_had_powered_itself_off_stays_off(tmp_path: Path, str
 
 async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    await started(node, "Once")
-    async with node.agent():
-        await eventually(in_state(node, "Running"))
-        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-        await eventually(in_state(node, "Failed"))
-    node.domains.done.clear()
-    node.domains.set(A, DomainState.SHUT_OFF)
+    await crashed(node, "Once")
     await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
     async with node.agent():
         await eventually(lambda: node.domains.done == [("start", A)])
@@ -94,13 +99,7 @@ async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_unti
 @pytest.mark.parametrize("strategy", STRATEGIES[2:])
 async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strategy: str) -> None:
     node = Node(tmp_path)
-    await started(node, strategy)
-    async with node.agent():
-        await eventually(in_state(node, "Running"))
-        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-        await eventually(in_state(node, "Failed"))
-    node.domains.done.clear()
-    node.domains.set(A, DomainState.SHUT_OFF)
+    await crashed(node, strategy)
     async with node.agent() as agent:
         await eventually(lambda: A in agent._guests and agent._guests[A].phase == "failed")
     assert node.domains.done == []

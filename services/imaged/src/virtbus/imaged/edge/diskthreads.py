@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from virtbus.bus.threads import to_end
+
 T = TypeVar("T")
 
 
@@ -15,23 +17,8 @@ class DiskThreads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:
-        """The result of `call(*args)`.
-
-        Cancellation is delivered after the call has ended: the caller may then close its files
-        knowing that no thread still writes to them. So keep each call short.
-        """
-        future = asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.wait({future})
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            if not future.cancelled():
-                future.exception()  # retrieved: the cancellation is what the caller sees
-            raise cancelled
-        return future.result()
+        """The result of `call(*args)`; a cancellation waits for the thread, so keep it short."""
+        return await to_end(asyncio.get_running_loop().run_in_executor(self._pool, call, *args))
 
     def close(self) -> None:
         """Let the threads end; what they do now, they finish."""

@@ -7,29 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from virtbus.bus.threads import to_end
+
 _PARTS = itertools.count()
 
 T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, which may wait for a disk.
-
-    Cancelled, it ends when the thread has: what removes the files then is not overtaken by who
-    still writes them.
-    """
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not future.cancelled():
-            future.exception()  # retrieved: the cancellation is what the caller sees
-        raise cancelled
-    return future.result()
+    """The result of `work`, which may wait for a disk; a cancellation waits for the thread."""
+    return await to_end(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
