@@ -12,7 +12,7 @@ from virtbus.controller.core.view import view, visible_state
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.node import NodeRecord, NodeState
+from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord, VmStatus
 from virtbus.schemas.wire import encode
@@ -260,6 +260,30 @@ def test_what_is_promised_on_a_node_is_counted() -> None:
 
 
 # --- answers ---------------------------------------------------------------------------------
+def test_placement_sees_every_change_of_a_node_at_once() -> None:
+    """What is kept of the nodes is what would be made anew."""
+    fleet, now_s = Fleet(), 100.0
+    here, there = record(), record(node="n2", reserved=True)
+    changes: list[Callable[[], object]] = [
+        lambda: [hear(fleet, node(name), now_s, 0) for name in ("n1", "n2", "n3")],
+        lambda: fleet.apply(Held(here, 5)),
+        lambda: fleet.wish(NodeWish(node="n3", cordoned=True), 6),
+        lambda: fleet.apply(Held(there, 7)),  # it moved
+        lambda: hear(fleet, node("n1", memory_bytes=GIB), now_s, 0),
+        lambda: fleet.wish(NodeWish(node="n3"), 8),
+        lambda: fleet.drop_vm(here.uid, 9),
+        lambda: hear(fleet, node("n2", state=NodeState.LEFT), now_s, 0),
+    ]
+    seen = []
+    for change in changes:
+        change()
+        kept = fleet.candidates(now_s)
+        assert kept == [fleet.candidate(name, now_s) for name in fleet.nodes]
+        assert kept not in seen
+        seen.append(kept)
+    assert all(one.silent for one in fleet.candidates(now_s + SUSPECT_AFTER_S + 1))
+
+
 def test_vms_are_listed_by_namespace_name_and_uid() -> None:
     fleet = Fleet()
     put(fleet, record(1, "b", namespace="shop"), 1)

@@ -1,6 +1,7 @@
 """Placement: each filter refuses for its own reason, and the order of the fit never varies."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def test_disks_count_what_a_first_boot_writes_and_what_was_promised_since() -> N
     assert (disk_of(small), disk_of(large)) == (MIB, OVERLAY_BYTES)
     there = candidate(disk_free_bytes=GIB + MIB, disk_reserve_bytes=GIB)
     assert place(small, [there]).nodes
-    assert not place(small, [there._replace(fresh_vms=1)]).nodes
+    assert not place(small, [replace(there, fresh_vms=1)]).nodes
     simulated = candidate(disk_free_bytes=0, disk_reserve_bytes=0)
     assert place(large, [simulated]).nodes
 
@@ -241,13 +242,20 @@ def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
             )
             for i in range(12)
         ]
-        kinds = [n._replace(kind=kind_of(n.record.model_dump())) for n in nodes]
+        kinds = [replace(n, kind=kind_of(n.record.model_dump())) for n in nodes]
         assert 1 < len({n.kind for n in kinds}) < 12
         wanted = spec(
             node_selector=rng.choice([{}, {"zone": "a"}]),
             networks=[{"name": "x", "network": rng.choice(["default", "blue"])}],
         )
-        assert place(wanted, kinds) == place(wanted, nodes)
+        found = place(wanted, kinds)
+        assert found == place(wanted, nodes)
+        want = demand_of(wanted)
+        told = {n.record.node: [check(want, n) for check in FILTERS] for n in nodes}
+        assert sorted(found.nodes) == sorted(name for name, why in told.items() if not any(why))
+        assert dict(found.refused) == {
+            name: next(filter(None, why)) for name, why in told.items() if any(why)
+        }
 
 
 def test_what_differs_between_nodes_of_one_kind_makes_no_kind() -> None:

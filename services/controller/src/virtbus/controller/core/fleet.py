@@ -102,6 +102,8 @@ class Fleet:
     """When the bus was last seen to take a write: silence counts only until then."""
     braked: bool = False
     """Too many nodes are silent together: nothing is done about them."""
+    _candidates: dict[str, Candidate] = field(default_factory=dict)
+    """As they were made last; one of a node that changed, or that holds another VM now, is not."""
     _told: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
 
     # --- what the watches bring ---------------------------------------------------------------
@@ -130,7 +132,9 @@ class Fleet:
             return False
         if known is not None:
             self.promises.take_back(known.record)
+            self._candidates.pop(known.record.node, None)
         self.promises.add(record)
+        self._candidates.pop(record.node, None)
         self.moving.pop(record.uid, None)
         self.refused.pop(record.uid, None)
         self.unplaced.pop(record.uid, None)
@@ -181,6 +185,7 @@ class Fleet:
         if held is None:
             return None
         self.promises.take_back(held.record)
+        self._candidates.pop(held.record.node, None)
         name = (held.record.namespace, held.record.name)
         if self.names.get(name) == uid:
             del self.names[name]
@@ -191,6 +196,7 @@ class Fleet:
         known = self.wishes.get(wish.node)
         if known is None or known[1] < revision:
             self.wishes[wish.node] = (wish, revision)
+            self._candidates.pop(wish.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
         """Take in one `$KV.st` message; VirtbusError where it is not of its key (BUS-04)."""
@@ -221,6 +227,7 @@ class Fleet:
             kind_of(told),
             self.promises.on.get(record.node, NOTHING).vms,
         )
+        self._candidates.pop(record.node, None)
         return record.node
 
     def forget_left(self, now_s: float) -> None:
@@ -335,12 +342,19 @@ class Fleet:
 
     def candidates(self, now_s: float) -> list[Candidate]:
         """The nodes with what is promised on them, for placement."""
-        return [self.candidate(node, now_s) for node in self.nodes]
+        known, fresh_s = self._candidates, now_s - SUSPECT_AFTER_S
+        found = []
+        for node, seen in self.nodes.items():
+            there = known.get(node)
+            if there is None or there.silent or seen.heard_s < fresh_s:
+                there = self.candidate(node, now_s)
+            found.append(there)
+        return found
 
     def candidate(self, node: str, now_s: float) -> Candidate:
         """One node that was heard, with what is promised on it."""
         seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
-        return Candidate(
+        there = self._candidates[node] = Candidate(
             seen.record,
             load.vms,
             load.vcpus,
@@ -351,6 +365,7 @@ class Fleet:
             max(0, load.vms - seen.vms),
             load.reserved_vms > 0,
         )
+        return there
 
     def node_views(self, now_s: float) -> Iterator[NodeView]:
         """The nodes as the API shows them."""

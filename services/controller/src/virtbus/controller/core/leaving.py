@@ -1,6 +1,7 @@
 """VMs that change their node: which may, what they are afterwards, and where they go (ADR 0014)."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from virtbus.controller.core.placement import Candidate, demand_of, memory_of, place
 from virtbus.controller.core.promises import takes_room
@@ -130,7 +131,8 @@ class Places:
     def keep(self, node: str, record: VmRecord) -> None:
         """Count a VM that will come to `node`; one that is off takes only its disks' room."""
         there, on = self._nodes[node], takes_room(record)
-        self._nodes[node] = there._replace(
+        self._nodes[node] = replace(
+            there,
             vms=there.vms + 1,
             fresh_vms=there.fresh_vms + 1,
             vcpus=there.vcpus + (record.spec.domain.cpu.vcpus if on else 0),

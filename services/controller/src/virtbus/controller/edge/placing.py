@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from virtbus.bus.ports import Bus, BusError, ConflictError
@@ -98,7 +99,8 @@ class Placing:
                     hopeless.add(kind)
                 continue
             node = nodes[found.nodes[0]]
-            nodes[found.nodes[0]] = node._replace(
+            nodes[found.nodes[0]] = replace(
+                node,
                 vms=node.vms + 1,
                 fresh_vms=node.fresh_vms + 1,
                 vcpus=node.vcpus + demand.vcpus * needs,

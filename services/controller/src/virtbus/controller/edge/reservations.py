@@ -5,6 +5,7 @@ controllers can never both give away the last of a node (design §3 rule 2, ADR 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, UnavailableError, Write
 from virtbus.controller.core.fleet import Fleet
@@ -117,7 +118,8 @@ class Reservations:
             return
         load = self._fleet.promises.on.get(now.node, NOTHING)
         own = record.spec.domain.cpu.vcpus, memory_of(record.spec)
-        node = self._fleet.candidate(now.node, 0.0)._replace(
+        node = replace(
+            self._fleet.candidate(now.node, 0.0),
             strict=True,
             vcpus=load.vcpus - load.reserved_vcpus + now.vcpus - own[0],
             memory_bytes=load.memory_bytes - load.reserved_memory_bytes + now.memory_bytes - own[1],

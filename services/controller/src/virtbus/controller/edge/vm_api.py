@@ -4,6 +4,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from virtbus.bus import tracing
 from virtbus.bus.ports import Bus, ConflictError, Request
@@ -308,8 +309,10 @@ class VmApi:
         if why is not None:
             raise never_room(after.node, why)
         if takes_room(before):
-            node = node._replace(
-                vcpus=node.vcpus - own.vcpus, memory_bytes=node.memory_bytes - own.memory_bytes
+            node = replace(
+                node,
+                vcpus=node.vcpus - own.vcpus,
+                memory_bytes=node.memory_bytes - own.memory_bytes,
             )
         why = room(after.spec, node, disk=False)
         if why is not None:
