@@ -1,5 +1,6 @@
 """VMs that leave a node, come back to it, or were moved while it was away (design §4, F21, F25)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
+from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Fence, NodeWish
@@ -204,3 +206,41 @@ async def test_a_fence_that_was_lifted_while_the_agent_was_cut_off_is_lifted(nod
         shelf = node.server.shelf(KEY)
         del shelf.entries[subjects.node_wish(NODE)]  # the marker expired before it was seen
         await eventually(in_state(node, "Running"))
+
+
+class SlowStatuses(MemoryBus):
+    """Puts of statuses are stored once `go_on` is set, though nobody may wait for them any more."""
+
+    def __init__(self, server: MemoryServer, group: asyncio.TaskGroup) -> None:
+        super().__init__(server, "agent")
+        self._group = group
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.asked = 0
+
+    async def put(self, key: str, value: bytes, **more: Any) -> int:
+        if not key.startswith("$KV.st.") or self.go_on.is_set():
+            return await super().put(key, value, **more)
+        self.asked += 1
+        return await asyncio.shield(self._group.create_task(self._late(key, value, **more)))
+
+    async def _late(self, key: str, value: bytes, **more: Any) -> int:
+        await self.go_on.wait()
+        return await super().put(key, value, **more)
+
+
+async def test_a_status_that_is_still_under_way_is_not_stored_behind_its_purge(node: Node) -> None:
+    await run_once(node)
+    async with (
+        asyncio.TaskGroup() as group,
+        node.agent(bus := SlowStatuses(node.server, group)),
+    ):
+        await eventually(in_state(node, "Running"))
+        bus.go_on.clear()
+        await node.bus.purge(KEY)
+        await eventually(lambda: bus.asked and ("destroy", A) in node.domains.done)
+        await asyncio.sleep(0.3)  # enough for a purge, and for looking whether a status is left
+        bus.go_on.set()
+        await eventually(gone(node))
+        await node.start_another()
+        assert await node.status(A) is None

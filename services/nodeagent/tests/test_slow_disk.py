@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
+from virtbus.nodeagent.core import seed
 from virtbus.nodeagent.edge import seed_iso
 from virtbus.nodeagent.edge.durable import in_thread
 from virtbus.schemas import subjects
@@ -47,31 +49,39 @@ async def test_a_node_whose_disk_hangs_goes_on_saying_that_it_is_there(
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("again", [False, True])
 async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, again: bool
 ) -> None:
     node = Node(tmp_path)
     writing, go_on = threading.Event(), threading.Event()
-    real = seed_iso.iso
+    real = seed.seed_files
 
-    def slow(files: Mapping[str, bytes]) -> bytes:
-        writing.set()
-        go_on.wait(10)
-        return real(files)
+    def slow(*of: Any) -> Mapping[str, bytes]:
+        if not writing.is_set():
+            writing.set()
+            go_on.wait(10)
+        return real(*of)
 
-    monkeypatch.setattr(seed_iso, "iso", slow)
-    seed = {"name": "seed", "cloud_init_no_cloud": {"hostname": "web"}}
-    wanted = record(spec={"volumes": [seed]})
+    monkeypatch.setattr(seed_iso, "seed_files", slow)
+    drive = {"name": "seed", "cloud_init_no_cloud": {"hostname": "web"}}
+    wanted = record(spec={"volumes": [drive]})
+
+    async def in_state(state: str) -> bool:
+        return await node.state(wanted.uid) == state
+
     await node.join()
     async with node.agent():
         await node.put(wanted)
         await eventually(writing.is_set)
+        if again:  # a second preparation, which is not that slow
+            await node.put(wanted.model_copy(update={"powered": False, "power_epoch": 1}))
+            await eventually(lambda: in_state("Stopped"))
+            wanted = wanted.model_copy(update={"powered": True, "power_epoch": 2})
+            await node.put(wanted)
+            await eventually(lambda: in_state("Running"))
         await node.put(wanted.model_copy(update={"deleting": True}))
-
-        async def deleting() -> bool:
-            return await node.state(wanted.uid) == "Deleting"
-
-        await eventually(deleting)
+        await eventually(lambda: in_state("Deleting"))
         await asyncio.sleep(0.1)  # enough for a release that does not wait for the thread
         go_on.set()
 

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S = 5.0
 RETRY_S = (0.5, 10.0)
 ADOPT_LIMIT_S = 60.0
+WRITING = frozenset({"prepare", "save"})
+"""Tasks that write files of the VM, in threads that a cancellation does not end."""
 LEAVING = frozenset({Phase.RELEASING, Phase.RELEASED, Phase.GONE})
 """No file of the VM may come back."""
 
@@ -43,6 +45,7 @@ class Doing:
         self._tools = tools
         self.group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._writing: set[asyncio.Task[None]] = set()
         self._prepared = 0
         self._saved: VmRecord | None = None
         self._saving = asyncio.Lock()
@@ -61,7 +64,10 @@ class Doing:
         earlier = self._tasks.pop(name, None)
         if earlier is not None:
             earlier.cancel()
-        self._tasks[name] = self.group.create_task(self._guarded(work, on_error))
+        task = self._tasks[name] = self.group.create_task(self._guarded(work, on_error))
+        if name in WRITING:
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
 
     async def _guarded(self, work: Work, on_error: Event | None) -> None:
         try:
@@ -335,9 +341,8 @@ class Doing:
             async with asyncio.TaskGroup() as group:
                 for service in ("netd", "imaged"):
                     group.create_task(self._let_go(service, record))
-            writing = {self._tasks[name] for name in ("prepare", "save") if name in self._tasks}
-            if writing:
-                await asyncio.wait(writing)
+            if self._writing:
+                await asyncio.wait(self._writing)
             await tools.files.remove_work(record.uid)
             # Before anybody is told: an agent that is killed after the purge must not find the
             # record of a deleted VM on disk and start it again (I3).

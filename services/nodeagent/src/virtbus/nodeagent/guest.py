@@ -281,8 +281,8 @@ class Guest:
     async def _forget(self) -> None:
         """Purge the status, once nobody here could still write it: an unknown put is put again."""
         assert self._writer is not None  # noqa: S101  `run` made it
-        self._writer.cancel()
-        await asyncio.wait({self._writer})
+        async with self._status.putting:
+            self._writer.cancel()
         await self._doing.forget()
 
     def _note(self, event: Event, before: Phase) -> None:

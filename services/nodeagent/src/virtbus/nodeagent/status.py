@@ -26,6 +26,9 @@ class StatusWriter:
         self._told: VmStatus | None = None
         self._dirty = asyncio.Event()
         self._soon: asyncio.TimerHandle | None = None
+        self.putting = asyncio.Lock()
+        """Held while a put is under way. Who cancels `run` takes it first: a put that nobody waits
+        for any more may still be stored, after whatever is asked of the bus next."""
 
     def report(self, status: VmStatus) -> None:
         """Make `status` the one to be told; an unchanged one is not told again.
@@ -54,7 +57,8 @@ class StatusWriter:
             if status is None or _same(status, self._told):
                 continue
             try:
-                await self._bus.put(subjects.vm_status(status.node, status.uid), encode(status))
+                async with self.putting:
+                    await self._bus.put(subjects.vm_status(status.node, status.uid), encode(status))
             except BusError as error:
                 log.info(
                     "status is told again in %.1f s: %s",
