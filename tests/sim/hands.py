@@ -126,9 +126,7 @@ class Hand:
             ready = self._failed(record, error)
         else:
             async with self._one(record.uid):
-                ready = await self._threads.run(
-                    lambda: self._made(record), temper.io_s, through=True
-                )
+                ready = await self._threads.on_disk(lambda: self._made(record))
         part = "image" if self._kind == "imaged" else "net"
         await self._bus.publish(subjects.ready(self._host.name, record.uid, part), ready)
         return ready
@@ -196,9 +194,7 @@ class Hand:
             raise VirtbusError(Code.CONFLICT, "record_stands", want.uid)
         self._drop(want.uid)
         async with self._one(want.uid):
-            await self._threads.run(
-                lambda: self._released(want), self._host.temper.io_s, through=True
-            )
+            await self._threads.on_disk(lambda: self._released(want))
         return Released(uid=want.uid)
 
     def _released(self, want: Release) -> None:

@@ -40,6 +40,10 @@ class Threads:
         if self.host.loop.over or not self.process.alive:
             raise Gone
 
+    async def on_disk(self, work: Callable[[], Result]) -> Result:
+        """As the product's `in_thread`: who is cancelled meanwhile waits for the thread's end."""
+        return await self.run(work, self.host.temper.io_s, through=True)
+
     async def run(
         self, work: Callable[[], Result], span_s: tuple[float, float], *, through: bool = False
     ) -> Result:
@@ -188,25 +192,22 @@ class SimFiles:
             self._save(record.uid)
             self._disk.records[record.uid] = record
 
-        await self._threads.run(save, self._host.temper.io_s)
+        await self._threads.on_disk(save)
 
     async def list(self) -> dict[str, VmRecord]:
-        return await self._threads.run(
-            lambda: dict(sorted(self._disk.records.items())), self._host.temper.io_s
-        )
+        return await self._threads.on_disk(lambda: dict(sorted(self._disk.records.items())))
 
     async def things(self) -> Mapping[str, tuple[str, ...]]:
         kept = (("record", self._disk.records), ("seed", self._disk.seeds))
-        return await self._threads.run(
+        return await self._threads.on_disk(
             lambda: {
                 uid: tuple(what for what, held in kept if uid in held)
                 for uid in sorted({*self._disk.records, *self._disk.seeds})
-            },
-            self._host.temper.io_s,
+            }
         )
 
     async def remove_work(self, uid: str) -> None:
-        await self._threads.run(lambda: self._disk.seeds.pop(uid, None), self._host.temper.io_s)
+        await self._threads.on_disk(lambda: self._disk.seeds.pop(uid, None))
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         epoch = max(self.epoch(uid), refused_epoch)
@@ -217,7 +218,7 @@ class SimFiles:
             self._disk.seeds.pop(uid, None)
             self._save(uid)
 
-        await self._threads.run(remove, self._host.temper.io_s)
+        await self._threads.on_disk(remove)
 
     def _save(self, uid: str) -> None:
         self._disk.ledger[uid] = self._ledger[uid]
@@ -288,7 +289,7 @@ class SimSeeds:
         def save() -> None:
             self._host.disk.seeds[record.uid] = held
 
-        await self._threads.run(save, self._host.temper.io_s)
+        await self._threads.on_disk(save)
 
 
 class SimAdmin:
