@@ -12,6 +12,7 @@ from bus.tests.three_servers import NODES, ThreeServers, three_servers
 from virtbus.bus import declaration, server
 from virtbus.bus.client import connect
 from virtbus.bus.cluster import Cluster
+from virtbus.bus.consumers import node_consumer
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, OutcomeUnknownError, UnavailableError
 
@@ -53,6 +54,31 @@ async def test_streams_have_three_copies_and_writes_outlive_each_server(
         entry = await bus.get(KEY)
         assert entry is not None
         assert (entry.value, entry.revision) == (b"2", revision)
+
+
+async def test_a_nodes_watches_are_in_memory_and_outlive_all_servers_at_once(
+    three: ThreeServers,
+) -> None:
+    for one in three.servers:
+        await one.kill()
+    for number in range(3):
+        await three.restart(number)
+    await declare(three)
+    async with connect(three.settings("admin"), name="admin") as admin:
+        there = await admin.js_api(f"CONSUMER.INFO.KV_vm.{node_consumer('n1', 'agent')}")
+        assert there["config"]["mem_storage"]
+        assert len(there["cluster"]["replicas"]) == 2
+
+
+async def test_a_watch_that_an_older_version_made_keeps_its_storage(three: ThreeServers) -> None:
+    config = dict(declaration.node_consumers("n9"))["KV_vm"]
+    name = config["durable_name"]
+    async with connect(three.settings("admin"), name="admin") as admin:
+        body = {"stream_name": "KV_vm", "config": config, "action": ""}
+        await admin.js_api(f"CONSUMER.CREATE.KV_vm.{name}.{config['filter_subject']}", body)
+        await declaration.ensure_node(admin, "n9", b"nonce")
+        there = await admin.js_api(f"CONSUMER.INFO.KV_vm.{name}")
+        assert "mem_storage" not in there["config"]
 
 
 async def written(bus: NatsBus, value: bytes) -> int:

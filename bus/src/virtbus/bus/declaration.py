@@ -19,7 +19,7 @@ from virtbus.bus.ports import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from virtbus.bus.refusals import NO_PEERS, STREAM_NOT_FOUND, ApiError
+from virtbus.bus.refusals import CONSUMER_DIFFERS, NO_PEERS, STREAM_NOT_FOUND, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ AUTO = 0
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
 """Acknowledged before it is on disk, whatever the server's `sync_interval` (ADR 0019)."""
+_IN_MEMORY = {"mem_storage": True}
+"""How far a watch has read need not outlive all three servers: who watches begins anew with each
+connection. On disk each delivery is a synced write of three servers. Not on a server of its own,
+which would not know the consumer after a restart."""
 _AT_BIRTH = frozenset(_NOT_SYNCED)
 """What the server never changes of a stream: one that exists keeps its own."""
 
@@ -255,9 +259,20 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         elif entry is not None:
             nonce = entry.value
     for stream, config in node_consumers(node):
-        name = config["durable_name"]
+        watches = stream != COMMANDS.upper()
+        await _ensure_consumer(admin, stream, config | (_IN_MEMORY if watches else {}))
+    return nonce
+
+
+async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
+    name = config["durable_name"]
+    if not admin.clustered:
+        config = {key: value for key, value in config.items() if key not in _IN_MEMORY}
+    try:
         await admin.js_api(
             f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
             {"stream_name": stream, "config": config, "action": ""},
         )
-    return nonce
+    except ApiError as error:
+        if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
+            raise  # one that an older version made keeps its storage

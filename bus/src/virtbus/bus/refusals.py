@@ -12,6 +12,8 @@ STORE_FAILED = 10077
 STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
+CONSUMER_DIFFERS = 10012
+"""Also where one exists whose storage is another: that is never changed."""
 NO_PEERS = 10005
 """Fewer servers in the cluster than a stream wants copies."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
