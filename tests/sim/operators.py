@@ -39,11 +39,15 @@ class Operator:
         return self._rng.random() < chance
 
     async def _ask(self, verb: str, node: str, **more: Any) -> None:
-        """Repeat until it is done."""
+        """Repeat it under its id until it is done."""
+        subject, data, once = (
+            subjects.api("node", verb),
+            {"node": node, **more},
+            self._bus.sources.uuid7(),
+        )
         while True:
             try:
-                data = {"node": node, **more}
-                await self._bus.request(subjects.api("node", verb), data, timeout_s=TIMEOUT_S)
+                await self._bus.request(subject, data, timeout_s=TIMEOUT_S, request_id=once)
             except (BusError, VirtbusError) as error:
                 why = error.reason if isinstance(error, VirtbusError) else type(error).__name__
                 self._world.observer.note("operator", verb, node, "again", why)

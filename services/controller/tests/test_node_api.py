@@ -1,17 +1,20 @@
 """What is wanted of a node, as a client of the API sees it."""
 
 import asyncio
+import time
 from typing import Any
 
 from services.controller.tests.fleets import node, record, status, uid
 from services.controller.tests.test_vm_api import played, refused
-from services.controller.tests.virtual import World, settle
+from services.controller.tests.virtual import World, run, settle, world_on
 
+from virtbus.bus.memory import MemoryServer
 from virtbus.bus.ports import Entry, EntryKind, WatchMark
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.states import VmState
-from virtbus.schemas.wire import validate
+from virtbus.schemas.wire import read, validate
 
 
 async def detail(made: World, verb: str, name: str = "n1", **data: object) -> NodeDetail:
@@ -40,18 +43,117 @@ async def test_a_create_that_only_a_cordoned_node_could_take_says_so(made: World
 
 
 @played()
-async def test_cordon_keeps_the_vms_there_and_uncordon_leaves_no_trace(made: World) -> None:
+async def test_cordon_keeps_the_vms_there_and_uncordon_wants_nothing_more(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     shown = await detail(made, "cordon")
     assert [vm.name for vm in shown.vms] == ["web"]
     again = await detail(made, "cordon")
-    assert again.node.wish == shown.node.wish
+    assert again.node.wish is not None
+    assert again.node.wish.cordoned
     await detail(made, "uncordon")
-    entry = await made.host.get(subjects.node_wish("n1"))
-    assert entry is not None
-    assert entry.kind is EntryKind.PURGE
+    wish = await wanted(made)
+    assert wish == NodeWish(node="n1", requests=wish.requests)
+    assert len(wish.requests) == 3
     assert (await made.vm("create", name="more", image="tiny")).node == "n1"
     assert (await detail(made, "cordon")).node.wish is not None
+
+
+async def wanted(made: World) -> NodeWish:
+    """What the bus says that is wanted of n1."""
+    entry = await made.host.get(subjects.node_wish("n1"))
+    assert entry is not None
+    return read(NodeWish, entry.value)
+
+
+def test_what_is_kept_of_ended_wishes_ends_and_a_wish_does_not() -> None:
+    days = 0
+
+    def later_ns() -> int:
+        return time.time_ns() + days * 86_400_000_000_000
+
+    async def body() -> None:
+        nonlocal days
+        server = MemoryServer(clock_ns=later_ns)
+        async with world_on(server, controllers=1, nodes=1) as made:
+            await detail(made, "cordon")
+            days = 2
+            server.expire()
+            assert (await wanted(made)).cordoned
+            await detail(made, "uncordon")
+            assert (await wanted(made)).idle
+            days = 4
+            server.expire()
+            assert await made.host.get(subjects.node_wish("n1")) is None
+            await made.hear(node("n1"))
+            assert (await detail(made, "cordon")).node.wish is not None
+
+    run(body)
+
+
+async def again(made: World, verb: str, request_id: str, **data: object) -> Any:
+    """A request about n1 under an id: twice the same is a repeat."""
+    subject = subjects.api("node", verb)
+    answer = await made.client.request(
+        subject, {"node": "n1", **data}, timeout_s=10, request_id=request_id
+    )
+    await settle()
+    return answer
+
+
+@played(controllers=2)
+async def test_a_wish_that_comes_late_does_not_undo_its_end(made: World) -> None:
+    for verb in ("cordon", "drain"):
+        await again(made, verb, f"{verb} 1")
+        await again(made, "uncordon", f"{verb} 2")
+        shown = validate(NodeDetail, await again(made, verb, f"{verb} 1"))
+        assert shown.node.wish is not None
+        assert shown.node.wish.idle
+        assert (await wanted(made)).idle
+        await again(made, verb, f"{verb} 3")
+        await again(made, "uncordon", f"{verb} 2")
+        assert (await wanted(made)).cordoned
+
+
+@played(controllers=2)
+async def test_a_wish_that_was_there_already_does_not_undo_its_end_either(made: World) -> None:
+    await again(made, "cordon", "someone else's")
+    await again(made, "cordon", "a")
+    await again(made, "uncordon", "b")
+    await again(made, "cordon", "a")
+    assert (await wanted(made)).idle
+
+
+@played(nodes=2)
+async def test_a_fence_that_comes_late_fences_no_node_that_came_back(made: World) -> None:
+    await asyncio.sleep(30)
+    await again(made, "fence", "a", confirm="pulled the plug")
+    assert (await wanted(made)).fenced is not None
+    await made.hear(node("n1"))
+    await again(made, "unfence", "b")
+    await asyncio.sleep(30)
+    await again(made, "fence", "a", confirm="pulled the plug")
+    assert (await wanted(made)).fenced is None
+    await again(made, "fence", "c", confirm="again")
+    await made.hear(node("n1"))
+    await again(made, "unfence", "b")
+    assert (await wanted(made)).fenced is not None
+
+
+@played()
+async def test_a_node_that_joined_again_is_not_forgotten_by_a_late_request(made: World) -> None:
+    await made.host.put(subjects.join_nonce("n1"), b"x")
+    await again(made, "cordon", "a")
+    await asyncio.sleep(30)
+    assert (await again(made, "forget", "b"))["node"] == "n1"
+    assert (await wanted(made)).idle
+    assert (await refused(made.ask("get", resource="node", node="n1"))).code == 404
+    await made.host.put(subjects.join_nonce("n1"), b"y")
+    await made.hear(node("n1"))
+    await asyncio.sleep(30)
+    await again(made, "forget", "b")
+    there = await made.host.get(subjects.join_nonce("n1"))
+    assert there is not None
+    assert there.kind is EntryKind.PUT
 
 
 @played()
@@ -102,7 +204,10 @@ async def test_a_node_that_is_gone_for_good_is_forgotten_by_every_controller(mad
             async for item in watch:
                 if item is WatchMark.SYNCED:
                     break
-                assert not isinstance(item, Entry) or item.kind is EntryKind.PURGE
+                if isinstance(item, Entry) and item.key == subjects.node_wish("n2"):
+                    assert read(NodeWish, item.value).idle
+                else:
+                    assert not isinstance(item, Entry) or item.kind is EntryKind.PURGE
     for controller in made.controllers.values():
         assert set(controller._fleet.nodes) == {"n1"}
     assert (await refused(forget(made))).code == 404

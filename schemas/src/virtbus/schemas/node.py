@@ -83,6 +83,7 @@ class NodeWish(Fact):
 
     It lies in the node's own subtree, so that a node reads in one list what it shall run and
     whether it is fenced: a fenced node starts nothing (F25). No key: the node takes VMs.
+    One that wants nothing expires: it is there for its `requests` only.
     """
 
     schema_version: int = 1
@@ -92,6 +93,13 @@ class NodeWish(Fact):
     fenced: Fence | None = None
     lease_revision: int = 0
     """The revision of the lease under which a singleton wrote it; 0 for a person's word."""
+    requests: tuple[str, ...] = ()
+    """Ids of the last requests about the node: one that comes again changes nothing."""
+
+    @property
+    def idle(self) -> bool:
+        """True where nothing is wanted."""
+        return not (self.cordoned or self.draining or self.fenced)
 
     @property
     def closed(self) -> str:

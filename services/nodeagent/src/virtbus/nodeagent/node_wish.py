@@ -37,7 +37,8 @@ class WishHere:
 
     def take(self, entry: Entry) -> None:
         """What the bus says now."""
-        self._wish = read(NodeWish, entry.value) if entry.kind is EntryKind.PUT else None
+        wish = read(NodeWish, entry.value) if entry.kind is EntryKind.PUT else None
+        self._wish = None if wish is None or wish.idle else wish
         self._listed = True
 
     def synced(self) -> None:

@@ -25,7 +25,7 @@ AT_RESTART = (
 """Taken over at the guest's next start; until then the VM shows RestartRequired."""
 
 REQUESTS_KEPT = 4
-"""What may still come again: the last changes of a VM within a requester's patience."""
+"""What may still come again: the last of a VM, or of a node, within a requester's patience."""
 
 
 def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
@@ -97,8 +97,12 @@ def asked(record: VmRecord, before: VmRecord, request_id: str) -> VmRecord:
     """What a request made of `before`, with the request's id where it changed anything."""
     if record == before or not request_id:
         return record
-    requests = (*record.requests, request_id)[-REQUESTS_KEPT:]
-    return record.model_copy(update={"requests": requests})
+    return record.model_copy(update={"requests": remembered(record.requests, request_id)})
+
+
+def remembered(requests: tuple[str, ...], request_id: str) -> tuple[str, ...]:
+    """The ids of the last requests, with one more."""
+    return (*requests, request_id)[-REQUESTS_KEPT:] if request_id else requests
 
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:

@@ -4,7 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from virtbus.bus.ports import Bus, ConflictError, EntryKind, Request
+from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, Request
+from virtbus.bus.service import refuse_late
+from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.leaving import Places, stays
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
@@ -49,13 +51,13 @@ class NodeApi:
 
     async def cordon(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
-        await self._change(node, lambda wish: wish.model_copy(update={"cordoned": True}))
+        await self._change(node, lambda wish: wish.model_copy(update={"cordoned": True}), request)
         return self._show(node)
 
     async def uncordon(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
         open_again = {"cordoned": False, "draining": None}
-        await self._change(node, lambda wish: wish.model_copy(update=open_again))
+        await self._change(node, lambda wish: wish.model_copy(update=open_again), request)
         return self._show(node)
 
     async def drain(self, request: Request) -> NodeDetail:
@@ -69,7 +71,7 @@ class NodeApi:
             draining = before.model_copy(update={"discard_local_disks": discard})
             return wish.model_copy(update={"cordoned": True, "draining": draining})
 
-        await self._change(node, drained)
+        await self._change(node, drained, request)
         return self._show(node)
 
     async def fence(self, request: Request) -> NodeDetail:
@@ -79,9 +81,8 @@ class NodeApi:
         if not self._fleet.may_be_off(node, now_s):
             raise not_off(node, self._fleet.silence_s(node, now_s))
         proof = self.proof(self._fleet.nodes.get(node), "operator", want.confirm)
-        await self.prove(
-            node, proof.model_copy(update={"discard_local_disks": want.discard_local_disks})
-        )
+        proof = proof.model_copy(update={"discard_local_disks": want.discard_local_disks})
+        await self.prove(node, proof, request=request)
         return self._show(node)
 
     def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
@@ -94,8 +95,10 @@ class NodeApi:
             time_ns=self._bus.sources.time_ns(),
         )
 
-    async def prove(self, node: str, proof: Fence, lease_revision: int = 0) -> None:
-        """Write that a node is off; a singleton gives the revision of its lease.
+    async def prove(
+        self, node: str, proof: Fence, lease_revision: int = 0, request: Request | None = None
+    ) -> None:
+        """Write that a node is off; a singleton has no request, but the revision of its lease.
 
         Raises:
             VirtbusError: 409: a later holder of the lease has written since (I15).
@@ -108,23 +111,27 @@ class NodeApi:
             update = {"lease_revision": lease_revision or wish.lease_revision}
             return fenced(wish, proof).model_copy(update=update)
 
-        await self._change(node, proved)
+        if await self._change(node, proved, request) is None:
+            return
         identity = f"{proof.instance}:{proof.started_ns}"
         self._facts.node(Kind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
 
     async def unfence(self, request: Request) -> NodeDetail:
         node = self._known(validate(NodeRef, request.data).node)
-        wish = self._fleet.wish_of(node)
-        if wish.fenced is not None:
-            self._check_back(node, wish.fenced)
-            update = {"fenced": None, "lease_revision": 0}
-            await self._change(node, lambda wish: wish.model_copy(update=update))
+
+        def back(wish: NodeWish) -> NodeWish:
+            if wish.fenced is not None:
+                self._check_back(node, wish.fenced)
+            return wish.model_copy(update={"fenced": None, "lease_revision": 0})
+
+        before = await self._change(node, back, request)
+        if before is not None and before.fenced is not None:
             seen = self._fleet.nodes[node].record
-            same = seen.instance == wish.fenced.instance
+            same = seen.instance == before.fenced.instance
             message = "back, and as the same agent: it was never off" if same else "back"
             level = logging.WARNING if same else logging.INFO
             log.log(level, "%s is %s", node, message, extra={"code": "unfenced", "node": node})
-            self._facts.node(Kind.NODE_UNFENCED, node, message, f"{wish.fenced.time_ns}")
+            self._facts.node(Kind.NODE_UNFENCED, node, message, f"{before.fenced.time_ns}")
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:
@@ -160,9 +167,11 @@ class NodeApi:
         """Remove what the bus has of a node that is gone for good; safe to repeat.
 
         The join record goes last: every controller forgets the node by its marker, and whoever
-        joins nodes takes its consumers away.
+        joins nodes takes its consumers away. Then the request is done, and acts no more.
         """
         node = validate(NodeRef, request.data).node
+        if request.id in self._wanted(node, await self._bus.get(subjects.node_wish(node))).requests:
+            return NodeForgotten(node=node, statuses=0)
         join = await self._bus.get(subjects.join_nonce(node))
         if join is None or join.kind is not EntryKind.PUT:
             self._known(node)
@@ -177,8 +186,13 @@ class NodeApi:
         told = [uid for there, uid in self._fleet.statuses if there == node]
         for uid in told:
             await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
-        await self._change(node, lambda _: NodeWish(node=node))
+
+        def nothing(wish: NodeWish) -> NodeWish:
+            return NodeWish(node=node, requests=wish.requests)
+
+        await self._change(node, nothing)
         await self._bus.purge(subjects.join_nonce(node), marker_ttl_s=MARKER_TTL_S)
+        await self._change(node, nothing, request)
         self._fleet.nodes.pop(node, None)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
         self._facts.node(Kind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
@@ -196,31 +210,49 @@ class NodeApi:
             raise VirtbusError(Code.CONFLICT, "node_has_vms", message, details=details)
 
     # --- shared ---------------------------------------------------------------------------
-    async def _change(self, node: str, change: Change) -> NodeWish:
-        """Change what is wanted of a node, whatever else changes it; an empty wish is purged."""
+    async def _change(
+        self, node: str, change: Change, request: Request | None = None
+    ) -> NodeWish | None:
+        """Change what is wanted of a node, whatever else changes it; what was wanted before.
+
+        None where the request has acted already: it may come again, and late (ADR 0002). Its id is
+        kept even where it finds what it wants: what came between the two must stand, too. A wish
+        for nothing expires, and one without ids goes at once.
+        """
         key = subjects.node_wish(node)
         for _ in range(ATTEMPTS):
             entry = await self._bus.get(key)
-            there = entry is not None and entry.kind is EntryKind.PUT
-            before = read(NodeWish, entry.value) if entry and there else NodeWish(node=node)
-            wish = change(before)
-            if wish == before:
-                return wish
+            before = wish = self._wanted(node, entry)
             expect = entry.revision if entry else 0
+            if request is not None:
+                if request.id in before.requests:
+                    self._fleet.wish(before, expect)
+                    return None
+                refuse_late(request.deadline_s)
+                requests = remembered(before.requests, request.id)
+                wish = wish.model_copy(update={"requests": requests})
+            wish = change(wish)
+            if wish == before:
+                return before
             try:
                 if wish == NodeWish(node=node):
                     revision = await self._bus.purge(key, expect=expect, marker_ttl_s=MARKER_TTL_S)
                 else:
-                    revision = await self._bus.put(key, encode(wish), expect=expect)
+                    ttl_s = MARKER_TTL_S if wish.idle else None
+                    revision = await self._bus.put(key, encode(wish), expect=expect, ttl_s=ttl_s)
             except ConflictError:
                 continue
             self._fleet.wish(wish, revision)
             log.info(
                 "%s %s", node, wish.closed or "takes VMs", extra={"code": "node_wish", "node": node}
             )
-            return wish
+            return before
         message = f"what is wanted of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
+
+    def _wanted(self, node: str, entry: Entry | None) -> NodeWish:
+        there = entry is not None and entry.kind is EntryKind.PUT
+        return read(NodeWish, entry.value) if entry and there else NodeWish(node=node)
 
     def _stays(self, node: str, now_s: float) -> dict[str, str]:
         """Why VMs of a node that is drained or fenced do not leave it, by uid."""
@@ -246,7 +278,7 @@ class NodeApi:
         """The node, if it was heard, holds VMs, or something is wanted of it; else 404."""
         fleet = self._fleet
         holds = any(held.record.node == node for held in fleet.vms.values())
-        if node in fleet.nodes or holds or fleet.wish_of(node) != NodeWish(node=node):
+        if node in fleet.nodes or holds or not fleet.wish_of(node).idle:
             return node
         message = f"there is no node {node}; `virtbus node list` shows what there is"
         raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
