@@ -11,7 +11,7 @@ from virtbus.controller.core.claims import (
     name_step,
     standing,
 )
-from virtbus.schemas.vm import Tombstone, VmRecord
+from virtbus.schemas.vm import Tombstone, VmRecord, VmSpec
 
 WANTED = record(1, "web")
 OTHER = record(2, "web")
@@ -67,7 +67,8 @@ def test_what_to_do_about_a_name_that_another_uid_claims(
         (WANTED.model_copy(update={"deleting": True}), False, CommitStep.ENDING),
         (record(1, "db"), False, CommitStep.REFUSE),
         (record(1, "web", namespace="shop"), False, CommitStep.REFUSE),
-        (WANTED.model_copy(update={"spec_hash": "other"}), False, CommitStep.REFUSE),
+        (WANTED.model_copy(update={"spec": VmSpec()}), False, CommitStep.REFUSE),
+        (WANTED.model_copy(update={"sec_digest": "other"}), False, CommitStep.REFUSE),
     ],
 )
 def test_what_a_commit_does_that_met_an_earlier_message(

@@ -23,7 +23,7 @@ from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.vm import CloudInitNoCloud, NameClaim, Tombstone, VmRecord, VmSecrets
+from virtbus.schemas.vm import CloudInitNoCloud, NameClaim, Tombstone, VmRecord, VmSecrets, VmSpec
 from virtbus.schemas.wire import decode, encode, read
 
 CLAIM = subjects.name_claim("default", "web")
@@ -128,7 +128,8 @@ async def test_the_same_create_again_is_the_same_vm() -> None:
     [
         (record(2, labels={"a": "b"}), "exists_unchanged"),
         (record(2, spec_hash="other"), "name_taken"),
-        (record(1, spec_hash="other"), "uid_taken"),
+        (record(1), "uid_taken"),
+        (record(1, spec=VmSpec()), "uid_taken"),
         (record(1, "db"), "uid_taken"),
         (record(1, namespace="shop"), "uid_taken"),
     ],

@@ -6,7 +6,11 @@ the ADR is a table here too.
 
 from enum import StrEnum
 
+from virtbus.controller.core.changes import changed_paths
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import Tombstone, VmRecord
+
+SECRETS_DIFFER = "its user_data or network_data is another"
 
 
 class Standing(StrEnum):
@@ -84,6 +88,60 @@ def commit_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRe
     """What a commit of `wanted` does, given what stands on its uid."""
     if where is not Standing.RECORD or not isinstance(last, VmRecord):
         return _COMMIT_STEPS[where]
-    if not bears(last, wanted.namespace, wanted.name) or last.spec_hash != wanted.spec_hash:
+    if not bears(last, wanted.namespace, wanted.name):
         return CommitStep.REFUSE
-    return CommitStep.ENDING if last.deleting else CommitStep.SAME
+    if last.deleting:
+        return CommitStep.ENDING
+    return CommitStep.REFUSE if differences(last, wanted) else CommitStep.SAME
+
+
+def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
+    """What a create asks for that the VM of its uid does not have, by field path.
+
+    Of secrets only whether their digests differ: a record has no more, and an answer tells no more.
+    """
+    found = []
+    if last.spec != wanted.spec:
+        before, after = (one.spec.model_dump(mode="json") for one in (last, wanted))
+        found = [
+            Detail(path=path, message="is another") for path in changed_paths(before, after, "spec")
+        ]
+    if last.sec_digest != wanted.sec_digest:
+        found += [
+            Detail(path=f"spec.volumes[{index}].cloud_init_no_cloud", message=SECRETS_DIFFER)
+            for index, volume in enumerate(wanted.spec.volumes)
+            if volume.cloud_init_no_cloud is not None
+        ]
+    return tuple(found)
+
+
+def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
+    """True where a VM of another uid is what was asked for: a hint, as digests name their uid."""
+    secret = [one.sec_digest is not None for one in (holder, wanted)]
+    return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
+
+
+def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
+    """409 where another uid has the name that is wanted."""
+    if isinstance(holder, VmRecord) and holder.deleting:
+        message = f"{wanted.name} (uid {holder.uid}) is being deleted; repeat after vm.deleted"
+        return VirtbusError(Code.CONFLICT, "deleting", message)
+    if isinstance(holder, VmRecord) and unchanged(holder, wanted):
+        message = f"{wanted.name} exists, unchanged, with uid {holder.uid}"
+        return VirtbusError(Code.CONFLICT, "exists_unchanged", message)
+    uid = holder.uid if holder is not None else "unknown"
+    message = (
+        f"the name {wanted.name} is taken in namespace {wanted.namespace} by uid {uid}; "
+        "choose another, or delete that VM first"
+    )
+    return VirtbusError(Code.CONFLICT, "name_taken", message)
+
+
+def uid_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
+    """409 where the uid is another VM, or one not as wanted; the details say in what."""
+    if isinstance(holder, VmRecord) and bears(holder, wanted.namespace, wanted.name):
+        message = f"uid {wanted.uid} is {wanted.name} already, and not as asked for here"
+        details = differences(holder, wanted)
+        return VirtbusError(Code.CONFLICT, "uid_taken", message, details=details)
+    message = f"uid {wanted.uid} belongs to another VM; leave uid out to get a new one"
+    return VirtbusError(Code.CONFLICT, "uid_taken", message)

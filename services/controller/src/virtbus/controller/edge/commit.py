@@ -12,7 +12,9 @@ from virtbus.controller.core.claims import (
     bears,
     commit_step,
     name_step,
+    name_taken,
     standing,
+    uid_taken,
 )
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.rebuilding import Known
@@ -56,10 +58,11 @@ class Commits:
             BusError: nothing happened, or the outcome is unknown.
         """
         body = secret_bytes(secrets) if secrets is not None else None
-        await self._claim(record)
         if body is not None:
             digest = hashlib.sha256(body).hexdigest()
             record = record.model_copy(update={"sec_digest": digest})
+        await self._claim(record)
+        if body is not None:
             await self._put_secrets(record, body)
         try:
             return await self._commit(record, body)
@@ -137,7 +140,7 @@ class Commits:
         message = _message(last)
         match name_step(standing(message, purged=_purged(last)), message, record):
             case NameStep.REFUSE:
-                raise _name_taken(record, message)
+                raise name_taken(record, message)
             case NameStep.BURY_THEN_TAKE:
                 await self._bury(holder, last)
             case NameStep.TAKE:
@@ -195,8 +198,7 @@ class Commits:
                 return None
             return Committed(Held(record, revision), created=True)
         if step is CommitStep.REFUSE:
-            message_text = f"uid {record.uid} belongs to another VM; leave uid out to get a new one"
-            raise VirtbusError(Code.CONFLICT, "uid_taken", message_text)
+            raise uid_taken(record, message)
         if step is CommitStep.ENDING:
             message_text = f"{record.name} is being deleted; wait for vm.deleted, then create anew"
             raise VirtbusError(Code.CONFLICT, "deleting", message_text)
@@ -227,9 +229,12 @@ class Commits:
             if other or _purged(last):
                 key = subjects.name_claim(record.namespace, record.name)
                 await self.release_name(key, record.uid)
-            stray = isinstance(there, VmRecord) and there.node != record.node
+            stray = isinstance(there, VmRecord) and (
+                there.node != record.node or there.sec_digest is None
+            )
             if record.sec_digest is not None and (stray or _purged(last)):
-                await self._bus.purge(subjects.vm_secret(record.node, record.uid))
+                key = subjects.vm_secret(record.node, record.uid)
+                await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
         except BusError as error:
             _left(error, record.uid)
 
@@ -361,21 +366,6 @@ def _message(entry: Entry | None) -> VmRecord | Tombstone | None:
         return None
     message = read_vm_key(entry.key, entry.value)
     return message if isinstance(message, VmRecord | Tombstone) else None
-
-
-def _name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
-    if isinstance(holder, VmRecord) and holder.deleting:
-        message = f"{wanted.name} (uid {holder.uid}) is being deleted; repeat after vm.deleted"
-        return VirtbusError(Code.CONFLICT, "deleting", message)
-    if isinstance(holder, VmRecord) and holder.spec_hash == wanted.spec_hash:
-        message = f"{wanted.name} exists, unchanged, with uid {holder.uid}"
-        return VirtbusError(Code.CONFLICT, "exists_unchanged", message)
-    uid = holder.uid if holder is not None else "unknown"
-    message = (
-        f"the name {wanted.name} is taken in namespace {wanted.namespace} by uid {uid}; "
-        "choose another, or delete that VM first"
-    )
-    return VirtbusError(Code.CONFLICT, "name_taken", message)
 
 
 def _storm() -> VirtbusError:
