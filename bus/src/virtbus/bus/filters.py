@@ -3,8 +3,10 @@
 
 def matches(subject_filter: str, subject: str) -> bool:
     """True when NATS would deliver `subject` to a subscription on `subject_filter`."""
-    if subject_filter == subject:
-        return True
+    if "*" not in subject_filter:
+        if not subject_filter.endswith(".>"):
+            return subject_filter in {subject, ">"}
+        return subject.startswith(subject_filter[:-1])
     wanted = subject_filter.split(".")
     tokens = subject.split(".")
     if wanted[-1] == ">":

@@ -58,5 +58,6 @@ class Mailbox(Generic[T]):
 
     async def __anext__(self) -> T:
         while not self._items:
-            await self.wait(None)
+            self._wake.clear()
+            await self._wake.wait()
         return self._items.popleft()

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import math
+from collections import Counter
 from typing import Any, TypeVar
 
 import msgpack
@@ -48,16 +49,17 @@ class _Budget:
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
         self._spend(len(pairs))
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if not isinstance(key, str):
-                msg = "map keys must be strings"
-                raise _PairsError(msg)
-            if key in result:
-                msg = f"duplicate key {key[:64]!r}"
-                raise _PairsError(msg)
-            _check_scalar(key)
-            result[key] = value
+        result = dict(pairs)
+        try:
+            keys = "".join(result)
+        except TypeError:
+            msg = "map keys must be strings"
+            raise _PairsError(msg) from None
+        if len(result) != len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            msg = f"duplicate key {twice[:64]!r}"
+            raise _PairsError(msg)
+        _check_text(keys)
         return result
 
     def items(self, items: list[Any]) -> list[Any]:
@@ -79,38 +81,57 @@ def _malformed(message: str) -> VirtbusError:
     return VirtbusError(Code.INVALID, "malformed", f"the message cannot be read: {message}")
 
 
-def _check_shape(root: Any) -> None:
-    """Raise when the value nests too deep, holds too many items, or what cannot be said again."""
-    seen = 0
-    stack: list[tuple[Any, int]] = [(root, 1)]
-    while stack:
-        value, depth = stack.pop()
-        seen += 1
-        if depth > MAX_DEPTH:
-            raise _malformed(f"nested deeper than {MAX_DEPTH}")
+def _check_shape(root: Any, sure: frozenset[type]) -> None:
+    """Raise when the value nests too deep, holds too many items, or what cannot be said again.
+
+    `sure`: scalars that need no look.
+    """
+    seen, level = 0, [root]
+    for _ in range(MAX_DEPTH):
+        seen += len(level)
         if seen > MAX_NODES:
             raise _malformed(f"more than {MAX_NODES} values")
-        if isinstance(value, dict):
-            stack.extend((item, depth + 1) for item in value.values())
-        elif isinstance(value, list):
-            stack.extend((item, depth + 1) for item in value)
-        else:
-            _check_scalar(value)
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is dict:
+                below.extend(value.values())
+            elif kind is list:
+                below.extend(value)
+            elif kind not in sure:
+                _check_scalar(value)
+        if not below:
+            return
+        level = below
+    raise _malformed(f"nested deeper than {MAX_DEPTH}")
+
+
+_SURE_IN_JSON: frozenset[type] = frozenset({bool, type(None)})
+_SURE_IN_MSGPACK: frozenset[type] = frozenset({*_SURE_IN_JSON, bytes, str})
+"""Msgpack's text is UTF-8, which its reader checks."""
 
 
 def _check_scalar(value: Any) -> None:
     """Raise for what one encoding says and the other cannot."""
     match value:
-        case str() if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            raise _malformed("a lone surrogate is no text")
-        case float() if not math.isfinite(value):
-            raise _malformed("NaN and infinity are not accepted")
-        case int() if not -(2**63) <= value < 2**63:
-            raise _malformed("integers must fit in 64 bits")
-        case None | str() | float() | int() | bytes():
-            pass
+        case str():
+            _check_text(value)
+        case float():
+            if not math.isfinite(value):
+                raise _malformed("NaN and infinity are not accepted")
+        case int():
+            if not -(2**63) <= value < 2**63:
+                raise _malformed("integers must fit in 64 bits")
         case _:
             raise _malformed(f"{type(value).__name__} is not accepted")
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _malformed("a lone surrogate is no text") from None
 
 
 def is_json(body: bytes) -> bool:
@@ -131,8 +152,10 @@ def decode(body: bytes) -> Any:
             f"the message has {len(body)} bytes; at most {MAX_MESSAGE_BYTES} are accepted",
         )
     budget = _Budget()
+    sure = _SURE_IN_MSGPACK
     try:
         if is_json(body):
+            sure = _SURE_IN_JSON
             value = json.loads(body, object_pairs_hook=budget.pairs, parse_constant=_no_constant)
         else:
             value = msgpack.unpackb(
@@ -149,7 +172,7 @@ def decode(body: bytes) -> Any:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise _malformed(str(error)[:200] or type(error).__name__) from None
-    _check_shape(value)
+    _check_shape(value, sure)
     return value
 
 
