@@ -1,6 +1,6 @@
 """Virtual time and simulated processes on one event loop.
 
-Every handle belongs to the process whose context made it. Within a process handles run in asyncio's
+Every step belongs to the process whose context made it. Within a process steps run in asyncio's
 order; between processes the seed decides. Nothing of a killed process runs any more, no `finally`
 either, as after kill -9; its tasks are kept and unwound quietly once the seed is over (`bury`).
 """
@@ -10,7 +10,6 @@ import contextvars
 import heapq
 import itertools
 import random
-from asyncio.events import Handle, TimerHandle
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,8 +18,39 @@ EPOCH_NS = 1_800_000_000_000_000_000
 """Unix time at the start of every simulation."""
 
 
+class Step:
+    """A callback of one process, as asyncio's handles, without what those do for debuggers."""
+
+    __slots__ = ("_when_s", "args", "callback", "context", "dead", "process")
+
+    def __init__(
+        self,
+        process: "Process",
+        context: contextvars.Context,
+        callback: Any,
+        args: Any,
+        when_s: float,
+    ) -> None:
+        self.process = process
+        self.context = context
+        self.callback = callback
+        self.args = args
+        self.dead = False
+        self._when_s = when_s
+
+    def cancel(self) -> None:
+        self.dead = True
+        self.callback = self.args = None
+
+    def cancelled(self) -> bool:
+        return self.dead
+
+    def when(self) -> float:
+        return self._when_s
+
+
 class Process:
-    """One simulated process. `steps` counts the handles it ran: each is between two awaits."""
+    """One simulated process. `steps` counts what it ran: each is between two awaits."""
 
     def __init__(self, loop: "VirtualLoop", name: str) -> None:
         self.name = name
@@ -29,7 +59,7 @@ class Process:
         self.steps = 0
         self.crash_at = 0
         self.on_crash: Callable[[], None] = self.kill
-        self.ready: deque[Handle] = deque()
+        self.ready: deque[Step] = deque()
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
         self._loop = loop
@@ -98,9 +128,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._shuffle = shuffle
         self._now_s = 0.0
         self._count = itertools.count()
-        self._timers: list[tuple[float, int, TimerHandle]] = []
+        self._timers: list[tuple[float, int, Step]] = []
         self._runnable: list[Process] = []
-        self._graveyard: deque[Handle] = deque()
+        self._graveyard: deque[Step] = deque()
         self._kept: list[asyncio.Task[Any]] = []
         self.world = Process(self, "world")
 
@@ -115,42 +145,46 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Unwind `task` at the end."""
         self._kept.append(task)
 
-    # --- handles --------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------
     # typeshed's three are generic in their arguments; nothing here depends on these.
+    def _step(self, when_s: float, callback: Any, args: Any, context: Any) -> Step:
+        if context is None:
+            context = contextvars.copy_context()
+        return Step(context.get(PROCESS, self.world), context, callback, args, when_s)
+
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
-    ) -> Handle:
-        handle = Handle(callback, args, self, context)
-        self._enqueue(handle)
-        return handle
+    ) -> Step:
+        step = self._step(self._now_s, callback, args, context)
+        self._enqueue(step)
+        return step
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> TimerHandle:
-        handle = TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._count), handle))
-        return handle
+    ) -> Step:
+        step = self._step(when, callback, args, context)
+        heapq.heappush(self._timers, (when, next(self._count), step))
+        return step
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Any = None
-    ) -> TimerHandle:
+    ) -> Step:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def outside(self, when_s: float, callback: Callable[[], None]) -> TimerHandle:
+    def outside(self, when_s: float, callback: Callable[[], None]) -> Step:
         """Call at a time whatever becomes of the calling process."""
-        return self.call_at(when_s, callback, context=self.world.context)
+        step = Step(self.world, self.world.context, callback, (), when_s)
+        heapq.heappush(self._timers, (when_s, next(self._count), step))
+        return step
 
-    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
-        """It is left out when its time comes."""
-
-    def _enqueue(self, handle: Handle) -> None:
-        process: Process = handle._context.get(PROCESS, self.world)  # type: ignore[attr-defined]  # CPython's
+    def _enqueue(self, step: Step) -> None:
+        process = step.process
         if not process.alive:
-            self._graveyard.append(handle)
+            self._graveyard.append(step)
             return
-        process.ready.append(handle)
+        process.ready.append(step)
         if len(process.ready) == 1 and not process.stalled:
             self._runnable.append(process)
 
@@ -169,38 +203,48 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # --- running --------------------------------------------------------------------------
     def _run_once(self) -> None:
-        runnable, rng = self._runnable, self._rng
-        while runnable and not self._stopping:  # type: ignore[attr-defined]
+        """Run until somebody stops the loop."""
+        runnable, draw = self._runnable, self._rng.random
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not runnable:
+                self._advance()
+                continue
             index = 0
             if self._shuffle and len(runnable) > 1:
-                index = int(rng.random() * len(runnable))
+                index = int(draw() * len(runnable))
             process = runnable[index]
-            handle = process.ready.popleft()
+            step = process.ready.popleft()
             if not process.ready:
                 del runnable[index]
-            if handle._cancelled:
+            if step.dead:
                 continue
             process.steps += 1
             if process.steps == process.crash_at:
-                self._graveyard.append(handle)
+                self._graveyard.append(step)
                 process.on_crash()
-                continue
-            handle._run()
-        if not self._stopping:  # type: ignore[attr-defined]
-            self._advance()
+            else:
+                self._run(step)
+
+    def _run(self, step: Step) -> None:
+        try:
+            step.context.run(step.callback, *step.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  as asyncio's handles do
+            self.call_exception_handler({"message": f"in {step.callback}", "exception": error})
 
     def _advance(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2].dead:
             heapq.heappop(timers)
         if not timers:
             msg = "everybody waits for ever"
             raise RuntimeError(msg)
-        self._now_s = max(self._now_s, timers[0][0])
-        while timers and timers[0][0] <= self._now_s:
-            handle = heapq.heappop(timers)[2]
-            if not handle.cancelled():
-                self._enqueue(handle)
+        now_s = self._now_s = max(self._now_s, timers[0][0])
+        while timers and timers[0][0] <= now_s:
+            step = heapq.heappop(timers)[2]
+            if not step.dead:
+                self._enqueue(step)
 
     # --- the end --------------------------------------------------------------------------
     def bury(self) -> None:
@@ -209,7 +253,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.world.alive = True
         for task in self._kept:
             task.cancel()
-        waiting = [*self._graveyard, *(h for p in self._runnable for h in p.ready)]
+        waiting = [*self._graveyard, *(step for p in self._runnable for step in p.ready)]
         self._graveyard.clear()
         self._runnable.clear()
         asyncio.set_event_loop(self)
@@ -221,17 +265,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
             asyncio.set_event_loop(None)
         self.close()
 
-    def _unwind(self, handles: deque[Handle]) -> None:
-        setattr(self, "_enqueue", handles.append)  # noqa: B010  all processes are one now
+    def _unwind(self, steps: deque[Step]) -> None:
+        setattr(self, "_enqueue", steps.append)  # noqa: B010  all processes are one now
         for _ in range(200_000):
-            if not handles:
+            if not steps:
                 left = [task for task in asyncio.all_tasks(self) if not task.done()]
                 if not left:
                     return
                 for task in left:
                     task.cancel()
-                if not handles:
+                if not steps:
                     self._advance()
-            handle = handles.popleft() if handles else None
-            if handle is not None and not handle.cancelled():
-                handle._run()
+            step = steps.popleft() if steps else None
+            if step is not None and not step.dead:
+                self._run(step)
