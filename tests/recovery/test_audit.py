@@ -8,11 +8,14 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from tests.recovery.test_rebuild import ask, controller, node_says
 
 from virtbus.bus.memory import MemoryBus
+from virtbus.bus.ports import Request
 from virtbus.nodeagent import audit
 from virtbus.nodeagent.core.ports import DomainState
+from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudited, NodeFindings
 from virtbus.schemas.node import NodeState
+from virtbus.schemas.nodework import Held, Inspect
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmStatus
 from virtbus.schemas.wire import encode, validate
@@ -84,6 +87,34 @@ async def test_each_thing_without_a_record_is_told_and_repaired(tmp_path: Path) 
         assert await audited(client) == NodeFindings(node=NODE)
         assert set(node.domains.there) == {A, FOREIGN}
         assert node.domains.done == [("start", A), ("destroy", LEFT)]
+
+
+async def test_what_is_missing_of_a_network_is_told_and_netd_puts_it_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = {A: ("tap0 is gone",), "": ("nftables virtbus: gone",)}
+
+    async def inspect(self: SimulatedNode, request: Request) -> Held:
+        if validate(Inspect, request.data).mend:
+            faults.clear()
+        return Held(things=dict.fromkeys(self.held, ("simulated",)), faults=faults)
+
+    monkeypatch.setattr(SimulatedNode, "_inspect", inspect)
+    node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        found = (await audited(client)).findings
+        # imaged and netd of a simulated node are one
+        assert {(each.kind, each.uid, each.what, each.repair) for each in found} == {
+            ("fault", A, "tap0 is gone", "netd puts it right"),
+            ("fault", "", "nftables virtbus: gone", "netd puts it right"),
+        }
+        assert faults, "only told"
+        repaired = await audited(client, repair=True)
+        assert all(finding.repaired for finding in repaired.findings)
+        assert await audited(client) == NodeFindings(node=NODE)
+        assert set(node.domains.there) == {A}
 
 
 async def test_what_stays_for_the_grace_goes_by_itself(tmp_path: Path) -> None:

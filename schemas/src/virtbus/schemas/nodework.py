@@ -39,15 +39,24 @@ class Released(Fact):
 
 
 class Inspect(Fact):
-    """`rpc.<service>.inspect`: what the service holds on the host, from the host itself."""
+    """`rpc.<service>.inspect`: what the service holds on the host, from the host itself.
+
+    With `mend` netd first makes again what is missing of it.
+    """
 
     uid: str | None = None
+    mend: bool = False
 
 
 class Held(Fact):
-    """The uids a service holds something of, and that thing, for audits and orphan sweeps."""
+    """The uids a service holds something of, and that thing, for audits and orphan sweeps.
+
+    `faults` are what is missing of it by uid, and under the empty one what is wrong with the host's
+    own side (netd: bridge, nftables, forwarding).
+    """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    faults: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class DiskFile(Fact):
@@ -219,9 +228,9 @@ class JoinedBus(Fact):
 
 
 class Finding(Fact):
-    """Something on a host or the bus that no record of a VM accounts for.
+    """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
-    `kind` is domain, network, disk, file, status, record, service or bus; `repair` says what
+    `kind` is domain, network, disk, file, status, record, service, bus or fault; `repair` says what
     `--repair` does about it, empty where it does nothing; `repaired` that it is gone.
     """
 

@@ -24,15 +24,16 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
     )
 )
 @click.argument("name", required=False, shell_complete=known.nodes)
-@click.option("--repair", is_flag=True, help="Remove what is left over.")
+@click.option("--repair", is_flag=True, help="Remove what is left over, make again what is missing.")
 @verb
 def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     """Compare the host NAME, or every host, with the records of its VMs.
 
     Prints each domain, network, disk, file and status that bears a VM's uid and that no record
     accounts for, and VMs that the bus has lost (kind record: `virtbus bus rebuild` writes them
-    back). Prints nothing left over where all is well. Hosts repair by themselves what stays for
-    10 minutes; --repair does it now. What others made on the host is never looked at.
+    back), and what is missing of networks that should stand (kind fault: bridge, nftables, links).
+    Hosts repair by themselves what stays for 10 minutes; --repair does it now. What others made on
+    the host is never looked at.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)

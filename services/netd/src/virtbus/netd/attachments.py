@@ -259,7 +259,7 @@ class Attachments:
         self.untidy.clear()
         if self.recovering:
             return
-        used = self._links_in_use()
+        used = {nic.host_link for nic in self._other_nics("")}
         late, self._late_links = self._late_links - used, self._former_links - used
         self._former_links = set()
         if late:
@@ -267,20 +267,12 @@ class Attachments:
         if self._late_links:
             self.untidy.set()
         async with self._host_side:
-            if self._doors.bridge.made and not any(
-                nic.kind is NicKind.BRIDGE for nic in self._other_nics("")
-            ):
+            if self._doors.bridge.made and not self.built_in():
                 await in_thread(self._doors.bridge.remove)
 
     async def replug(self) -> None:
         """Put every host link back on the bridge, as after somebody deleted it."""
-        nics = [
-            nic
-            for held in self._held.values()
-            if held.phase is NetPhase.READY
-            for nic in held.attachment.nics
-            if nic.kind is NicKind.BRIDGE
-        ]
+        nics = [nic for each in self.ready() for nic in each.nics if nic.kind is NicKind.BRIDGE]
         if nics:
             await in_thread(lambda: self._builder.links.replug(nics))
 
@@ -293,10 +285,8 @@ class Attachments:
                 held = self._held.get(uid)
                 if held is None or held.phase is not NetPhase.READY or not held.attachment.nics:
                     continue
-                finding = await self._examine(held, runs=uid in running)
-            if finding is not None:
-                findings.append(finding)
-        return findings
+                findings.append(await self._examine(held, runs=uid in running))
+        return [finding for finding in findings if finding is not None]
 
     async def _examine(self, held: _Held, *, runs: bool) -> Finding | None:
         attachment = held.attachment
@@ -335,7 +325,7 @@ class Attachments:
             if uid is not None and uid not in self._held:
                 extra = {"code": "foreign_netns", "uid": uid}
                 log.warning("%s is not of this netd; it is left alone", name, extra=extra)
-        await in_thread(lambda: self._builder.links.delete_orphans(self._links_in_use()))
+        await in_thread(lambda: self._builder.links.delete_orphans(self.links_known()))
         await self._builder.end_plugins(held.attachment for held in self._held.values())
         async with asyncio.TaskGroup() as group:
             for held in self._held.values():
@@ -387,8 +377,18 @@ class Attachments:
             if other != uid:
                 yield from held.attachment.nics
 
-    def _links_in_use(self) -> set[str]:
-        return {nic.host_link for nic in self._other_nics("")}
+    def ready(self) -> list[Attachment]:
+        """What stands whole, as far as is known."""
+        return [each.attachment for each in self._held.values() if each.phase is NetPhase.READY]
+
+    def built_in(self) -> bool:
+        """True while a VM here has an interface on the built-in network."""
+        return any(nic.kind is NicKind.BRIDGE for nic in self._other_nics(""))
+
+    def links_known(self) -> set[str]:
+        """Host ends that a VM needs, or that the kernel is about to free."""
+        needed = {nic.host_link for nic in self._other_nics("")}
+        return needed | self._former_links | self._late_links
 
     def _refuse_while_recovering(self) -> None:
         if self.recovering:

@@ -28,6 +28,7 @@ from virtbus.netd.edge.leases import StateFiles
 from virtbus.netd.edge.namespaces import Namespaces, in_thread
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.netd.facts import Facts, Spans, no_span
+from virtbus.netd.leftovers import Leftovers
 from virtbus.netd.settings import Settings
 from virtbus.netd.work import Work
 from virtbus.schemas import subjects
@@ -78,6 +79,7 @@ class Netd:
         self._version = importlib.metadata.version("virtbus-netd")
         self._doors = doors_of(settings)
         self._attachments = Attachments(self._doors, settings.site())
+        self._leftovers = Leftovers(self._doors, self._attachments)
         self._facts = Facts(bus, settings.node)
         self._changed = asyncio.Event()
         self._listed: set[str] = set()
@@ -185,22 +187,34 @@ class Netd:
                 raise VirtbusError(Code.CONFLICT, "record_stands", message)
             work.drop(uid)
             with self._span("virtbus release network", uid=uid):
-                if await self._attachments.release(uid, want.epoch):
+                if await self._release(uid, want.epoch):
                     self._facts.released(uid, want.epoch)
                     log.info("network released", extra={"code": "released", "uid": uid})
             return Released(uid=uid)
 
         async def inspect(request: Request) -> Held:
-            want = validate(Inspect, request.data)
-            held = self._attachments.held()
-            wanted = {_uid(want.uid)} if want.uid else held.keys()
-            return Held(things={uid: things for uid, things in held.items() if uid in wanted})
+            return await self._inspect(validate(Inspect, request.data))
 
         handlers = {"ensure": ensure, "release": release, "inspect": inspect}
         return [
             Endpoint(verb, subjects.rpc(self._settings.node, "netd", verb), handler)
             for verb, handler in handlers.items()
         ]
+
+    async def _inspect(self, want: Inspect) -> Held:
+        if want.mend:
+            await self._leftovers.mend()
+        held = await self._leftovers.held()
+        if want.uid is not None:
+            uid = _uid(want.uid)
+            return Held(things={uid: held[uid]} if uid in held else {})
+        return Held(things=held, faults=await self._leftovers.faults())
+
+    async def _release(self, uid: str, epoch: int) -> bool:
+        """True where there was something; an audit's release takes what has no state file, too."""
+        if await self._attachments.release(uid, epoch):
+            return True
+        return epoch >= ANY_EPOCH and await self._leftovers.remove(uid)
 
     # --- state ------------------------------------------------------------------------------
     def _tele(self) -> Tele:

@@ -32,6 +32,7 @@ REPAIRS = {
     "disk": "imaged removes it",
     "file": "remove it",
     "status": "purge it",
+    "fault": "netd puts it right",
 }
 
 
@@ -89,6 +90,7 @@ class Auditor:
                     await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
             self._due.clear()
             found = await self.look(())
+            found = [finding for finding in found if finding.kind != "fault"]  # netd's own to mend
             uids = {finding.uid for finding in found if finding.repair}
             since = {uid: since.get(uid, loop.time()) for uid in uids}
             due = [
@@ -115,12 +117,20 @@ class Auditor:
     async def _once(self, statuses: Collection[str]) -> list[Finding]:
         things: list[tuple[str, str, str]] = []
         silent: list[Finding] = []
+        faults: list[Finding] = []
         for name, kind in KINDS.items():
             try:
                 subject = subjects.rpc(self._node, name, "inspect")
                 answer = await self._bus.request(subject, Inspect(), timeout_s=ASK_S)
-                held = validate(Held, answer).things
-                things += [(kind, uid, what) for uid, these in held.items() for what in these]
+                held = validate(Held, answer)
+                things += [
+                    (kind, uid, what) for uid, these in held.things.items() for what in these
+                ]
+                faults += [
+                    Finding(kind="fault", uid=uid, what=what, repair=REPAIRS["fault"])
+                    for uid, these in held.faults.items()
+                    for what in these
+                ]
             except (BusError, VirtbusError) as error:
                 silent.append(Finding(kind="service", what=f"{name} does not answer: {error}"))
         try:
@@ -140,7 +150,7 @@ class Auditor:
             for uid, guest in self._guests.items()
             if guest.held
         ]
-        return silent + sorted(found, key=lambda each: (each.uid, each.kind, each.what))
+        return silent + sorted(faults + found, key=lambda each: (each.uid, each.kind, each.what))
 
     async def _domains(self) -> dict[str, str]:
         """Domains of this agent without an actor, and how they are."""
@@ -154,8 +164,11 @@ class Auditor:
     # --- repairing --------------------------------------------------------------------------
     async def repair(self, found: Collection[Finding]) -> list[Finding]:
         """Remove what is left over of each uid; the findings with what became of them."""
-        for uid in sorted({finding.uid for finding in found if finding.repair}):
-            kinds = {finding.kind for finding in found if finding.uid == uid}
+        if any(finding.kind == "fault" for finding in found):
+            await self._mend()
+        gone = [finding for finding in found if finding.repair and finding.kind != "fault"]
+        for uid in sorted({finding.uid for finding in gone}):
+            kinds = {finding.kind for finding in gone if finding.uid == uid}
             try:
                 if uid not in self._guests and self._trusted():
                     await self._remove(uid, kinds)
@@ -170,6 +183,13 @@ class Auditor:
             finding.model_copy(update={"repaired": bool(finding.repair) and finding not in left})
             for finding in found
         ]
+
+    async def _mend(self) -> None:
+        try:
+            subject = subjects.rpc(self._node, "netd", "inspect")
+            await self._bus.request(subject, Inspect(mend=True), timeout_s=ASK_S)
+        except (BusError, VirtbusError) as error:
+            log.warning("the network is not mended: %s", error, extra={"code": "not_repaired"})
 
     async def _remove(self, uid: str, kinds: Collection[str]) -> None:
         """In the order of a delete: nothing is pulled from under a guest."""

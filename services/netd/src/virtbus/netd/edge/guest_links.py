@@ -65,6 +65,7 @@ class GuestLinks:
             with suppress(VirtbusError):  # busy: a QEMU holds it, so it is there
                 taps.make_tap(nic.tap)
         with Netlink() as inside:
+            inside.do([links.set_link("lo", up=True, alias=self._bridge.mark)])
             inside.do([call for nic in attachment.nics for call in _join(attachment.uid, nic)])
             filters.guard(attachment.nics)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
@@ -144,7 +145,28 @@ class GuestLinks:
         Those elsewhere may be another instance's; ours go with their namespace.
         """
         with Netlink() as host:
-            _delete(host, self._bridge.ports(host) - set(kept))
+            _delete(host, self._bridge.ports(host).keys() - set(kept))
+
+    def is_ours(self, netns: str) -> bool:
+        """True where a namespace bears the mark of this netd; another instance's bears its own."""
+        if not self._namespaces.exists(netns):
+            return False
+        self._namespaces.enter(netns)
+        with Netlink() as inside:
+            lo = _link(inside, "lo")
+            return lo is not None and lo.alias == self._bridge.mark
+
+    def unplugged(self, nics: Sequence[Nic]) -> list[str]:
+        """Host ends that are gone or not on the host bridge, in words."""
+        with Netlink() as host:
+            bridge = _link(host, self._bridge.name)
+            index = bridge.index if bridge is not None else 0
+            found = {nic.host_link: _link(host, nic.host_link) for nic in nics}
+        return [
+            f"{name}: {'gone' if link is None else f'not on {self._bridge.name}'}"
+            for name, link in found.items()
+            if link is None or link.master != index
+        ]
 
     def replug(self, nics: Sequence[Nic]) -> None:
         """Ensure the host bridge, its rules, and that the host ends of `nics` are its ports."""
@@ -199,7 +221,6 @@ def _join(uid: str, nic: Nic) -> list[Call]:
     bridge = _BRIDGE_INDEX + nic.index
     wire = names.wire_mac(uid, nic.index)
     return [
-        links.set_link("lo", up=True),
         links.new_bridge(nic.bridge, index=bridge),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),

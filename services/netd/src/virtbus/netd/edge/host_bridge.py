@@ -12,7 +12,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 
 from virtbus.netd.core import links, names
-from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table
+from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -29,7 +29,8 @@ class HostBridge:
         self.name = name
         self.gateway = gateway
         self._memo = memo
-        self._mark = names.owner_mark(str(owner.resolve()))
+        self.mark = names.owner_mark(str(owner.resolve()))
+        """The alias of what this netd made."""
         self._lock = threading.Lock()
         self._index = 0
         self.times_made = 0
@@ -53,17 +54,39 @@ class HostBridge:
         with Netlink() as host:
             self._owned(host)
 
-    def ports(self, host: Netlink) -> set[str]:
-        """The host ends of VMs that hang on this netd's own bridge. Lists all links."""
+    def ports(self, host: Netlink) -> dict[str, str]:
+        """The host ends of VMs on this netd's own bridge, with their uids. Lists all links."""
         link = self._owned(host)
         if link is None:
-            return set()
-        found = [links.read_link(reply) for reply in host.dump(links.all_links())]
+            return {}
         return {
-            each.name
-            for each in found
-            if each is not None and each.master == link.index and names.is_host_link(each.name)
+            each.name: each.alias
+            for each in _links(host)
+            if each.master == link.index and names.is_host_link(each.name)
         }
+
+    def former(self, host: Netlink) -> list[str]:
+        """Bridges of this netd under a name that its settings no longer say. Lists all links."""
+        found = [each.name for each in _links(host) if each.alias == self.mark]
+        return sorted(name for name in found if name != self.name)
+
+    def remove_former(self, name: str) -> None:
+        """Take away such a bridge with its table."""
+        with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
+            with suppress(FileNotFoundError):
+                filters.do(no_host_table(name))
+            host.do([links.delete_link(name)])
+
+    def faults(self, *, needed: bool) -> list[str]:
+        """What of the host side is missing while it is `needed`, or left while it is not."""
+        with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
+            link = self._owned(host)
+            table = filters.ask(has_host_table(self.name)) is not None
+        has = {f"bridge {self.name}": link is not None, f"nftables {table_of(self.name)}": table}
+        if not needed:
+            return [f"{what}: no VM needs it" for what, there in has.items() if there]
+        gone = [f"{what}: gone" for what, there in has.items() if not there]
+        return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
 
     def _link(self, host: Netlink) -> links.Link | None:
         reply = host.ask(links.get_link(self.name))
@@ -84,7 +107,7 @@ class HostBridge:
         return link
 
     def _is_foreign(self, link: links.Link) -> bool:
-        return link.alias.startswith(names.OWNER_PREFIX) and link.alias != self._mark
+        return link.alias.startswith(names.OWNER_PREFIX) and link.alias != self.mark
 
     def _make(self, host: Netlink) -> int:
         self._check_subnet(host)
@@ -98,7 +121,7 @@ class HostBridge:
             )
         host.do(
             [
-                links.set_link(self.name, up=True, alias=self._mark),
+                links.set_link(self.name, up=True, alias=self.mark),
                 links.add_address(link.index, self.gateway),
             ]
         )
@@ -163,10 +186,14 @@ class HostBridge:
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
 
     def _other_instances(self, host: Netlink) -> bool:
-        found = [links.read_link(reply) for reply in host.dump(links.all_links())]
-        return any(each is not None and self._is_foreign(each) for each in found)
+        return any(self._is_foreign(each) for each in _links(host))
 
     @property
     def made(self) -> bool:
         """True while something of the host side may stand."""
         return self._memo.exists()
+
+
+def _links(host: Netlink) -> list[links.Link]:
+    found = [links.read_link(reply) for reply in host.dump(links.all_links())]
+    return [each for each in found if each is not None]
