@@ -1,10 +1,15 @@
-"""A guest whose disk has no room waits, says why, and goes on by itself (F30)."""
+"""A disk without room: guests wait and say why, and all goes on once there is some (F30)."""
 
+import errno
+import logging
+import os
 from pathlib import Path
 
+import pytest
 from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts, DomainState
+from virtbus.nodeagent.edge import ledger, seed_iso
 
 A = uid(1)
 
@@ -52,3 +57,55 @@ async def test_a_guest_that_somebody_paused_stays_paused(tmp_path: Path) -> None
 
         await eventually(paused)
     assert ("resume", A) not in node.domains.done
+
+
+def no_room(*_of: object, **_more: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_seed_that_does_not_fit_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path)
+    drive = {"name": "seed", "cloud_init_no_cloud": {"hostname": "web"}}
+    async with node.agent():
+        monkeypatch.setattr(seed_iso, "replace", no_room)
+        await node.put(record(spec={"volumes": [drive]}))
+
+        async def told() -> bool:
+            status = await node.status(A)
+            return status is not None and status.reason == "state_write"
+
+        await eventually(told)
+        monkeypatch.undo()
+
+        async def running() -> bool:
+            return await node.state(A) == "Running"
+
+        await eventually(running)
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
+
+
+async def test_a_delete_on_a_full_disk_ends_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent():
+        await node.start_another()
+        monkeypatch.setattr(ledger.EpochLedger, "save", no_room)
+        await node.put(record(99, deleting=True))
+
+        async def told() -> bool:
+            status = await node.status(uid(99))
+            return status is not None and "free space" in status.message and not status.released
+
+        await eventually(told)
+        monkeypatch.undo()
+
+        async def released() -> bool:
+            status = await node.status(uid(99))
+            return status is not None and status.released
+
+        await eventually(released)
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []

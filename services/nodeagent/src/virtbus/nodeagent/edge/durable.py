@@ -1,13 +1,15 @@
 """Files that are either whole or not there: write beside, fsync, rename, fsync the directory."""
 
 import asyncio
+import contextlib
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from virtbus.bus.threads import to_end
+from virtbus.schemas.errors import Code, VirtbusError
 
 _PARTS = itertools.count()
 
@@ -17,6 +19,16 @@ T = TypeVar("T")
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of `work`, which may wait for a disk; a cancellation waits for the thread."""
     return await to_end(asyncio.get_running_loop().run_in_executor(None, work))
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the disk refuses is VirtbusError 503 `state_write`: it is tried again."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write under {folder}: {error.strerror}; free space there"
+        raise VirtbusError(Code.UNAVAILABLE, "state_write", message) from error
 
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from virtbus.bus.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
-from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir
+from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir, writing
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
@@ -126,11 +126,8 @@ class StateFiles:
             if not _holds(folder / "record", data):
                 replace(folder / "record", data)
 
-        try:
+        with writing(self._state):
             await in_thread(save)
-        except OSError as error:
-            message = f"cannot write under {self._state}: {error.strerror}; free space there"
-            raise VirtbusError(Code.UNAVAILABLE, "state_write", message) from error
 
     async def list(self) -> dict[str, VmRecord]:
         def load() -> dict[str, VmRecord]:
@@ -174,7 +171,8 @@ class StateFiles:
             for path in self._consoles.glob(f"{uid}.log*"):
                 path.unlink(missing_ok=True)
 
-        await in_thread(remove)
+        with writing(self._state):
+            await in_thread(remove)
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         self._ledger.removed(check_uid(uid), refused_epoch)
@@ -184,7 +182,8 @@ class StateFiles:
             sync_dir(self.vms)
             self._ledger.save(uid)
 
-        await in_thread(remove)
+        with writing(self._state):
+            await in_thread(remove)
 
     # --- the bus that was joined ------------------------------------------------------------
     def nonce(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pycdlib
 
 from virtbus.nodeagent.core.seed import seed_files
-from virtbus.nodeagent.edge.durable import in_thread, replace
+from virtbus.nodeagent.edge.durable import in_thread, replace, writing
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
@@ -66,4 +66,5 @@ class SeedIsos:
                 path.parent.chmod(0o711)  # QEMU's user must pass through, whatever the umask
                 replace(path, iso(files), durable=False)
 
-        await in_thread(write_all)
+        with writing(self._vms_dir):
+            await in_thread(write_all)
