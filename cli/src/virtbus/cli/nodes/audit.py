@@ -24,7 +24,9 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
     )
 )
 @click.argument("name", required=False, shell_complete=known.nodes)
-@click.option("--repair", is_flag=True, help="Remove what is left over, make again what is missing.")
+@click.option(
+    "--repair", is_flag=True, help="Remove what is left over, make again what is missing."
+)
 @verb
 def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     """Compare the host NAME, or every host, with the records of its VMs.
