@@ -22,6 +22,7 @@ from virtbus.bus.ports import (
     BusError,
     DeniedError,
     Entry,
+    FullError,
     OutcomeUnknownError,
     UnavailableError,
     Watch,
@@ -215,7 +216,9 @@ class SimBus(MemoryBus):
                 answer.set_result(outcome)
 
         def lead() -> None:
-            outcome = once.run()
+            if write and server.full == "mute":
+                return
+            outcome = _full if write and server.full else once.run()
             if not (write and weather.lose_answer and rng.random() < weather.lose_answer):
                 link.deliver(lambda: told(outcome))
 
@@ -243,6 +246,11 @@ class SimBus(MemoryBus):
         """Facts are for people: nothing in the system may depend on them, so they end here."""
         del value, message_id
         self._may(subject)
+
+
+def _full() -> Any:
+    msg = "maximum bytes exceeded"
+    raise FullError(msg)
 
 
 class _Once:

@@ -29,6 +29,12 @@ class Nemesis:
             if rng.random() < 0.35 and (self.only is None or name in self.only):
                 self.enabled.append(name)
                 change(rng)
+        # Kinds that came later draw from elsewhere: the seeds before them go on as they were.
+        later = random.Random(f"{self.world.seed} later kinds")
+        for name, (fault, mean_s) in self._later_kinds().items():
+            if later.random() < 0.25 and (self.only is None or name in self.only):
+                self.enabled.append(name)
+                self._next(fault, mean_s * later.uniform(0.5, 2.0))
         self.world.observer.note("faults", *self.enabled)
         self.world.loop.outside(HEAL_S, self.heal)
 
@@ -63,6 +69,9 @@ class Nemesis:
             "guest-halt": (lambda: self._guest(halt=True), 20.0),
             "clock": (self._clock, 30.0),
         }
+
+    def _later_kinds(self) -> dict[str, tuple[Callable[[], None], float]]:
+        return {"disk-full": (self._disk_full, 30.0), "bus-full": (self._bus_full, 40.0)}
 
     def _moods(self) -> dict[str, Callable[[random.Random], None]]:
         """Kind → what it makes probable from the start."""
@@ -154,6 +163,19 @@ class Nemesis:
         self.world.observer.note("libvirtd restarts", host.name)
         host.restart_libvirt(rng.uniform(0.5, 10.0))
 
+    def _disk_full(self) -> None:
+        rng = self.world.rng
+        host = self.world.hosts[rng.choice(list(self.world.hosts))]
+        self.world.observer.note("disk full", host.name)
+        host.full = True
+        self.world.loop.outside(self.world.loop.time() + rng.uniform(1.0, 30.0), host.free)
+
+    def _bus_full(self) -> None:
+        rng, server = self.world.rng, self.world.server
+        server.full = rng.choice(("refuses", "mute"))
+        self.world.observer.note("bus full", server.full)
+        self.world.loop.outside(self.world.loop.time() + rng.uniform(1.0, 15.0), server.free)
+
     def _guest(self, *, halt: bool) -> None:
         guests = [
             (host, uid)
@@ -178,7 +200,9 @@ class Nemesis:
         world.observer.note("healed")
         world.server.weather = type(world.server.weather)()
         world.server.fill()
+        world.server.free()
         for host in world.hosts.values():
+            host.free()
             deaf = host.temper.deaf
             host.temper = type(host.temper)(deaf=deaf)
         for service in world.services.values():

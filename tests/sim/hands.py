@@ -137,6 +137,10 @@ class Hand:
         if epoch <= self._released_epochs.get(uid, 0):
             error = VirtbusError(Code.CONFLICT, "released", f"{uid} was released")
             return self._failed(record, error)
+        held = self._host.disk.overlays if self._kind == "imaged" else self._host.networks
+        if self._host.full and uid not in held:
+            error = VirtbusError(Code.UNAVAILABLE, "disk_full", "no space left; free some there")
+            return self._failed(record, error)
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
             disks = {

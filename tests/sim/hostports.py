@@ -40,9 +40,19 @@ class Threads:
         if self.host.loop.over or not self.process.alive:
             raise Gone
 
-    async def on_disk(self, work: Callable[[], Result]) -> Result:
-        """As the product's `in_thread`: who is cancelled meanwhile waits for the thread's end."""
-        return await self.run(work, self.host.temper.io_s, through=True)
+    async def on_disk(self, work: Callable[[], Result], *, full: str = "") -> Result:
+        """As the product's `in_thread`: who is cancelled meanwhile waits for the thread's end.
+
+        `full`: how a write is refused (its reason) while the host's disk has no room.
+        """
+
+        def done() -> Result:
+            if full and self.host.full:
+                message = "no space left on device; free space there"
+                raise VirtbusError(Code.UNAVAILABLE, full, message)
+            return work()
+
+        return await self.run(done, self.host.temper.io_s, through=True)
 
     async def run(
         self, work: Callable[[], Result], span_s: tuple[float, float], *, through: bool = False
@@ -81,6 +91,8 @@ async def _through(done: "asyncio.Future[Result]") -> None:
             if isinstance(error, Gone) or done.get_loop().over:  # type: ignore[attr-defined]  # ours
                 break
     if cancelled is not None:
+        if done.done() and not done.cancelled():
+            done.exception()  # retrieved: the cancellation is what the caller sees
         raise cancelled
 
 
@@ -192,7 +204,7 @@ class SimFiles:
             self._save(record.uid)
             self._disk.records[record.uid] = record
 
-        await self._threads.on_disk(save)
+        await self._threads.on_disk(save, full="state_write")
 
     async def list(self) -> dict[str, VmRecord]:
         return await self._threads.on_disk(lambda: dict(sorted(self._disk.records.items())))
@@ -216,9 +228,9 @@ class SimFiles:
         def remove() -> None:
             self._disk.records.pop(uid, None)
             self._disk.seeds.pop(uid, None)
-            self._save(uid)
 
         await self._threads.on_disk(remove)
+        await self._threads.on_disk(lambda: self._save(uid), full="state_write")
 
     def _save(self, uid: str) -> None:
         self._disk.ledger[uid] = self._ledger[uid]
@@ -249,7 +261,8 @@ class SimFiles:
 
     def set_wish(self, wish: NodeWish | None) -> None:
         self._threads.alive()
-        self._disk.wish = wish
+        if not self._host.full:  # else it is logged, and kept after the next list
+            self._disk.wish = wish
 
     async def new_boot(self, uid: str) -> None:
         del uid
@@ -289,7 +302,7 @@ class SimSeeds:
         def save() -> None:
             self._host.disk.seeds[record.uid] = held
 
-        await self._threads.on_disk(save)
+        await self._threads.on_disk(save, full="state_write")
 
 
 class SimAdmin:

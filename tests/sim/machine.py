@@ -109,6 +109,8 @@ class Host:
         self.armed: dict[str, int] = {}
         self.up = True
         self.libvirt_up = True
+        self.full = False
+        """The disk has no room: what is written is refused, what is removed goes."""
         self.listeners: list[tuple[Process, Callable[[DomainEvent], None]]] = []
         self.boot = 0
         self._addresses = 0
@@ -135,6 +137,8 @@ class Host:
         if metadata is None:
             self.watcher.wrong("I15", f"{self.name}: a domain without metadata is defined")
             return
+        if self.full:
+            raise VirtbusError(Code.INTERNAL, "libvirt_failed", "define: no space left on device")
         domain = self.domains.get(metadata.uid)
         if domain is None:
             domain = self.domains[metadata.uid] = Domain(metadata.uid, metadata)
@@ -259,6 +263,11 @@ class Host:
             address = f"10.64.0.{self._addresses + 1}"
             if address not in used:
                 return address
+
+    # --- the disk ------------------------------------------------------------------------
+    def free(self) -> None:
+        """There is room again."""
+        self.full = False
 
     # --- power ----------------------------------------------------------------------------
     def power_off(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import pytest
 from tests.sim.observer import Wanted
@@ -67,6 +68,29 @@ def test_an_event_of_libvirt_that_is_lost_is_made_good() -> None:
         host.crash_guest(wanted.uid)
         await asyncio.sleep(1.0)
         host.temper.events_lost = 0.0
+
+    assert told(story) == []
+
+
+def test_a_delete_on_a_full_disk_ends_once_there_is_room() -> None:
+    async def story(world: World, user: User, wanted: Wanted) -> None:
+        world.hosts["n1"].full = True
+        await user.delete(wanted)
+        await asyncio.sleep(20.0)
+        assert world.observer.vms[wanted.uid].record is not None
+        world.hosts["n1"].free()
+
+    assert told(story) == []
+
+
+@pytest.mark.parametrize("how", ["refuses", "mute"])
+def test_a_change_on_a_full_bus_is_made_once_there_is_room(how: Literal["refuses", "mute"]) -> None:
+    async def story(world: World, user: User, wanted: Wanted) -> None:
+        world.server.full = how
+        world.loop.call_later(20.0, world.server.free)
+        await user.stop(wanted)
+        assert world.loop.time() > 25.0
+        await user.start(wanted)
 
     assert told(story) == []
 

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tests.sim.loop import Process, VirtualLoop
 
@@ -72,6 +72,8 @@ class SimServer(MemoryServer):
         self.moving: frozenset[str] = frozenset()
         """Uids that a batch under way writes anew: its purge is half of a move."""
         self.denied: Callable[[str], None] = lambda _what: None
+        self.full: Literal["", "refuses", "mute"] = ""
+        """No write of records: it is refused (a limit), or never answered (NATS on a full disk)."""
         self.hollow = False
         """Nodes are shown empty lists, as by a bus that was made anew: that must delete nothing."""
         self.links = 0
@@ -115,6 +117,10 @@ class SimServer(MemoryServer):
         if self.hollow:
             self.hollow = False
             self.relist()
+
+    def free(self) -> None:
+        """There is room again."""
+        self.full = ""
 
     def when_led(self, work: Callable[[], None], before_s: float = math.inf) -> None:
         """Run `work` as the leader, now or after the election, as one who repeats it would."""
