@@ -65,10 +65,11 @@ upgrade-test: setup ## each service at an older commit beside the newer, and bac
 chaos: setup ## random faults under load, MINUTES=n SEED=s [SIMULATE=1], and what held (root)
 	@MINUTES=$(MINUTES) SEED=$(SEED) SIMULATE=$(SIMULATE) tools/in-host-netns $(BIN)/python -m tests.chaos
 
-load: setup ## VMs=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|default, and what it cost (root)
+load: setup ## VMS=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|default CONTROLLERS=n: what it cost (root)
 	@mkdir -p build-out
 	@tools/in-host-netns $(BIN)/python -m tests.load --vms $(or $(VMS),10000) --nodes $(or $(NODES),200) \
 	    --replicas $(or $(REPLICAS),1) --sync $(or $(SYNC),always) \
+	    --controllers $(or $(CONTROLLERS),2) \
 	    --json build-out/load.jsonl --plot build-out/load.png $(ARGS)
 
 demo: setup ## one VM, from create to delete (root)

@@ -14,6 +14,8 @@ from pathlib import Path
 READY_S = 120.0
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 """However a run ends, nothing of it goes on."""
+YIELDS = ("nice", "-n", "10")
+"""For simulated nodes: they would have CPUs of their own, so the control plane goes first here."""
 PROFILE_ENV = "VIRTBUS_LOAD_PROFILE"
 """A folder: each service then runs under cProfile and leaves `<name>.prof` there."""
 
@@ -21,11 +23,14 @@ PROFILE_ENV = "VIRTBUS_LOAD_PROFILE"
 class Service:
     """One process of `python -m <module>`; readiness as systemd would hear it."""
 
-    def __init__(self, name: str, module: str, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self, name: str, module: str, folder: Path, *arguments: str, yields: bool = False
+    ) -> None:
         self.name = name
         profile = os.environ.get(PROFILE_ENV)
         under = ["-m", "cProfile", "-o", f"{profile}/{name}.prof"] if profile else []
-        self._argv = [*DIES_WITH_US, sys.executable, *under, "-m", module, *arguments]
+        first = (*DIES_WITH_US, *YIELDS) if yields else DIES_WITH_US
+        self._argv = [*first, sys.executable, *under, "-m", module, *arguments]
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._notify = folder / f"{name}.notify"

@@ -157,7 +157,13 @@ def services_of(shape: Shape, folder: Path) -> list[Service]:
         count = min(share, shape.nodes - first)
         arguments = ("--node", PREFIX, "--first", str(first), "--count", str(count))
         services.append(
-            Service(f"simulated-{number}", "virtbus.nodeagent.simulate", folder, *arguments)
+            Service(
+                f"simulated-{number}",
+                "virtbus.nodeagent.simulate",
+                folder,
+                *arguments,
+                yields=True,
+            )
         )
     return services
 
