@@ -4,10 +4,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Entry, UnavailableError
 from virtbus.nodeagent import guest
+from virtbus.nodeagent import status as nodestatus
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+from virtbus.schemas import subjects
 
 A = uid(1)
 STRATEGIES = ("Always", "RerunOnFailure", "Once", "Manual", "Halted")
@@ -103,3 +107,53 @@ async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strat
     async with node.agent() as agent:
         await eventually(lambda: A in agent._guests and agent._guests[A].phase == "failed")
     assert node.domains.done == []
+
+
+class Blind(MemoryBus):
+    """A bus whose statuses cannot be read for the first `times` tries."""
+
+    def __init__(self, server: MemoryServer, times: int) -> None:
+        super().__init__(server, "blind")
+        self.tries, self.times = 0, times
+
+    async def get(self, key: str) -> Entry | None:
+        if key.startswith("$KV.st."):
+            self.tries += 1
+            if self.tries <= self.times:
+                msg = "no leader"
+                raise UnavailableError(msg)
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[2:])
+async def test_a_status_that_cannot_be_read_yet_is_waited_for_not_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setattr(nodestatus, "RETRY_S", (0.01, 0.02))
+    node = Node(tmp_path)
+    await crashed(node, strategy)
+    bus = Blind(node.server, 20)
+    async with node.agent(bus) as agent:
+        await eventually(lambda: bus.tries > 10)
+        assert node.domains.done == []
+        assert await node.state(A) == "Failed", "what was told before is not written over"
+        await eventually(lambda: A in agent._guests and agent._guests[A].phase == "failed")
+    assert node.domains.done == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_what_may_have_run_once_is_not_started_where_its_status_is_unreadable(
+    tmp_path: Path, strategy: str
+) -> None:
+    node = Node(tmp_path)
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+    await node.bus.put(subjects.vm_status(NODE, A), b"\xc1")
+    again = strategy in {"Always", "RerunOnFailure"}
+    async with node.agent() as agent:
+        wanted = "running" if again else "failed"
+        await eventually(lambda: A in agent._guests and agent._guests[A].phase == wanted)
+    assert node.domains.done == ([("start", A)] if again else [])

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from virtbus.bus.ports import BusError
 from virtbus.nodeagent.core.lifecycle import (
     STABLE_S,
     VISIBLE,
@@ -21,19 +20,17 @@ from virtbus.nodeagent.core.lifecycle import (
 )
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.core.recovery import UP, ended_before, missed
+from virtbus.nodeagent.core.recovery import UP, ended_before, missed, untold
 from virtbus.nodeagent.core.seen import READY, Seen, conditions
 from virtbus.nodeagent.core.wishes import SETTLED, Taken, grace_s, taken, wish
 from virtbus.nodeagent.doing import Doing
 from virtbus.nodeagent.parts import Awaited
-from virtbus.nodeagent.status import StatusWriter
+from virtbus.nodeagent.status import StatusWriter, told_before
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.subjects import vm_status
 from virtbus.schemas.vm import GUEST_ENDED, VmRecord, VmStatus
-from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
@@ -214,28 +211,29 @@ class Guest:
         """Live until nothing of the VM is left; then the task ends."""
         async with asyncio.TaskGroup() as group:
             self._doing.group = group
-            self._writer = group.create_task(self._status.run())
             try:
                 if self.resumed:
                     await self._recall()
                     self._recalling = False
                     self._wish()
+                self._writer = group.create_task(self._status.run())  # over what was recalled
                 while self.phase is not Phase.GONE:
                     await self._take(await self._events.get())
             finally:
                 self._set_timer(None, 0)
                 self._doing.cancel()
-                self._writer.cancel()
+                if self._writer is not None:
+                    self._writer.cancel()
 
     async def _recall(self) -> None:
-        """What an earlier agent told of the running guest: it is still so."""
-        try:
-            entry = await self._tools.bus.get(vm_status(self.record.node, self.record.uid))
-            told = read(VmStatus, entry.value) if entry is not None and entry.value else None
-        except (BusError, VirtbusError) as error:
-            log.info("not recalled: %s", error, extra={"uid": self.record.uid})
-            return
+        """What an earlier agent told of the running guest: it is still so.
+
+        Where it decides whether the guest is started, it is read however long that takes.
+        """
+        told, readable = await told_before(self._tools.bus, self.record, insist=self._recalling)
         ended = ended_before(told, self.record) if told is not None and self._recalling else None
+        if not readable and self._recalling:
+            ended = untold(self.record)
         if ended is not None:
             self._taken = Taken(self.record.power_epoch, self.record.generation, powered=True)
             self.post(ended)

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 
+from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmStatus
-from virtbus.schemas.wire import encode
+from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
@@ -77,3 +79,24 @@ def _same(one: VmStatus, other: VmStatus | None) -> bool:
     if other is None:
         return False
     return one.model_copy(update={"updated_ns": other.updated_ns}) == other
+
+
+async def told_before(bus: Bus, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
+    """The last status that an agent told of a VM, and whether what there is could be read.
+
+    With `insist` the bus is asked until it answers.
+    """
+    extra = {"code": "not_recalled", "uid": record.uid}
+    for delay_s in delays(*RETRY_S, bus.sources):
+        try:
+            entry = await bus.get(subjects.vm_status(record.node, record.uid))
+            return (read(VmStatus, entry.value) if entry and entry.value else None), True
+        except VirtbusError as error:
+            log.warning("an earlier status is unreadable: %s", error, extra=extra)
+            break
+        except BusError as error:
+            log.info("not recalled: %s", error, extra=extra)
+            if not insist:
+                break
+        await asyncio.sleep(delay_s)
+    return None, False

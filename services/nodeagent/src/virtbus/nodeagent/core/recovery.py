@@ -62,3 +62,9 @@ def ended_before(told: VmStatus, record: VmRecord) -> Event | None:
         return Event.SHUT_DOWN
     once = record.spec.run_strategy in ONCE_ONLY
     return Event.CRASHED if once and (told.ended or told.state in UP) else None
+
+
+def untold(record: VmRecord) -> Event | None:
+    """The same where what was told cannot be read: what shall run once may have run."""
+    asked = record.powered and not record.ending
+    return Event.CRASHED if asked and record.spec.run_strategy in ONCE_ONLY else None
