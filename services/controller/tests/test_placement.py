@@ -102,6 +102,13 @@ def test_memory_fits_to_the_last_byte() -> None:
     assert place(spec(domain={"memory": {"guest": free + 1}}), [candidate()]).nodes == ()
 
 
+def test_the_share_of_cpus_is_the_settings_but_a_strict_node_has_none() -> None:
+    there = replace(candidate(vcpus=64), vcpus_per_cpu=8.25)
+    assert place(spec(domain={"cpu": {"cores": 2}}), [there]).nodes == ("n1",)
+    assert place(spec(domain={"cpu": {"cores": 3}}), [there]).nodes == ()
+    assert place(spec(), [replace(there, vcpus=8, strict=True)]).nodes == ()
+
+
 def test_disks_count_what_a_first_boot_writes_and_what_was_promised_since() -> None:
     small, large = (
         spec(volumes=[{"name": "d", "empty_disk": {"capacity": size}}]) for size in (MIB, 64 * GIB)

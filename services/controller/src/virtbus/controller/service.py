@@ -57,7 +57,7 @@ class Controller:
         self._joined = joined
         self._settings = settings
         self._instance = bus.sources.uuid7()
-        self._fleet = Fleet()
+        self._fleet = Fleet(settings.vcpus_per_cpu)
         facts = Facts(bus)
         self._watches = Watches(self._fleet, bus, self._instance)
         self._feeds = Feeds(bus, self._fleet, self._watches)

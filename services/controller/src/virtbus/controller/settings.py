@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from virtbus.bus.settings import ServiceSettings
+from virtbus.controller.core.placement import CPU_OVERCOMMIT
 from virtbus.schemas.vm import Overcommit
 
 
@@ -37,6 +38,14 @@ class Settings(ServiceSettings):
         Overcommit.SHARED,
         description="strict: every VM gets CPUs and memory of its own, as if its spec said "
         "placement.overcommit: strict; the same on every controller",
+    )
+
+    vcpus_per_cpu: float = Field(
+        CPU_OVERCOMMIT,
+        gt=0,
+        le=1000,
+        description="vCPUs that may be promised for each CPU of a host, beside strict VMs one; "
+        "the same on every controller",
     )
 
     @property

@@ -20,6 +20,7 @@ from virtbus.controller.core.nodes import (
     unheard,
 )
 from virtbus.controller.core.placement import (
+    CPU_OVERCOMMIT,
     Candidate,
     Demand,
     demand_of,
@@ -74,6 +75,8 @@ class Fleet:
     GONE_KEPT: ClassVar[int] = 20_000
     """Deleted VMs that a resumed watch can still be told of."""
 
+    vcpus_per_cpu: float = CPU_OVERCOMMIT
+    """What may be promised of a node's CPUs where they are shared."""
     vms: dict[str, Held] = field(default_factory=dict)
     """Read it; write by `apply` and `drop_vm`, which keep `names` and `promises` in step."""
     promises: Promises = field(default_factory=Promises)
@@ -364,6 +367,7 @@ class Fleet:
             self.wish_of(node).closed if node in self.wishes else "",
             max(0, load.vms - seen.vms),
             load.reserved_vms > 0,
+            self.vcpus_per_cpu,
         )
         return there
 

@@ -17,7 +17,8 @@ from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.wire import encode
 
 CPU_OVERCOMMIT = 8.0
-"""Promised vCPUs per host CPU: an idle guest costs none, so CPU is shared; memory is not."""
+"""Promised vCPUs per host CPU where the settings say nothing else: an idle guest costs none, so
+CPU is shared; memory is not."""
 MEMORY_RESERVE_BYTES = 512 * 1024**2
 """Kept for the host: libvirtd, the services and page tables of the guests."""
 QEMU_OVERHEAD_BYTES = 48 * 1024**2
@@ -49,11 +50,14 @@ class Candidate:
     """Of `vms`, those promised after the record: its free disk does not show them yet."""
     strict: bool = False
     """Its CPUs are not shared: a strict VM is there, or asks."""
+    vcpus_per_cpu: float = CPU_OVERCOMMIT
+    """Where they are shared, so many vCPUs may be promised for each."""
 
     @cached_property
     def free_vcpus(self) -> int:
         """How many vCPUs may still be promised."""
-        return int(self.record.cpus * (1.0 if self.strict else CPU_OVERCOMMIT)) - self.vcpus
+        share = 1.0 if self.strict else self.vcpus_per_cpu
+        return int(self.record.cpus * share) - self.vcpus
 
     @cached_property
     def free_memory_bytes(self) -> int:
