@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test long hosts-test upgrade-test demo chaos bench load install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test long hosts-test upgrade-test demo chaos bench load storm install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,11 @@ load: setup ## VMS=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|defaul
 	    --replicas $(or $(REPLICAS),1) --sync $(or $(SYNC),always) \
 	    --controllers $(or $(CONTROLLERS),2) \
 	    --json build-out/load.jsonl --plot build-out/load.png $(ARGS)
+
+storm: setup ## GUESTS=n real guests of one host started at once, against plain libvirt; ROUNDS= GUEST=halt|tiny (root)
+	@mkdir -p build-out
+	@tools/in-host-netns $(BIN)/python -m tests.load.storm --guests $(or $(GUESTS),0) \
+	    --rounds $(or $(ROUNDS),5) --guest $(or $(GUEST),halt) --json build-out/storm.jsonl $(ARGS)
 
 demo: setup ## one VM, from create to delete (root)
 	@tools/in-host-netns tools/demo

@@ -10,7 +10,7 @@ from pathlib import Path
 import libvirt
 from tests.bench.figures import Figure, median_of, ratio_of
 from tests.bench.rawvirt import RawVirt
-from tests.bench.stage import VIRTBUS, Stage
+from tests.bench.stage import IMAGE, VIRTBUS, Stage
 
 TICK = os.sysconf("SC_CLK_TCK")
 _CPUCLOCK_SCHED = 2
@@ -246,7 +246,7 @@ async def command(stage: Stage, raw: RawVirt, runs: int) -> list[Figure]:
             "create",
             name,
             "--image",
-            "halt",
+            IMAGE,
             "--memory",
             "64MiB",
             "--wait",

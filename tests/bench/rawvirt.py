@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import libvirt
+from tests.census import LIBVIRT_LOGS
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 OVERLAY = ["qemu-img", "create", "-q", "-f", "qcow2"]
@@ -69,11 +70,15 @@ class RawVirt:
         begun = time.perf_counter()
         domain.destroy()
         took = time.perf_counter() - begun
+        self.forget(domain)
+        return took
+
+    def forget(self, domain: libvirt.virDomain) -> None:
+        """Of a domain that does not run nothing is left."""
         uid = domain.UUIDString()
         domain.undefine()
-        for path in self.folder.glob(f"{uid}*"):
+        for path in [*self.folder.glob(f"{uid}*"), *LIBVIRT_LOGS.glob(f"vbraw-{uid}.log*")]:
             path.unlink()
-        return took
 
 
 def _text(parent: ET.Element, tag: str, text: str) -> None:

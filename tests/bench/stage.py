@@ -18,7 +18,7 @@ from virtbus.bus.access import BusSettings
 from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
 
-IMAGE = "halt"
+IMAGE = "guest"
 HALT = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
 VIRTBUS = str(Path(sys.executable).with_name("virtbus"))
 READY_S = 60.0
@@ -109,6 +109,11 @@ class Watch:
         self._expected.setdefault(uid, []).append((true, future))
         return future
 
+    @property
+    def expected(self) -> set[str]:
+        """The uids of all VMs that anything was ever expected of."""
+        return set(self._expected)
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         renewed = loop.time()
@@ -138,18 +143,24 @@ class Watch:
 
 
 @asynccontextmanager
-async def stage(**environment: str) -> AsyncIterator[Stage]:
-    """A platform for as long as the context is open; nothing of it stays."""
+async def stage(guest: Path | None = None, **environment: str) -> AsyncIterator[Stage]:
+    """A platform for as long as the context is open; nothing of it stays.
+
+    `guest` is the image of its VMs, instead of the one that halts.
+    """
     folder = Path(tempfile.mkdtemp(prefix="virtbus-bench-", dir="/var/tmp"))
     folder.chmod(0o711)
     (folder / "cni").mkdir()
     (folder / "cni" / "bench.conflist").write_text(json.dumps(CNI))
     source = folder / "state" / "images" / "src"
     source.mkdir(parents=True)
-    (source / "halt.raw").write_bytes(HALT.ljust(1024 * 1024, b"\0"))
+    if guest is None:
+        (source / "guest").write_bytes(HALT.ljust(1024 * 1024, b"\0"))
+    else:
+        shutil.copy(guest, source / "guest")
     env = {
         **os.environ,
-        "VIRTBUS_NAMES": f'{{"{IMAGE}": "file://{source}/halt.raw"}}',
+        "VIRTBUS_NAMES": f'{{"{IMAGE}": "file://{source}/guest"}}',
         "VIRTBUS_CNI_CONF_DIR": str(folder / "cni"),
         "VIRTBUS_ACCELERATOR": "tcg",
         **environment,
