@@ -227,10 +227,11 @@ class SimLink(MemoryLink):
             raise Gone
 
     def _delay_s(self) -> float:
-        weather = self.server.weather
-        delay_s = self._rng.uniform(*weather.delay_s)
-        if weather.slow and self._rng.random() < weather.slow:
-            delay_s += self._rng.uniform(0.0, 1.5)
+        weather, draw = self.server.weather, self._rng.random
+        least_s, most_s = weather.delay_s
+        delay_s = least_s + (most_s - least_s) * draw()
+        if weather.slow and draw() < weather.slow:
+            delay_s += 1.5 * draw()
         return delay_s
 
     def submit(self, work: Callable[[], object]) -> None:

@@ -293,9 +293,11 @@ class Fleet:
 
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""
-        states = {node: self.node_state(node, now_s) for node in self.known_nodes()}
-        there = {node: state for node, state in states.items() if state is not NodeState.LEFT}
-        silent = [self.nodes.get(node) for node, state in there.items() if state in UNHEARD]
+        known = ((node, self.nodes.get(node)) for node in self.known_nodes())
+        there = [
+            (n, seen) for n, seen in known if not seen or seen.record.state is not NodeState.LEFT
+        ]
+        silent = [seen for node, seen in there if self.silence_s(node, now_s) > SUSPECT_AFTER_S]
         return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
