@@ -14,9 +14,12 @@ import pytest
 from virtbus.bus import authority, declaration, nkeys, server
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
+from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, DeniedError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.prepared import Plan, Prepared, parse_servers
 from virtbus.bus.reloading import reload_servers
+from virtbus.bus.tasks import background
+from virtbus.cli.__main__ import main
 from virtbus.cli.wire.access import find
 from virtbus.cli.wire.connection import Connection, LinkError
 
@@ -158,6 +161,44 @@ async def test_three_servers_start_and_a_node_comes_and_goes(tmp_path: Path) -> 
                     pass
         async with connect(settings(prepared, "controller"), name="c") as controller:
             assert {one.replicas for one in await controller.report()} == {3}
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("user", ["node-n1", "imaged-n1", "netd-n1"])
+async def test_stolen_credentials_are_cut_off_and_the_node_goes_on_with_others(
+    tmp_path: Path, user: str
+) -> None:
+    """BUS-12, F39: under load, whoever has them, wherever."""
+    prepared = made(tmp_path, [["127.0.0.1", "localhost"]], ["n1", "n2"])
+    stolen = tmp_path / "stolen.creds"
+    stolen.write_bytes(prepared.creds(user).read_bytes())
+    revoke = ["bus", "revoke-node", "n1", "--dir", str(prepared.base)]
+    async with started(prepared, 1), AsyncExitStack() as stack:
+        await declare(prepared)
+        thief = await stack.enter_async_context(connect(BusSettings(creds=stolen), name="thief"))
+        other = await stack.enter_async_context(connect(settings(prepared, "node-n2"), name="n2"))
+        own = await stack.enter_async_context(connect(settings(prepared, user), name="own"))
+        tasks = await stack.enter_async_context(background())
+        tasks.start(keep_writing(other))
+        assert await asyncio.to_thread(main, revoke) == 0
+        assert not prepared.withdrawn("n1").exists()
+        async with asyncio.timeout(60):
+            while thief.connected:
+                await asyncio.sleep(0.05)
+        with pytest.raises(DeniedError, match="credentials"):
+            async with connect(BusSettings(creds=stolen), name="thief again"):
+                pass
+        async with asyncio.timeout(60):  # by its new file, without a restart
+            while own.generation < 2 or not own.connected:
+                await asyncio.sleep(0.05)
+        tasks.cancel()
+        assert other.generation == 1, "nobody else is cut off"
+
+
+async def keep_writing(bus: NatsBus) -> None:
+    while True:
+        await bus.put(f"$KV.st.n2.{UID}", b"seen")
 
 
 @pytest.mark.integration

@@ -43,7 +43,27 @@ def test_a_node_is_added_to_the_files_also_where_no_server_answers(
     assert (tmp_path / "bus/creds/netd-n2.creds").exists()
     assert main(["bus", "remove-node", "n2", "--dir", base]) == 5
     assert not (tmp_path / "bus/creds/netd-n2.creds").exists()
-    assert main(["bus", "remove-node", "n2", "--dir", base]) == 0
+    assert main(["bus", "remove-node", "n2", "--dir", base]) == 5, "no server has read it yet"
+    assert main(["bus", "remove-node", "n9", "--dir", base]) == 0
+
+
+def test_other_keys_are_made_once_until_the_servers_know_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, creds = str(tmp_path / "bus"), tmp_path / "bus/creds"
+    assert main(["bus", "init", base, "--host", "localhost", "--port", "1", "--node", "n1"]) == 0
+    old = {path.name: path.read_text() for path in creds.iterdir()}
+    assert main(["bus", "revoke-node", "n1", "--dir", base]) == 5
+    assert "no server answers" in capsys.readouterr().err
+    new = {path.name: path.read_text() for path in creds.iterdir()}
+    assert new.pop("withdrawn-n1.creds") == old["node-n1.creds"]
+    changed = {name for name, text in new.items() if text != old[name]}
+    assert changed == {"node-n1.creds", "imaged-n1.creds", "netd-n1.creds"}
+    assert main(["bus", "revoke-node", "n1", "--dir", base]) == 5
+    assert {name: (creds / name).read_text() for name in new} == new
+    assert main(["bus", "check", "--dir", base]) == 0
+    assert main(["bus", "revoke-node", "n9", "--dir", base]) == 1
+    assert "add-node n9" in capsys.readouterr().err
 
 
 def test_a_check_says_what_is_wrong_and_where_there_is_no_bus(

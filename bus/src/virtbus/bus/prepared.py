@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,9 +210,36 @@ class Prepared:
             plan.nodes.append(node)
         return self.write(plan)
 
+    def withdrawn(self, node: str) -> Path:
+        """The credentials that a node had: there until every server was seen to refuse them."""
+        return self.creds(f"withdrawn-{node}")
+
+    def _withdraw(self, node: str) -> None:
+        with suppress(FileNotFoundError):
+            write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))
+
+    def renew_node(self, node: str) -> list[Path]:
+        """Give a node other keys: the old ones open nothing once the servers have read this.
+
+        Raises:
+            BusError: the bus has no such node.
+        """
+        plan = self.plan()
+        if node not in plan.nodes:
+            msg = f"{node} has no account here; `virtbus bus add-node {node}` gives it one"
+            raise BusError(msg)
+        self._withdraw(node)
+        users = [role.user for role in permissions.node_users(node)]
+        plan.keys = {user: key for user, key in plan.keys.items() if user not in users}
+        _changed(self.base / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
+        for user in users:
+            self.creds(user).unlink(missing_ok=True)
+        return self.write(plan)
+
     def remove_node(self, node: str) -> list[Path]:
         """Take a node's account away, and its files; the next one of that name has other keys."""
         plan = self.plan()
+        self._withdraw(node)
         gone = [role.user for role in permissions.node_users(node)]
         plan.nodes = [one for one in plan.nodes if one != node]
         changed = self.write(plan)

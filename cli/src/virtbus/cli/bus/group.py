@@ -13,6 +13,7 @@ _HERE = "virtbus.cli.bus"
         "init": (f"{_HERE}.init", "Write a production bus: keys, accounts, TLS, servers."),
         "declare": (f"{_HERE}.check:declare", "Make the streams on a new bus."),
         "add-node": (f"{_HERE}.nodes:add_node", "Give a host its account and credentials."),
+        "revoke-node": (f"{_HERE}.nodes:revoke_node", "Give it others; the old ones are void."),
         "remove-node": (f"{_HERE}.nodes:remove_node", "Take them away again, at once."),
         "check": (f"{_HERE}.check:check", "What is wrong with a bus's files."),
         "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),

@@ -1,4 +1,4 @@
-"""`virtbus bus add-node` and `virtbus bus remove-node`."""
+"""`virtbus bus add-node`, `revoke-node` and `remove-node`."""
 
 import asyncio
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from virtbus.bus.access import BusSettings
-from virtbus.bus.ports import BusError, UnavailableError
-from virtbus.bus.prepared import Prepared
+from virtbus.bus.ports import DeniedError, UnavailableError
+from virtbus.bus.prepared import Plan, Prepared
 from virtbus.bus.reloading import reload_servers
-from virtbus.cli.bus.place import WAIT_S, copy_hint, directory, knows, refusals, written
+from virtbus.cli.bus.place import WAIT_S, answers, copy_hint, directory, knows, refusals, written
 from virtbus.cli.failures import unavailable
 from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
@@ -77,39 +77,71 @@ def remove_node(invocation: Invocation, name: str, place: str) -> None:
     """
     prepared = Prepared(Path(place))
     with refusals():
-        if name not in prepared.plan().nodes:
+        there = name in prepared.plan().nodes
+        changed = prepared.remove_node(name) if there else []
+        if not there and not prepared.withdrawn(name).exists():
             invocation.show({"node": name, "changed": []}, lambda: written([]))
             return
-        old = prepared.creds(f"node-{name}")
-        kept = old.read_bytes() if old.exists() else b""
-        changed = prepared.remove_node(name)
+    _end(invocation, prepared, name, changed, [])
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus bus revoke-node n4
+        virtbus bus revoke-node n4              again, after the files are on the servers
+        """
+    )
+)
+@click.argument("name")
+@directory
+@local
+def revoke_node(invocation: Invocation, name: str, place: str) -> None:
+    """Give a host other credentials: who has the old ones is a stranger, and is cut off.
+
+    For credentials that were stolen, or are old. The host's VMs run on; it is silent until it has
+    its new files. A repeat goes on where one has not reached every server yet.
+    """
+    prepared = Prepared(Path(place))
+    with refusals():
+        goes_on = prepared.withdrawn(name).exists() and name in prepared.plan().nodes
+        changed = [] if goes_on else prepared.renew_node(check_id(name))
+    creds = [str(prepared.creds(f"{user}-{name}")) for user in ("node", "imaged", "netd")]
+    _end(invocation, prepared, name, changed, creds)
+
+
+def _end(
+    invocation: Invocation, prepared: Prepared, name: str, changed: list[Path], creds: list[str]
+) -> None:
+    """Let servers read that a host's old credentials are void, and look at each whether they are.
+
+    The old ones are kept until then, so that a repeat can look again.
+    """
+    with refusals():
         reloaded = reload(prepared)
         plan = prepared.plan()
-        taking = asyncio.run(_still_taking(prepared, kept, name)) if reloaded else []
-    told = {"node": name, "changed": [str(path) for path in changed], "reloaded": reloaded}
-    lines = [written(changed), *copy_hint(prepared, plan, taking)]
-    invocation.show(told | {"still_taking": taking}, lambda: "\n".join(lines))
+        taking = asyncio.run(_still_taking(prepared, plan, name)) if reloaded else []
+    told: dict[str, Any] = {"node": name, "changed": [str(path) for path in changed]}
+    told |= {"reloaded": reloaded, "still_taking": taking, "credentials": creds}
+    lines = [written(changed), *(f"credentials: {path}" for path in creds)]
+    lines += copy_hint(prepared, plan, taking)
+    invocation.show(told, lambda: "\n".join(lines))
     if not reloaded:
-        raise unavailable("no server answers, so none was reloaded", "start them, or reload them")
+        raise unavailable("no server answers, so none was reloaded", "start them, then repeat this")
     if taking:
         raise unavailable(
-            f"these servers still let {name} in: {', '.join(taking)}",
-            "copy accounts.conf as above, then on each: nats-server --signal reload",
+            f"these servers do not refuse the old credentials of {name} yet: {', '.join(taking)}",
+            "start them, or copy accounts.conf as above; then repeat this command",
         )
+    prepared.withdrawn(name).unlink(missing_ok=True)
 
 
-async def _still_taking(prepared: Prepared, creds: bytes, name: str) -> list[str]:
-    """The servers that still take the credentials which were just withdrawn."""
-    if not creds:
+async def _still_taking(prepared: Prepared, plan: Plan, name: str) -> list[str]:
+    """The servers that were not seen to refuse the credentials which were withdrawn.
+
+    One that does not answer may be away from here only.
+    """
+    if not prepared.withdrawn(name).exists():
         return []
-    file = prepared.creds(f"withdrawn-{name}")
-    file.touch(mode=0o600)
-    try:
-        file.write_bytes(creds)
-        plan = prepared.plan()
-        refusing = await knows(prepared, plan, f"withdrawn-{name}")
-        return [names[0] for names in plan.servers if names[0] not in refusing]
-    except BusError:
-        return []
-    finally:
-        file.unlink()
+    told = await answers(prepared, plan, f"withdrawn-{name}")
+    return [server for server, error in told.items() if not isinstance(error, DeniedError)]

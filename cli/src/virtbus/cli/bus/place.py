@@ -38,16 +38,22 @@ def written(changed: Sequence[Path]) -> str:
 
 async def knows(prepared: Prepared, plan: Plan, user: str) -> dict[str, str]:
     """Server → why it does not let a user in; empty where all do."""
-    refusing: dict[str, str] = {}
+    told = await answers(prepared, plan, user)
+    return {server: str(error) for server, error in told.items() if error is not None}
+
+
+async def answers(prepared: Prepared, plan: Plan, user: str) -> dict[str, BusError | None]:
+    """What each server says to a user's credentials: None where it lets them in."""
+    told: dict[str, BusError | None] = {}
     for names in plan.servers:
         url = f"tls://{names[0]}:{plan.port}"
         settings = BusSettings(url=url, creds=prepared.creds(user), connect_timeout_s=WAIT_S)
         try:
             async with connect(settings, name="check"):
-                pass
+                told[names[0]] = None
         except BusError as error:
-            refusing[names[0]] = str(error)
-    return refusing
+            told[names[0]] = error
+    return told
 
 
 def copy_hint(prepared: Prepared, plan: Plan, servers: Sequence[str]) -> list[str]:
