@@ -9,9 +9,13 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Request
 from virtbus.nodeagent.core.ports import DomainState
+from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.nodework import Released
 from virtbus.schemas.wire import encode
 
 A = uid(1)
@@ -114,6 +118,24 @@ async def test_a_vm_that_left_and_comes_back_starts_as_new(node: Node) -> None:
         found = await node.status(A)
     assert found is not None
     assert (found.epoch, node.domains.done[-1]) == (2, ("start", A))
+
+
+async def test_what_is_held_for_the_next_assignment_already_is_not_waited_for(node: Node) -> None:
+    await run_once(node)
+    await node.put(record(leaving=True))
+    async with node.agent():  # told that it let go; the next one was killed before it
+        await eventually(released(node))
+    await node.bus.purge(subjects.vm_status(NODE, A))
+
+    async def taken_back(_self: SimulatedNode, _request: Request) -> Released:
+        raise VirtbusError(Code.CONFLICT, "stale_epoch", "it is held for epoch 2")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedNode, "_release", taken_back)
+        async with node.agent():
+            await eventually(released(node))
+            await node.put(record(epoch=2))
+            await eventually(in_state(node, "Running"))
 
 
 async def test_a_lower_epoch_never_starts(node: Node) -> None:

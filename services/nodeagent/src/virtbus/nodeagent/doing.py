@@ -351,11 +351,15 @@ class Doing:
         self._guest.post(Event.RELEASED)
 
     async def _let_go(self, service: str, record: VmRecord) -> None:
-        await self._tools.bus.request(
-            subjects.rpc(record.node, service, "release"),
-            Release(uid=record.uid, epoch=record.epoch),
-            timeout_s=RELEASE_TIMEOUT_S,
-        )
+        try:
+            await self._tools.bus.request(
+                subjects.rpc(record.node, service, "release"),
+                Release(uid=record.uid, epoch=record.epoch),
+                timeout_s=RELEASE_TIMEOUT_S,
+            )
+        except VirtbusError as error:
+            if error.reason != "stale_epoch":  # else it is back here: that is the next one's
+                raise
 
     async def _until_done(self, work: Work) -> None:
         """Repeat an ensure step until it went through: what must end may not be given up."""
