@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.bus.ports import Request
+from virtbus.bus.ports import ConflictError, OutcomeUnknownError, Request
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
@@ -265,4 +266,41 @@ async def test_a_status_that_is_still_under_way_is_not_stored_behind_its_purge(n
         bus.go_on.set()
         await eventually(gone(node))
         await node.start_another()
+        assert await node.status(A) is None
+
+
+class LostPuts(MemoryBus):
+    """Puts of statuses hang in a connection that broke: they may be stored whenever it heals."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server, "agent")
+        self.broken = False
+        self.hanging: list[tuple[str, bytes, dict[str, Any]]] = []
+
+    async def put(self, key: str, value: bytes, **more: Any) -> int:
+        if not key.startswith("$KV.st.") or not self.broken:
+            return await super().put(key, value, **more)
+        self.hanging.append((key, value, more))
+        msg = "no answer in time"
+        raise OutcomeUnknownError(msg)
+
+    async def heal(self) -> None:
+        self.broken = False
+        for key, value, more in self.hanging:
+            with suppress(ConflictError):
+                await super().put(key, value, **more)
+
+
+async def test_a_status_that_hung_in_a_broken_connection_is_not_stored_behind_its_purge(
+    node: Node,
+) -> None:
+    await run_once(node)
+    async with node.agent(bus := LostPuts(node.server)):
+        await eventually(in_state(node, "Running"))
+        bus.broken = True
+        await node.put(record(powered=False, power_epoch=2))
+        await eventually(lambda: bus.hanging)
+        await node.bus.purge(KEY)
+        await eventually(gone(node))
+        await bus.heal()
         assert await node.status(A) is None

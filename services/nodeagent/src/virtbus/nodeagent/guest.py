@@ -25,7 +25,7 @@ from virtbus.nodeagent.core.seen import READY, Seen, conditions
 from virtbus.nodeagent.core.wishes import SETTLED, Taken, grace_s, taken, wish
 from virtbus.nodeagent.doing import Doing
 from virtbus.nodeagent.parts import Awaited
-from virtbus.nodeagent.status import StatusWriter, told_before
+from virtbus.nodeagent.status import StatusWriter
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
@@ -230,7 +230,7 @@ class Guest:
 
         Where it decides whether the guest is started, it is read however long that takes.
         """
-        told, readable = await told_before(self._tools.bus, self.record, insist=self._recalling)
+        told, readable = await self._status.told_before(self.record, insist=self._recalling)
         ended = ended_before(told, self.record) if told is not None and self._recalling else None
         if not readable and self._recalling:
             ended = untold(self.record)

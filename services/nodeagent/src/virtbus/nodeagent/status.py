@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from virtbus.bus.backoff import delays
-from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.ports import Bus, BusError, ConflictError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.states import VmState
@@ -26,6 +26,9 @@ class StatusWriter:
         self._bus = bus
         self._latest: VmStatus | None = None
         self._told: VmStatus | None = None
+        self._revision = 0
+        """What is put over. A put that hangs in a broken connection may arrive much later, even
+        behind the status's purge: the server refuses it, since it expects what was there then."""
         self._dirty = asyncio.Event()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
@@ -60,7 +63,7 @@ class StatusWriter:
                 continue
             try:
                 async with self.putting:
-                    await self._bus.put(subjects.vm_status(status.node, status.uid), encode(status))
+                    self._revision = await self._put(status)
             except BusError as error:
                 log.info(
                     "status is told again in %.1f s: %s",
@@ -74,29 +77,39 @@ class StatusWriter:
                 continue
             self._told, delay_s = status, RETRY_S[0]
 
+    async def _put(self, status: VmStatus) -> int:
+        """Put it over what is there, whatever that is: nobody else tells of a VM on this node."""
+        key, body = subjects.vm_status(status.node, status.uid), encode(status)
+        try:
+            return await self._bus.put(key, body, expect=self._revision)
+        except ConflictError:
+            entry = await self._bus.get(key)
+            self._revision = entry.revision if entry is not None else 0
+            return await self._bus.put(key, body, expect=self._revision)
+
+    async def told_before(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
+        """The last status that an agent told of a VM, and whether what there is could be read.
+
+        With `insist` the bus is asked until it answers.
+        """
+        extra = {"code": "not_recalled", "uid": record.uid}
+        for delay_s in delays(*RETRY_S, self._bus.sources):
+            try:
+                entry = await self._bus.get(subjects.vm_status(record.node, record.uid))
+                self._revision = entry.revision if entry is not None else 0
+                return (read(VmStatus, entry.value) if entry and entry.value else None), True
+            except VirtbusError as error:
+                log.warning("an earlier status is unreadable: %s", error, extra=extra)
+                break
+            except BusError as error:
+                log.info("not recalled: %s", error, extra=extra)
+                if not insist:
+                    break
+            await asyncio.sleep(delay_s)
+        return None, False
+
 
 def _same(one: VmStatus, other: VmStatus | None) -> bool:
     if other is None:
         return False
     return one.model_copy(update={"updated_ns": other.updated_ns}) == other
-
-
-async def told_before(bus: Bus, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
-    """The last status that an agent told of a VM, and whether what there is could be read.
-
-    With `insist` the bus is asked until it answers.
-    """
-    extra = {"code": "not_recalled", "uid": record.uid}
-    for delay_s in delays(*RETRY_S, bus.sources):
-        try:
-            entry = await bus.get(subjects.vm_status(record.node, record.uid))
-            return (read(VmStatus, entry.value) if entry and entry.value else None), True
-        except VirtbusError as error:
-            log.warning("an earlier status is unreadable: %s", error, extra=extra)
-            break
-        except BusError as error:
-            log.info("not recalled: %s", error, extra=extra)
-            if not insist:
-                break
-        await asyncio.sleep(delay_s)
-    return None, False
