@@ -30,9 +30,8 @@ from virtbus.controller.core.placement import (
 )
 from virtbus.controller.core.promises import NOTHING, Promises, takes_room
 from virtbus.controller.core.view import view
-from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
 from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
@@ -121,7 +120,7 @@ class Fleet:
             self.claims[key] = Claimed(message.uid, revision, time_ns)
             return None
         if isinstance(message, NodeWish):
-            _check_key(key, is_id(message.node) and subjects.node_wish(message.node))
+            refuse_foreign(key, is_id(message.node) and subjects.node_wish(message.node))
             self.wish(message, revision)
             return None
         if not isinstance(message, VmRecord):
@@ -205,7 +204,7 @@ class Fleet:
         """Take in one `$KV.st` message; VirtbusError where it is not of its key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = validate(VmStatus, decode(value))
-        _check_key(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
+        refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
         self.statuses[status.node, status.uid] = (status, revision)
         if status.refused:
             self.refused[status.uid] = None
@@ -221,7 +220,7 @@ class Fleet:
         """Take in a node's liveness record; VirtbusError where it is not of its key."""
         told = decode(value)
         record = validate(NodeRecord, told)
-        _check_key(key, is_id(record.node) and subjects.node_record(record.node))
+        refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         self.nodes[record.node] = NodeSeen(
             record,
@@ -394,12 +393,6 @@ def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> 
     return (namespace is None or record.namespace == namespace) and all(
         record.labels.get(key) == value for key, value in labels.items()
     )
-
-
-def _check_key(key: str, wanted: str | bool) -> None:
-    if key != wanted:
-        message = f"what stands at {key} is not its own"
-        raise VirtbusError(Code.INVALID, "foreign_record", message)
 
 
 def _order(held: Held) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
@@ -23,3 +24,10 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
     if isinstance(data, dict) and data.get("tombstone"):
         return validate(Tombstone, data)
     return validate(VmRecord, data)
+
+
+def refuse_foreign(key: str, own: str | bool) -> None:
+    """Raise 400 where what stands at `key` says that its place is another (BUS-04)."""
+    if key != own:
+        message = f"what stands at {key} is not its own"
+        raise VirtbusError(Code.INVALID, "foreign_record", message)
