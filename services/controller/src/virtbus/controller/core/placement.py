@@ -70,21 +70,20 @@ class Candidate:
         return self.record.disk_free_bytes - self.fresh_vms * OVERLAY_BYTES
 
     @cached_property
-    def fits(self) -> tuple[float, float, float]:
-        """The largest VM that has room: vCPUs, memory and disk in bytes."""
+    def takes(self) -> "Takes":
+        """What `place` reads of each node."""
         record = self.record
-        return (
-            min(self.free_vcpus, record.max_vcpus or self.free_vcpus),
+        free = max(self.free_memory_bytes, 0) / max(record.memory_bytes, 1)
+        spare = self.free_disk_bytes - record.disk_reserve_bytes
+        return Takes(
+            self.kind or record.node,
+            -1
+            if self.cordoned or self.silent
+            else min(self.free_vcpus, record.max_vcpus or self.free_vcpus),
             self.free_memory_bytes,
-            self.free_disk_bytes - record.disk_reserve_bytes
-            if record.disk_reserve_bytes
-            else math.inf,
+            spare if record.disk_reserve_bytes else math.inf,
+            (-SPREAD * free, self.vms, record.node),
         )
-
-    @cached_property
-    def spread(self) -> float:
-        """The share of its memory that is free."""
-        return max(self.free_memory_bytes, 0) / max(self.record.memory_bytes, 1)
 
     @cached_property
     def emptied(self) -> "Candidate":
@@ -97,12 +96,36 @@ class Candidate:
         return self if self.strict else replace(self, strict=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The best node first; `refused` maps the others to why."""
+Rank = tuple[float, int, str]
+"""Of nodes of one kind the lowest is the best: most memory free, then fewest VMs, then by name."""
 
-    nodes: tuple[str, ...]
+
+class Takes(NamedTuple):
+    """The largest VM that a node takes now; a node that takes none has -1 vCPUs."""
+
+    kind: bytes | str
+    vcpus: int
+    memory_bytes: int
+    disk_bytes: float
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Those that fit, by rank; `refused` maps the others to why."""
+
+    fit: Sequence[Rank]
     refused: Mapping[str, str]
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Those that fit, the best first."""
+        return tuple(name for *_, name in sorted(self.fit))
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The first of `nodes`, or nothing: at a third of its time."""
+        return (min(self.fit)[2],) if self.fit else ()
 
 
 class Demand(NamedTuple):
@@ -243,7 +266,7 @@ SCORES_OF_KIND: tuple[tuple[float, Callable[[VmSpec, Candidate], float]], ...] =
     (0.5, _locality),
 )
 SPREAD = 1.0
-"""The weight of a node's `spread`, the only score that differs between nodes of one kind."""
+"""The weight of a node's free memory, the only score that differs between nodes of one kind."""
 
 
 class _Verdict(NamedTuple):
@@ -289,32 +312,46 @@ def place(
     """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
     want = demand_of(spec)
     refused: dict[str, str] = {}
-    fit: list[tuple[float, int, str]] = []
+    fit: dict[bytes | str, list[Rank]] = {}
     verdicts: dict[bytes | str, _Verdict] = {}
     for there in nodes:
         node = there.made_strict if strict else there
-        name = node.record.node
-        verdict = verdicts.get(node.kind or name)
-        if verdict is None:
-            verdict = verdicts[node.kind or name] = _judge(spec, want, node)
-        vcpus, memory_bytes, disk_bytes = node.fits
-        if (  # what `_room` says, at a tenth of its time
-            not powered
-            or want.vcpus > vcpus
-            or want.memory_bytes > memory_bytes
-            or want.disk_bytes > disk_bytes
-            or node.cordoned
-            or node.silent
-            or verdict.refused
+        kind, vcpus, memory_bytes, disk_bytes, rank = node.takes
+        if kind not in fit:
+            verdicts[kind], fit[kind] = _judge(spec, want, node), []
+        if (  # what the filters say, at a tenth of their time
+            powered
+            and want.vcpus <= vcpus
+            and want.memory_bytes <= memory_bytes
+            and want.disk_bytes <= disk_bytes
         ):
-            closed = _open(want, node) or _alive(want, node)
-            reason = closed or verdict.refused or _room(want, node, powered=powered)
-            if reason is not None:
-                refused[name] = reason
-                continue
-        fit.append((-verdict.score - SPREAD * node.spread, node.vms, name))
-    fit.sort()
-    return Placement(tuple([name for _, _, name in fit]), refused)
+            why = None
+        else:
+            why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
+            why = why or _room(want, node, powered=powered)
+        if why is None:
+            fit[kind].append(rank)
+        else:
+            refused[node.record.node] = why
+    return Placement(_ranked(fit, verdicts, refused), refused)
+
+
+def _ranked(
+    fit: Mapping[bytes | str, list[Rank]],
+    verdicts: Mapping[bytes | str, _Verdict],
+    refused: dict[str, str],
+) -> list[Rank]:
+    """Nodes of all kinds by one rank; those of a kind that is refused go to `refused`."""
+    found: list[Rank] = []
+    for kind, ranks in fit.items():
+        verdict = verdicts[kind]
+        if verdict.refused is not None:
+            refused |= dict.fromkeys((name for *_, name in ranks), verdict.refused)
+        elif len(fit) == 1:
+            found = ranks
+        else:
+            found += [(rank - verdict.score, vms, name) for rank, vms, name in ranks]
+    return found
 
 
 def why_unplaced(refused: Mapping[str, str]) -> str:

@@ -124,11 +124,12 @@ class VmApi:
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         placement = place(spec, nodes, powered=admitted.powered or strict, strict=strict)
-        if not placement.nodes and not self._fleet.unheard_nodes():
+        if not placement.fit and not self._fleet.unheard_nodes():
             refusal = impossible(spec, nodes, strict=strict)
             if refusal is not None:
                 raise refusal
-        return placement.nodes, f"best of {len(placement.nodes)}, {len(placement.refused)} refused"
+        best = placement.nodes if strict else placement.best
+        return best, f"best of {len(placement.fit)}, {len(placement.refused)} refused"
 
     def _tell_created(self, committed: Committed, why: str) -> None:
         record = committed.held.record
