@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=1, choices=(1, 3))
     parser.add_argument("--sync", default="always", choices=("always", "default"))
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--controllers", type=int, default=2)
     parser.add_argument("--processes", type=int, default=1, help="of simulated nodes")
     parser.add_argument("--churn", type=float, default=30.0, help="seconds of the steady phase")

@@ -1,4 +1,4 @@
-"""Facts: stored soon, in order of emission per batch, never on anyone's reply path."""
+"""Facts: stored soon, in order of emission, never on anyone's reply path."""
 
 import asyncio
 import logging
@@ -17,8 +17,9 @@ from virtbus.bus.records import Records
 
 log = logging.getLogger(__name__)
 
-CAPACITY = 4096
-BATCH = 64
+CAPACITY = 16_384
+"""About 16 MB: what two controllers accept in a burst of 10,000 creates before the bus has it."""
+AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Facts:
         self._records = records
         self._queue: deque[Fact] = deque()
         self._wake = asyncio.Event()
+        self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.dropped = 0
@@ -59,19 +61,23 @@ class Facts:
             )
 
     async def pump(self) -> None:
-        """Store facts until cancelled."""
-        while True:
-            if not self._queue:
-                self._idle.set()
-                self._wake.clear()
-                await self._wake.wait()
-            batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-            if len(batch) == 1:
-                await self._store(batch[0])
-                continue
-            async with asyncio.TaskGroup() as group:
-                for fact in batch:
-                    group.create_task(self._store(fact))
+        """Store facts until cancelled, in the order of emission where none is tried again."""
+        places = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await places.acquire()
+                if not self._queue:
+                    self._wake.clear()
+                    await self._wake.wait()
+                self._under_way += 1
+                task = group.create_task(self._store(self._queue.popleft()))
+                task.add_done_callback(lambda _: self._ended(places))
+
+    def _ended(self, places: asyncio.Semaphore) -> None:
+        places.release()
+        self._under_way -= 1
+        if not self._queue and not self._under_way:
+            self._idle.set()
 
     async def _store(self, fact: Fact) -> None:
         """Until stored; the id makes a repeat harmless (dedupe window 10 min)."""
