@@ -25,7 +25,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import Beside, MemoryFiles, NoSeeds, SimulatedNode
+from virtbus.nodeagent.simulated import Beside, MemoryFiles, NoSeeds, SimulatedNode, Turns
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.quantity import Bytes
 
@@ -76,12 +76,13 @@ class Rollcall:
 async def serve(settings: FleetSettings) -> None:
     """Run every node until cancelled."""
     joining, rollcall = asyncio.Semaphore(JOINING_AT_ONCE), Rollcall(settings.count)
+    turns = Turns()
     host = _host(settings)
     with scratch() as folder:
         async with asyncio.TaskGroup() as group:
             for node in settings.nodes:
                 uri = test_host(folder / f"{node}.xml")
-                run = _node(settings.of(node), host, uri, joining, rollcall.up)
+                run = _node(settings.of(node), host, uri, joining, turns, rollcall.up)
                 group.create_task(run, name=node)
 
 
@@ -90,6 +91,7 @@ async def _node(
     host: HostFacts,
     uri: str,
     joining: asyncio.Semaphore,
+    turns: Turns,
     up: Callable[[], None],
 ) -> None:
     node, files = settings.node, MemoryFiles()
@@ -104,7 +106,7 @@ async def _node(
             simulated = SimulatedNode(bus, node)
             await stack.enter_async_context(simulated.serve())
         tools = Tools(
-            bus=cast("Bus", Beside(bus, simulated, node)),
+            bus=cast("Bus", Beside(bus, simulated, node, turns)),
             settings=settings,
             hypervisor=hypervisor,
             files=files,
