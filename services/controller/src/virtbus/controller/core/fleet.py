@@ -29,7 +29,7 @@ from virtbus.controller.core.placement import (
     why_unplaced,
 )
 from virtbus.controller.core.promises import NOTHING, Promises, takes_room
-from virtbus.controller.core.view import view
+from virtbus.controller.core.view import matches, view
 from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
@@ -40,6 +40,8 @@ from virtbus.schemas.wire import decode, validate
 
 PROOF_FRESH_S = 5.0
 """A lease is renewed each 4 s: without a proof for longer the bus may be away, not the nodes."""
+SILENT_FRESH_S = 0.25
+"""To ask each of 200 silent nodes how silent it is costs 2 ms, with each create."""
 TOLD_FRESH_S = 1.0
 TOLD_KEPT = 1000
 
@@ -49,6 +51,9 @@ class Held(NamedTuple):
 
     record: VmRecord
     revision: int
+
+    def order(self) -> tuple[str, str, str]:
+        return (self.record.namespace, self.record.name, self.record.uid)
 
 
 class Claimed(NamedTuple):
@@ -106,6 +111,8 @@ class Fleet:
     """Too many nodes are silent together: nothing is done about them."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
     """As they were made last; one of a node that changed, or that holds another VM now, is not."""
+    _silent_s: float = -math.inf
+    """When it was looked last who is silent."""
     _told: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
 
     # --- what the watches bring ---------------------------------------------------------------
@@ -340,25 +347,27 @@ class Fleet:
         """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""
         return [
             held.record.uid
-            for held in sorted(self.vms.values(), key=_order)
+            for held in sorted(self.vms.values(), key=Held.order)
             if matches(held.record, namespace, labels)
         ]
 
     def candidates(self, now_s: float) -> list[Candidate]:
         """The nodes with what is promised on them, for placement."""
         known, fresh_s = self._candidates, now_s - SUSPECT_AFTER_S
-        found = []
-        for node, seen in self.nodes.items():
-            there = known.get(node)
-            if there is None or there.silent or seen.heard_s < fresh_s:
-                there = self.candidate(node, now_s)
-            found.append(there)
-        return found
+        if now_s - self._silent_s > SILENT_FRESH_S:
+            self._silent_s = now_s
+            for node, seen in self.nodes.items():
+                if seen.heard_s < fresh_s or (node in known and known[node].silent):
+                    known.pop(node, None)
+        for node in self.nodes:
+            if node not in known:
+                known[node] = self.candidate(node, now_s)
+        return [known[node] for node in self.nodes]
 
     def candidate(self, node: str, now_s: float) -> Candidate:
         """One node that was heard, with what is promised on it."""
         seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
-        there = self._candidates[node] = Candidate(
+        return Candidate(
             seen.record,
             load.vms,
             load.vcpus,
@@ -370,7 +379,6 @@ class Fleet:
             load.reserved_vms > 0,
             self.vcpus_per_cpu,
         )
-        return there
 
     def node_views(self, now_s: float) -> Iterator[NodeView]:
         """The nodes as the API shows them."""
@@ -386,14 +394,3 @@ class Fleet:
                 skew_s=round(seen.skew_s, 3),
                 wish=self.wish_of(node),
             )
-
-
-def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> bool:
-    """True for a record of the namespace (None: any) that bears all the labels."""
-    return (namespace is None or record.namespace == namespace) and all(
-        record.labels.get(key) == value for key, value in labels.items()
-    )
-
-
-def _order(held: Held) -> tuple[str, str, str]:
-    return (held.record.namespace, held.record.name, held.record.uid)

@@ -86,3 +86,10 @@ def view(
         observed_generation=seen.generation if seen else 0,
         spec=record.spec,
     )
+
+
+def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> bool:
+    """True for a record of the namespace (None: any) that bears all the labels."""
+    return (namespace is None or record.namespace == namespace) and all(
+        record.labels.get(key) == value for key, value in labels.items()
+    )

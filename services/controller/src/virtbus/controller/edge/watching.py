@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from virtbus.bus.ports import Bus, Request
-from virtbus.controller.core.fleet import Fleet, matches
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.view import matches
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
