@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
+from virtbus.bus.ports import Bus, Endpoint, Entry, Request, ServiceInfo, Watch, WatchMark
 from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
 from virtbus.schemas.image import ImageFormat, ImageInfo
@@ -262,6 +262,22 @@ class Turns:
             await asyncio.sleep(0)
 
 
+class _Paced:
+    """A watch whose entries come in turns; keeps `ports.Watch`."""
+
+    def __init__(self, watch: Watch, turns: Turns) -> None:
+        self._watch = watch
+        self._turns = turns
+
+    async def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
+        async for item in self._watch:
+            await self._turns.come()
+            yield item
+
+    def relist(self) -> None:
+        self._watch.relist()
+
+
 class Beside:
     """A node's bus on which its own imaged and netd, being here, are asked without a server.
 
@@ -282,6 +298,12 @@ class Beside:
     def __getattr__(self, name: str) -> Any:
         """All else is the bus's own."""
         return getattr(self._bus, name)
+
+    @asynccontextmanager
+    async def node_watch(self, node: str, service: str) -> AsyncIterator[_Paced]:
+        """As the bus's own, in turns."""
+        async with self._bus.node_watch(node, service) as watch:
+            yield _Paced(watch, self._turns)
 
     async def request(
         self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
