@@ -7,7 +7,7 @@ controllers can never both give away the last of a node (design §3 rule 2, ADR 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, UnavailableError, Write
+from virtbus.bus.ports import Bus, ConflictError, Entry, UnavailableError, Write
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
 from virtbus.controller.core.promises import NOTHING
@@ -101,9 +101,12 @@ class Reservations:
         return Write(key, body, expect=entry.revision if entry is not None else 0, ttl_s=ttl_s)
 
     def _read(self, node: str, entry: Entry | None) -> Reserved:
-        """The sum; where there is none (a bus that was rebuilt), what the records say."""
-        if entry is not None and entry.kind is EntryKind.PUT:
-            return read(Reserved, entry.value)
+        """The sum; where there never was one (a bus that was rebuilt), what the records say.
+
+        One that was purged was nothing then, whatever this controller still knows of its VMs.
+        """
+        if entry is not None:
+            return read(Reserved, entry.value) if entry.value else Reserved(node=node)
         load = self._fleet.promises.on.get(node, NOTHING)
         return Reserved(
             node=node,
