@@ -12,6 +12,8 @@ from virtbus.nodeagent import guest
 from virtbus.nodeagent import status as nodestatus
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 from virtbus.schemas import subjects
+from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.wire import encode
 
 A = uid(1)
 STRATEGIES = ("Always", "RerunOnFailure", "Once", "Manual", "Halted")
@@ -79,6 +81,26 @@ async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_pat
     node = Node(tmp_path)
     await crashed(node, "Once")
     await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
+    async with node.agent():
+        await eventually(lambda: node.domains.done == [("start", A)])
+
+
+async def test_a_start_that_is_held_back_is_not_told_as_one_that_ended(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await started(node, "Once")
+    async with node.agent() as agent:
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(in_state(node, "Failed"))
+        fence = Fence(by="operator", why="powered off", time_ns=1)
+        await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
+        await eventually(lambda: agent._guests[A].held)
+        await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
+        await eventually(lambda: agent._guests[A].record.power_epoch == 1)
+        assert agent._guests[A].status().power_epoch == 0
+    node.domains.done.clear()
+    node.domains.set(A, DomainState.SHUT_OFF)
+    await node.bus.purge(subjects.node_wish(NODE))
     async with node.agent():
         await eventually(lambda: node.domains.done == [("start", A)])
 

@@ -364,7 +364,7 @@ class Guest:
             node=self.record.node,
             epoch=self.record.epoch,
             generation=self.record.generation,
-            power_epoch=self.record.power_epoch,
+            power_epoch=self._acted_on(),
             state=VISIBLE[self.phase],
             reason="refused" if self.refused else seen.reason,
             message=self.refused or self.held or seen.message or seen.disk_waits or self._silence(),
@@ -378,6 +378,13 @@ class Guest:
             released=self.phase in {Phase.RELEASED, Phase.GONE},
             refused=bool(self.refused),
         )
+
+    def _acted_on(self) -> int:
+        """The power epoch that is told. What is held back did not end what was asked for since."""
+        record, before = self.record, self._taken
+        if self.held and before.power_epoch >= 0 and wish(record, before, self.phase) is not None:
+            return before.power_epoch
+        return record.power_epoch
 
     def _silence(self) -> str:
         if self.phase is not Phase.PREPARING:
