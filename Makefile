@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim integration e2e test long hosts-test upgrade-test demo chaos bench load storm install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load storm install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,7 +53,10 @@ e2e: setup ## tests that boot real guests (root)
 test: setup ## all tests but the long ones, real guests included (root)
 	@$(PYTEST) -m 'not long' $(ARGS)
 
-long: setup ## the rest: three hosts, moves, an upgrade, broken wires, repeated messages (root)
+debian-image: setup ## the full guest `debian`: minutes once, then a second (root)
+	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2
+
+long: setup debian-image ## the rest: a full Debian guest, three hosts, moves, an upgrade, broken wires, repeated messages (root)
 	@$(PYTEST) -m long $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)
