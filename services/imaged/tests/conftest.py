@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web
 
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
@@ -55,7 +56,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
     @contextlib.asynccontextmanager
     async def make(
         *, state: Path | None = None, min_free_bytes: int = 0, checkpoint_bytes: int = 64 * 1024,
-        **limits: float,
+        registries: Registries | None = None, **limits: float,
     ) -> AsyncIterator[Node]:  # fmt: skip
         bounds = replace(FAST, **limits)  # type: ignore[arg-type]  # ints and floats by name
         state = state or tmp_path / "state"
@@ -72,13 +73,16 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
         roots = (str(source_dir),)
         try:
             async with asyncio.TaskGroup() as group:
+                downloads = Downloads(bounds, threads)
+                known = registries or Registries()
                 images = Images(
                     group,
                     store=store,
                     threads=threads,
                     names=NameFiles(names_dir, {}, roots),
                     files=LocalFiles(roots, bounds, threads),
-                    http=Downloads(bounds, threads),
+                    http=downloads,
+                    containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
                 disks = Disks(images, store, files, threads, bounds.max_virtual_bytes)

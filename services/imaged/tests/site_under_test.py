@@ -55,6 +55,10 @@ class Web:
     handlers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = field(
         default_factory=dict
     )
+    prefixes: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = field(
+        default_factory=dict
+    )
+    """Answer all paths that begin so."""
     requests: list[web.Request] = field(default_factory=list)
     etags: dict[str, str] = field(default_factory=dict)
 
@@ -66,12 +70,21 @@ class Web:
         path = request.path.lstrip("/")
         if path in self.handlers:
             return await self.handlers[path](request)
+        for prefix, handler in self.prefixes.items():
+            if path.startswith(prefix):
+                return await handler(request)
         if path not in self.files:
             raise web.HTTPNotFound
-        etag = self.etags.get(path, '"v1"')
+        return self.sent(request, self.files[path], {})
+
+    def sent(
+        self, request: web.Request, data: bytes, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """`data`, or what of it was asked for."""
+        etag = self.etags.get(request.path.lstrip("/"), '"v1"')
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304)
-        data, headers = self.files[path], {"ETag": etag}
+        headers = headers | {"ETag": etag}
         wanted = request.headers.get("Range", "")
         if wanted and request.headers.get("If-Range") == etag:
             start = int(wanted.removeprefix("bytes=").rstrip("-"))

@@ -150,6 +150,15 @@ async def test_what_failed_for_a_while_is_tried_again(tmp_path: Path, server: We
         assert (second.error, set(second.disks)) == (None, {"root"})
 
 
+async def test_what_failed_for_good_is_tried_again_for_who_asks(desk: Desk, tmp_path: Path) -> None:
+    wanted = record(volume("tiny"))
+    await desk.put(wanted)
+    assert (await desk.ready()).error is not None
+    (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
+    answer = await desk.ask("ensure", Ensure(record=wanted))
+    assert ImageReady.model_validate(answer).disks["root"].path.endswith("root.qcow2")
+
+
 async def test_a_mended_record_replaces_the_failing_one(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
     await desk.put(record(volume("nosuch")))

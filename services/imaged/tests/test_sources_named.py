@@ -48,16 +48,17 @@ async def test_a_broken_names_file_is_named(make_node: NodeMaker) -> None:
         assert "x.toml" in str(error)
 
 
-async def test_tiny_comes_from_the_allowed_root(make_node: NodeMaker) -> None:
+@pytest.mark.parametrize("name", ["tiny", "debian"])
+async def test_our_own_guests_come_from_the_allowed_root(make_node: NodeMaker, name: str) -> None:
     async with make_node() as node:
-        assert (await refused(node.images, "tiny")).reason == "image_not_found"
+        assert (await refused(node.images, name)).reason == "image_not_found"
         data = qcow2_image()
-        (node.source_dir / "tiny.qcow2").write_bytes(data)
-        assert (await node.images.ensure(parse_image_ref("tiny"))).digest == digest_of(data)
-        assert (await node.images.refresh(parse_image_ref("tiny"))).digest == digest_of(data)
+        (node.source_dir / f"{name}.qcow2").write_bytes(data)
+        assert (await node.images.ensure(parse_image_ref(name))).digest == digest_of(data)
+        assert (await node.images.refresh(parse_image_ref(name))).digest == digest_of(data)
         newer = qcow2_image()
-        (node.source_dir / "tiny.qcow2").write_bytes(newer)
-        assert (await node.images.refresh(parse_image_ref("tiny"))).digest == digest_of(newer)
+        (node.source_dir / f"{name}.qcow2").write_bytes(newer)
+        assert (await node.images.refresh(parse_image_ref(name))).digest == digest_of(newer)
 
 
 async def test_files_outside_the_roots_or_behind_links_are_refused(

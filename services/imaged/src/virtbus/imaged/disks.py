@@ -16,8 +16,9 @@ from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Listener
 from virtbus.imaged.images import Images
+from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
+from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.nodework import ANY_EPOCH, DiskFile, ImageReady
 from virtbus.schemas.vm import VmRecord
 
@@ -97,7 +98,7 @@ class Disks:
             made = await self._threads.run(self._ensure_many, uid, wanted, cached)
             for disk in wanted:
                 if disk.volume not in made and disk.source is not None:
-                    image = await self._images.ensure(disk.source, listener, uid)
+                    image = await self._images.ensure(disk.source, listener, uid, disk.pull_policy)
                     leases.enter_context(self._store.lease(image.digest))
                     more = await self._threads.run(
                         self._ensure_many, uid, (disk,), {disk.volume: image}
@@ -109,7 +110,9 @@ class Disks:
         return made
 
     def _cached(self, disk: WantedDisk) -> ImageInfo | None:
-        return self._images.cached(disk.source) if disk.source is not None else None
+        if disk.source is None or disk.pull_policy is ImagePullPolicy.ALWAYS:
+            return None
+        return self._images.cached(disk.source)
 
     def _have(self, digest: str) -> bool:
         return self._store.cached(digest) is not None
@@ -126,8 +129,7 @@ class Disks:
         for disk in wanted:
             digest = made[disk.volume].digest
             if disk.source is not None and digest in lost:
-                source = ImageSource(disk.source.locator, digest)
-                await self._images.ensure(source, listener, uid)
+                await self._images.restore(disk.source, digest, listener, uid)
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
@@ -169,7 +171,8 @@ class Disks:
         if path.parent != self._store.data_dir or found.backing_format not in set(ImageFormat):
             raise _mismatch(disk.volume, "it rests on a file outside the image store")
         digest = f"sha256:{path.name}"
-        if disk.source.digest not in {None, digest}:
+        # A container's digest is that of its manifest.
+        if not disk.source.is_container and disk.source.digest not in {None, digest}:
             raise _mismatch(disk.volume, f"it was made of {digest}")
         return digest
 

@@ -17,10 +17,13 @@ from virtbus.imaged.core.sources import Validators, shown
 from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.localfile import Fetched, OnBytes
 from virtbus.imaged.edge.part import Part
+from virtbus.imaged.edge.parts import open_part
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Flight, Flights, Listener
 from virtbus.imaged.spans import Spans, no_span
-from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
+from virtbus.schemas.container import ImagePullPolicy
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,20 @@ class HttpSource(Protocol):
     ) -> Fetched: ...
 
 
+class ContainerSource(Protocol):
+    """`edge.containers.Containers`."""
+
+    async def fetch(
+        self,
+        locator: str,
+        pin: str | None,
+        part: Part,
+        known: Validators,
+        on_bytes: OnBytes,
+        abandoned: Callable[[], bool],
+    ) -> Fetched: ...
+
+
 class NameSource(Protocol):
     """`edge.namefiles.NameFiles`."""
 
@@ -60,6 +77,7 @@ class Images:
         names: NameSource,
         files: FileSource,
         http: HttpSource,
+        containers: ContainerSource,
         limits: Limits,
         max_pulls: int = 4,
         changed: Callable[[], None] = lambda: None,
@@ -71,6 +89,7 @@ class Images:
         self._names = names
         self._files = files
         self._http = http
+        self._containers = containers
         self._limits = limits
         self._changed = changed
         self._pulls = asyncio.Semaphore(max_pulls)
@@ -83,16 +102,47 @@ class Images:
 
     def cached(self, source: ImageSource) -> ImageInfo | None:
         """The image that a reference stands for, if the store has it; touches no network."""
-        if source.digest is not None:
+        if source.digest is not None and not source.is_container:
             return self._store.cached(source.digest)
-        link = self._store.link(source.locator)
+        link = self._store.link(source.ref)
         return self._store.cached(link.digest) if link is not None else None
 
     async def ensure(
-        self, source: ImageSource, listener: Listener | None = None, uid: str = ""
+        self,
+        source: ImageSource,
+        listener: Listener | None = None,
+        uid: str = "",
+        policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
     ) -> ImageInfo:
-        """The image, fetched if the store does not have it; errors as `refresh`."""
-        return self.cached(source) or await self.refresh(source, listener, uid)
+        """The image, fetched if the store does not have it; errors as `refresh`.
+
+        Raises:
+            VirtbusError: 404 `image_not_present`: it is not here, and the policy is Never.
+        """
+        image = self.cached(source) if policy is not ImagePullPolicy.ALWAYS else None
+        if image is None and policy is ImagePullPolicy.NEVER:
+            raise VirtbusError(
+                Code.NOT_FOUND,
+                "image_not_present",
+                f"{shown(source.ref)} is not on this node and the pull policy is Never; fetch it "
+                f"with 'virtbus image pull {source.ref}', or use IfNotPresent",
+            )
+        return image or await self.refresh(source, listener, uid)
+
+    async def restore(
+        self, source: ImageSource, digest: str, listener: Listener | None, uid: str
+    ) -> None:
+        """Fetch again the very bytes that a disk rests on; errors as `refresh`."""
+        url, pin = await self._resolve(source)
+        if not url.startswith(CONTAINER_SCHEME):
+            await self.ensure(ImageSource(source.locator, digest), listener, uid)
+            return
+        link = self._store.link(source.ref)
+        if pin is None and link is not None and link.digest == digest:
+            pin = link.etag
+        image = await self.refresh(ImageSource(url, pin), listener, uid)
+        if image.digest != digest:
+            raise _mismatch(url, digest, f"its disk is {image.digest} by now")
 
     async def refresh(
         self, source: ImageSource, listener: Listener | None = None, uid: str = ""
@@ -104,8 +154,9 @@ class Images:
         transfer ends and its bytes are gone.
 
         Raises:
-            VirtbusError: 404 `image_unknown`; 409 `digest_mismatch`; all that `core.header`,
-                `core.clusters`, `edge.download` and `edge.localfile` raise.
+            VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
+                all that `core.header`, `core.clusters`, `edge.download`, `edge.localfile` and
+                `edge.containers` raise.
         """
         url, pin = await self._resolve(source)
         known = self._known(source, url)
@@ -139,6 +190,13 @@ class Images:
             return source.locator, source.digest
         names = await self._threads.run(self._names.read)
         rule = names.resolve(source.locator)
+        if source.digest and rule.is_container:
+            raise VirtbusError(
+                Code.INVALID,
+                "container_name_pinned",
+                f"{source.locator!r} stands for the container image {shown(rule.locator)}; pin "
+                "that one by its manifest's digest, here or in images.d",
+            )
         if source.digest and rule.digest and source.digest != rule.digest:
             raise _mismatch(
                 source.locator, source.digest, f"the rule of its name pins {rule.digest}"
@@ -146,7 +204,7 @@ class Images:
         return rule.locator, source.digest or rule.digest
 
     def _known(self, source: ImageSource, url: str) -> Validators:
-        link = self._store.link(_link_name(source))
+        link = self._store.link(source.ref)
         if link is None or link.url != url or self._store.cached(link.digest) is None:
             return Validators()
         return Validators(link.etag, link.last_modified)
@@ -155,30 +213,29 @@ class Images:
         self, flight: Flight, url: str, pin: str | None, known: Validators
     ) -> tuple[ImageInfo, Fetched]:
         key = f"{url}\n{pin or ''}"
-        async with self._part_lock(key), self._pulls:
-            part = await self._threads.run(self._store.part, key)
-            keep = False
-            try:
-                fetched = await self._fetch(url, pin, part, known, flight.on_bytes)
-                image = await self._adopt(url, pin, part, known, fetched)
-            except VirtbusError as error:
-                keep = error.body.retry is Retry.LATER and error.reason != "disk_full"
-                raise
-            except asyncio.CancelledError:
-                keep = not flight.abandoned
-                raise
-            else:
-                return image, fetched
-            finally:
-                await self._threads.run(_close, part, keep)
+        async with (
+            self._part_lock(key),
+            self._pulls,
+            open_part(self._store, self._threads, key, lambda: flight.abandoned) as part,
+        ):
+            fetched = await self._fetch(flight, url, pin, part, known)
+            # A container's pin is of its manifest, and was held against that.
+            of_file = None if url.startswith(CONTAINER_SCHEME) else pin
+            image = await self._adopt(url, of_file, part, known, fetched)
+        return image, fetched
 
     async def _fetch(
-        self, url: str, pin: str | None, part: Part, known: Validators, on_bytes: OnBytes
+        self, flight: Flight, url: str, pin: str | None, part: Part, known: Validators
     ) -> Fetched:
         log.info("fetching %s", shown(url), extra={"code": "image_pulling"})
+        told = flight.on_bytes
         if url.startswith("file://"):
-            return await self._files.fetch(url, part, known, on_bytes)
-        return await self._http.fetch(url, part, known, on_bytes, pinned=pin is not None)
+            return await self._files.fetch(url, part, known, told)
+        if url.startswith(CONTAINER_SCHEME):
+            return await self._containers.fetch(
+                url, pin, part, known, told, lambda: flight.abandoned
+            )
+        return await self._http.fetch(url, part, known, told, pinned=pin is not None)
 
     async def _adopt(
         self, url: str, pin: str | None, part: Part, known: Validators, fetched: Fetched
@@ -219,18 +276,10 @@ class Images:
             yield
 
 
-def _close(part: Part, keep: bool) -> None:
-    part.close(keep=keep)
-
-
-def _link_name(source: ImageSource) -> str:
-    """A pinned reference has a link of its own, so that it never moves what the name means."""
-    return source.locator if source.digest is None else f"{source.locator}@{source.digest}"
-
-
 def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> Link:
+    """A pinned reference has a link of its own, so that it never moves what the name means."""
     return Link(
-        name=_link_name(source),
+        name=source.ref,
         digest=image.digest,
         format=image.format,
         size_bytes=image.size_bytes,

@@ -10,6 +10,7 @@ from typing import Any
 from virtbus.bus import process
 from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
 from virtbus.imaged.disks import Disks
+from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.download import Downloads
@@ -74,13 +75,15 @@ class Imaged:
         self, group: asyncio.TaskGroup, store: Store, files: DiskFiles, threads: DiskThreads
     ) -> None:
         limits = self._settings.limits
+        downloads = Downloads(limits, threads)
         images = Images(
             group,
             store=store,
             threads=threads,
             names=NameFiles(self._settings.names_dir, self._settings.names, self._settings.roots),
             files=LocalFiles(self._settings.roots, limits, threads),
-            http=Downloads(limits, threads),
+            http=downloads,
+            containers=Containers(store, threads, downloads, limits, self._registries()),
             limits=limits,
             max_pulls=self._settings.max_pulls,
             changed=self._changed.set,
@@ -99,6 +102,13 @@ class Imaged:
             await self._follow(work)
         finally:
             images.stop()
+
+    def _registries(self) -> Registries:
+        return Registries(
+            insecure=frozenset(name.lower() for name in self._settings.insecure_registries),
+            auth_file=self._settings.registry_auth_file,
+            realms=tuple(self._settings.registry_realms.items()),
+        )
 
     def _open_store(self) -> Store:
         return Store(

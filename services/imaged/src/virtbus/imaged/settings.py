@@ -42,6 +42,22 @@ class Settings(ServiceSettings):
         ge=1024**2,
         description="bytes of the largest disk, of an image or asked for",
     )
+    max_expansion: int = Field(
+        _LIMITS.max_expansion,
+        ge=1,
+        description="how many times its size a container image's layer may expand to, above 64 MiB",
+    )
+    insecure_registries: tuple[str, ...] = Field(
+        (), description="registries (host[:port]) of container images that speak plain http only"
+    )
+    registry_auth_file: Path = Field(
+        CONFIG_DIR / "registry-auth.json",
+        description="logins for registries, as docker login writes them; read anew for each pull",
+    )
+    registry_realms: dict[str, str] = Field(
+        default_factory=dict,
+        description="registries, each with the host that may be told its password for a token",
+    )
     max_pulls: int = Field(4, ge=1, le=64, description="images fetched at once; SHA-256 needs CPU")
     min_rate_bytes_s: Bytes = Field(
         _LIMITS.min_rate_bytes_s, ge=0, description="bytes per second; slower is a stall"
@@ -85,6 +101,7 @@ class Settings(ServiceSettings):
         return Limits(
             max_bytes=self.max_bytes,
             max_virtual_bytes=self.max_virtual_bytes,
+            max_expansion=self.max_expansion,
             min_rate_bytes_s=self.min_rate_bytes_s,
             rate_window_s=self.rate_window_s,
             connect_timeout_s=self.connect_timeout_s,

@@ -21,13 +21,22 @@ LAST_RETRY_S = 60.0
 
 @dataclass(slots=True)
 class _Job:
-    """One VM in work. `outcome` is of the attempt that runs, `failed` of the one before."""
+    """One VM in work. `outcome` is of the attempt that runs or comes next.
+
+    `failed` is what the one before ended with, until the next begins.
+    """
 
     record: VmRecord
     outcome: "asyncio.Future[ImageReady]"
     task: "asyncio.Task[None] | None" = None
     failed: ImageReady | None = None
     again: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def for_good(self) -> bool:
+        """True where only somebody who asks makes it tried again."""
+        error = self.failed.error if self.failed is not None else None
+        return error is not None and error.retry is Retry.NEVER
 
     @property
     def age(self) -> tuple[int, int]:
@@ -67,11 +76,12 @@ class Work:
     async def ensure(self, record: VmRecord) -> ImageReady:
         """The outcome for this record: of the attempt that runs, else of the last one if it failed.
 
+        What failed for good is tried again: who asks has reason to, as its cause may be mended.
         Never raises a VirtbusError: it is in the outcome.
         """
         job = self._jobs.get(record.uid)
         age = record.epoch, record.generation
-        if job is not None and job.age == age and job.failed is not None:
+        if job is not None and job.age == age and job.failed is not None and not job.for_good:
             return job.failed
         if job is not None and age < job.age:
             error = VirtbusError(Code.CONFLICT, "stale_epoch", "a newer record is in work")
@@ -115,9 +125,10 @@ class Work:
                     del self._jobs[job.record.uid]
                 return
             job.failed = ready
-            await _pause(job, None if ready.error.retry is Retry.NEVER else next(pauses))
-            job.failed = None
             job.outcome = asyncio.get_running_loop().create_future()
+            job.again.clear()
+            await _pause(job, None if job.for_good else next(pauses))
+            job.failed = None
 
     async def _attempt(self, record: VmRecord, attempt: int) -> ImageReady:
         loop = asyncio.get_running_loop()
@@ -143,7 +154,6 @@ class Work:
 
 async def _pause(job: _Job, longest_s: float | None) -> None:
     """Until somebody wants it again, or `longest_s` (None: only when wanted)."""
-    job.again.clear()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(longest_s):
             await job.again.wait()

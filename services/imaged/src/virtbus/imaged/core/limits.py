@@ -11,6 +11,8 @@ class Limits:
     """The largest image file."""
     max_virtual_bytes: int = 2 * 1024**4
     """The largest disk an image may claim (IMG-12)."""
+    max_expansion: int = 100
+    """How many times its size a container's layer may expand to, beyond 64 MiB (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
     """Slower than this over a whole window is a stall (SRC-08)."""
     rate_window_s: float = 60.0

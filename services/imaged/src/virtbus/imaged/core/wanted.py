@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 from virtbus.schemas.quantity import format_bytes
@@ -16,10 +17,11 @@ class WantedDisk:
     source: ImageSource | None
     size_bytes: int | None
     ref: str = ""
+    pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
 
 
 def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:
-    """The image and empty disks of a spec in its order.
+    """The image, container and empty disks of a spec in its order.
 
     Raises:
         VirtbusError: 400 `disk_too_large` with every disk over the node's limit.
@@ -29,6 +31,17 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
         if volume.image is not None:
             ref = volume.image.ref
             wanted.append(WantedDisk(volume.name, parse_image_ref(ref), volume.image.size, ref))
+        elif volume.container_disk is not None:
+            container = volume.container_disk
+            wanted.append(
+                WantedDisk(
+                    volume.name,
+                    parse_image_ref(container.ref),
+                    None,
+                    container.ref,
+                    container.pull_policy,
+                )
+            )
         elif volume.empty_disk is not None:
             wanted.append(WantedDisk(volume.name, None, volume.empty_disk.capacity))
     large = tuple(

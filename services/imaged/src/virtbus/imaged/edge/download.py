@@ -1,62 +1,23 @@
-"""http(s) sources: the one door to aiohttp.
-
-Every bound is in `core.limits`, every rule about addresses in `core.sources`. The address is
-checked where the socket is made, so it is the one that is connected to, whatever a name resolved
-to before and however its host was spelled (SRC-03, SRC-04).
-"""
+"""http(s) sources, into parts: resumed, retried, held to their limits."""
 
 import asyncio
-import email.utils
-import random
-import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import aiohttp
 
 from virtbus.imaged.core.limits import Limits
 from virtbus.imaged.core.links import PartNote
-from virtbus.imaged.core.sources import (
-    Validators,
-    address_refusal,
-    check_url,
-    is_literal_loopback,
-    redirect_target,
-    resumed_total,
-    shown,
-    url_invalid,
-)
+from virtbus.imaged.core.sources import Validators, check_url, resumed_total, shown
 from virtbus.imaged.edge.body import Body
 from virtbus.imaged.edge.diskthreads import DiskThreads
-from virtbus.imaged.edge.http_failures import reason_of
-from virtbus.imaged.edge.localfile import Fetched, OnBytes, not_found, too_large
+from virtbus.imaged.edge.http import Http
+from virtbus.imaged.edge.localfile import Fetched, OnBytes, too_large
 from virtbus.imaged.edge.part import Part
+from virtbus.imaged.edge.site import Site
 from virtbus.imaged.edge.transient import TransientError
 from virtbus.schemas.errors import Code, VirtbusError
-
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_BUFFER_BYTES = 1024**2
-"""What arrives while the last chunk is hashed; aiohttp pauses the sender at twice this."""
-_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-class _AddressGuard:
-    """Makes sockets for one request, or refuses; `refused` says why."""
-
-    def __init__(self, *, loopback_allowed: bool) -> None:
-        self._loopback_allowed = loopback_allowed
-        self.refused = ""
-
-    def socket(self, info: Any) -> socket.socket:
-        family, kind, protocol, _, address = info
-        refusal = address_refusal(str(address[0]), loopback_allowed=self._loopback_allowed)
-        if refusal:
-            self.refused = refusal
-            raise PermissionError(refusal)
-        return socket.socket(family, kind, protocol)
 
 
 class Downloads:
@@ -71,17 +32,25 @@ class Downloads:
     ) -> None:
         self._limits = limits
         self._threads = threads
-        self._sleep = sleep
-        self._random = random.SystemRandom()
+        self.http = Http(limits, sleep=sleep)
 
-    async def fetch(
-        self, url: str, part: Part, known: Validators, on_bytes: OnBytes, *, pinned: bool = False
+    async def fetch(  # noqa: PLR0913  a transfer is all of these
+        self,
+        url: str,
+        part: Part,
+        known: Validators,
+        on_bytes: OnBytes,
+        *,
+        pinned: bool = False,
+        site: Site | None = None,
+        size_bytes: int | None = None,
     ) -> Fetched:
         """Fill `part` with the body of `url`, resuming it and retrying within the limits.
 
         `known` names what the store has of `url`: the answer may be `unchanged`. Not pinned by a
-        digest, a body whose end the server does not announce is refused. Cancelled, the part
-        holds a prefix.
+        digest, a body whose end the server does not announce is refused. `site` says what goes
+        with each request and what refusals mean; `size_bytes` is how long the body must be, where
+        that is known. Cancelled, the part holds a prefix.
 
         Raises:
             VirtbusError: 400 `image_url_*`; 403 `address_refused`, `redirect_refused`,
@@ -93,33 +62,30 @@ class Downloads:
         await self._threads.run(part.resume, url)
         while await self._threads.run(part.hash_more):
             pass
-        request = _Request(self._limits, self._threads, url, part, known, on_bytes, pinned)
-        attempt, last = 0, ""
-        try:
-            async with asyncio.timeout(self._limits.total_timeout_s):
-                while True:
-                    attempt += 1
-                    try:
-                        return await request.attempt()
-                    except TransientError as error:
-                        if attempt >= self._limits.attempts:
-                            raise _unreachable(url, str(error), attempt) from error
-                        pause_s, last = self._pause_s(attempt, error.after_s), f"; {error}"
-                    await self._sleep(pause_s)
-        except TimeoutError:
-            why = f"it took longer than {self._limits.total_timeout_s:g} s{last}"
-            raise _unreachable(url, why, attempt) from None
-
-    def _pause_s(self, attempt: int, after_s: float) -> float:
-        limits = self._limits
-        longest = min(limits.max_backoff_s, limits.backoff_s * float(1 << (attempt - 1)))
-        return max(min(after_s, limits.max_backoff_s), longest * self._random.uniform(0.5, 1.0))
+        if size_bytes is not None and part.offset == size_bytes:
+            return Fetched(Validators())
+        site = site or Site(url)
+        request = _Request(
+            self.http,
+            site,
+            self._limits,
+            self._threads,
+            url,
+            part,
+            known,
+            on_bytes,
+            pinned,
+            size_bytes,
+        )
+        return await self.http.insist(site, request.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     """One URL on its way into one part."""
 
+    _http: Http
+    _site: Site
     _limits: Limits
     _threads: DiskThreads
     _url: str
@@ -127,58 +93,26 @@ class _Request:
     _known: Validators
     _on_bytes: OnBytes
     _pinned: bool
+    _size_bytes: int | None
 
     async def attempt(self) -> Fetched:
         """Follow redirects, take the body; TransientError where another attempt may help."""
-        current = self._url
-        for _ in range(self._limits.max_redirects + 1):
-            async with self._open(current) as response:
-                if response.status not in _REDIRECTS:
-                    return await self._take(response)
-                current = redirect_target(self._url, current, response.headers.get("Location", ""))
-        raise VirtbusError(
-            Code.UNSUPPORTED,
-            "too_many_redirects",
-            f"{shown(self._url)} redirects more than {self._limits.max_redirects} times; "
-            "use the final address of the image",
-        )
-
-    @asynccontextmanager
-    async def _open(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        host = check_url(url).hostname or ""
-        guard = _AddressGuard(
-            loopback_allowed=self._limits.allow_loopback and is_literal_loopback(host)
-        )
-        try:
-            async with _session(self._limits, guard) as session:
-                async with asyncio.timeout(self._limits.header_timeout_s):
-                    response = await session.get(
-                        url, headers=self._headers(), allow_redirects=False
-                    )
-                async with response:
-                    yield response
-        except TimeoutError:
-            raise TransientError("the server did not answer in time") from None
-        except aiohttp.ClientError as error:
-            if guard.refused:
-                raise _address_refused(url, guard.refused) from error
-            if isinstance(error, aiohttp.InvalidURL):
-                raise url_invalid(url) from error
-            if isinstance(error, aiohttp.ClientSSLError):
-                raise _unreachable(url, reason_of(error)[:300], 1) from error
-            raise TransientError(reason_of(error)[:300]) from error
+        headers = self._site.headers() | self._headers()
+        async with self._http.get(self._site, self._url, headers) as response:
+            return await self._take(response)
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
         note = self._part.note
         if self._part.offset and note is not None:
-            headers["Range"] = f"bytes={self._part.offset}-"
-            headers["If-Range"] = Validators(note.etag, note.last_modified).if_range
-        elif self._known.etag:
-            headers["If-None-Match"] = self._known.etag
-        elif self._known.last_modified:
-            headers["If-Modified-Since"] = self._known.last_modified
-        return headers
+            return {
+                "Range": f"bytes={self._part.offset}-",
+                "If-Range": Validators(note.etag, note.last_modified).if_range,
+            }
+        if self._known.etag:
+            return {"If-None-Match": self._known.etag}
+        if self._known.last_modified:
+            return {"If-Modified-Since": self._known.last_modified}
+        return {}
 
     async def _take(self, response: aiohttp.ClientResponse) -> Fetched:
         validators = Validators(
@@ -188,16 +122,10 @@ class _Request:
             return Fetched(self._known, unchanged=True)
         if response.status not in {200, 206}:
             await self._refuse_status(response)
-        encoding = response.headers.get("Content-Encoding", "identity").lower()
-        if encoding != "identity":
-            raise VirtbusError(
-                Code.UNSUPPORTED,
-                "content_encoding",
-                f"{shown(self._url)} comes as {encoding[:32]!r} although identity was asked for; "
-                "configure its server to send the file as it is",
-            )
+        self._site.accepted()
+        self._site.check_encoding(response)
         total = await self._begin(response, validators)
-        body = Body(self._limits, self._threads, self._url, self._part)
+        body = Body(self._limits, self._threads, self._site.what, self._part)
         await body.receive(response.content, total, self._on_bytes)
         return Fetched(validators)
 
@@ -211,16 +139,20 @@ class _Request:
                 raise TransientError("the server's file changed; starting over")
             return total
         total = response.content_length
+        if self._size_bytes is not None and total not in {None, self._size_bytes}:
+            raise TransientError(f"the server announces {total} of {self._size_bytes} bytes")
+        total = self._size_bytes if total is None else total
         framed = total is not None or "chunked" in response.headers.get("Transfer-Encoding", "")
         if not framed and not self._pinned:
             raise VirtbusError(
                 Code.UNSUPPORTED,
                 "image_length_unknown",
-                f"{shown(self._url)} does not say how long it is, so a cut could not be noticed; "
+                f"{shown(self._site.what)} does not say how long it is, so a cut could not be "
+                "noticed; "
                 "pin the image with @sha256:<digest>",
             )
         if total is not None and total > self._limits.max_bytes:
-            raise too_large(self._url, total, self._limits.max_bytes)
+            raise too_large(self._site.what, total, self._limits.max_bytes)
         fresh = PartNote(
             url=self._url,
             etag=validators.etag,
@@ -232,21 +164,10 @@ class _Request:
         return total
 
     async def _refuse_status(self, response: aiohttp.ClientResponse) -> NoReturn:
-        status = response.status
-        if status in {404, 410}:
-            raise not_found(self._url)
-        if status == 416:
+        if response.status == 416:
             await self._threads.run(self._part.restart, None)
             raise TransientError("the server's file is shorter than what was fetched")
-        if status in _TRANSIENT_STATUS:
-            raise TransientError(f"the server answers {status}", _retry_after_s(response))
-        denied = status in {401, 403}
-        raise VirtbusError(
-            Code.DENIED if denied else Code.UNSUPPORTED,
-            "image_denied" if denied else "image_source_refused",
-            f"the server of {shown(self._url)} answers {status}; "
-            "open the address in a browser to see why, and use one that needs no login",
-        )
+        await self._site.refuse(response)
 
 
 def _same(note: PartNote, validators: Validators, total: int) -> bool:
@@ -254,49 +175,4 @@ def _same(note: PartNote, validators: Validators, total: int) -> bool:
         note.total_bytes in {None, total}
         and validators.etag in {"", note.etag}
         and validators.last_modified in {"", note.last_modified}
-    )
-
-
-def _session(limits: Limits, guard: _AddressGuard) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(
-        socket_factory=guard.socket, force_close=True, use_dns_cache=False
-    )
-    timeout = aiohttp.ClientTimeout(total=None, connect=limits.connect_timeout_s)
-    return aiohttp.ClientSession(
-        connector=connector,
-        timeout=timeout,
-        auto_decompress=False,
-        trust_env=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        read_bufsize=_BUFFER_BYTES,
-        requote_redirect_url=False,
-    )
-
-
-def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    text = response.headers.get("Retry-After", "")
-    if text.isdecimal():
-        return float(text[:6])
-    try:
-        at = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
-    return max(0.0, at - time.time())
-
-
-def _address_refused(url: str, why: str) -> VirtbusError:
-    return VirtbusError(
-        Code.DENIED,
-        "address_refused",
-        f"{shown(url)} is not fetched: {why}; use an image server on a routed address",
-    )
-
-
-def _unreachable(url: str, why: str, attempts: int) -> VirtbusError:
-    tries = f"{attempts} attempts; last: " if attempts > 1 else ""
-    return VirtbusError(
-        Code.UNAVAILABLE,
-        "image_unreachable",
-        f"{shown(url)} could not be fetched ({tries}{why}); "
-        "check the address, its server and this node's network",
     )

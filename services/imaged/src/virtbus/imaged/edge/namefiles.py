@@ -7,13 +7,14 @@ from virtbus.imaged.core.names import Names, Rule, read_rules, rules_of
 from virtbus.schemas.errors import Code, VirtbusError
 
 MAX_FILE_BYTES = 1024**2
-DEFAULT_NAME = "tiny"
+DEFAULT_NAMES = ("tiny", "debian")
+"""The guests of `images/`, which `make setup` and `make debian-image` build."""
 
 log = logging.getLogger(__name__)
 
 
 class NameFiles:
-    """Where names come from: files first, then settings, then `tiny`."""
+    """Where names come from: files first, then settings, then our own guests."""
 
     def __init__(
         self, directory: Path, extra: dict[str, str], allowed_roots: tuple[str, ...]
@@ -44,9 +45,9 @@ class NameFiles:
                 "image_names_invalid",
                 f"the image names cannot be read: {error}; mend that file, then it is tried again",
             ) from error
-        return Names((*rules, *rules_of([self._default()])))
+        return Names((*rules, *rules_of(map(self._default, DEFAULT_NAMES))))
 
-    def _default(self) -> tuple[str, str]:
-        paths = [Path(root) / f"{DEFAULT_NAME}.qcow2" for root in self._roots]
+    def _default(self, name: str) -> tuple[str, str]:
+        paths = [Path(root) / f"{name}.qcow2" for root in self._roots]
         found = next((path for path in paths if path.exists()), paths[0])
-        return DEFAULT_NAME, f"file://{found}"
+        return name, f"file://{found}"

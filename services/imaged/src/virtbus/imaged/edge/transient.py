@@ -7,3 +7,7 @@ class TransientError(Exception):
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
         self.after_s = after_s
+
+
+class AgainError(Exception):
+    """Said by one attempt that has changed something: make it again at once."""

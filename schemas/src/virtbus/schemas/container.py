@@ -1,0 +1,143 @@
+"""Container images: how they are named, and a disk that one of them brings (KubeVirt's).
+
+The grammar is that of the distribution project's `reference` package, with Docker's short names:
+`fedora` is `docker.io/library/fedora:latest`.
+"""
+
+import re
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, StringConstraints
+
+from virtbus.schemas.model import Command
+
+SCHEME = "docker://"
+"""As skopeo, podman and KubeVirt's importer write an image in a registry."""
+DOCKER_HUB = "docker.io"
+_LATEST = "latest"
+_WORD = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_HOST = r"[A-Za-z0-9-]+"
+_REFERENCE = re.compile(
+    rf"(?:(?P<registry>(?:localhost|(?:{_HOST}\.)+{_HOST}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{{1,5}})?"
+    rf"|{_HOST}:[0-9]{{1,5}})/)?"
+    rf"(?P<repository>{_WORD}(?:/{_WORD})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/@#?\x00-\x20\x7f]{1,255}){1,16}")
+_MAX_REPOSITORY = 255
+
+
+class ContainerRef(NamedTuple):
+    """A parsed reference. `tag` is empty where only a digest is given, `path` for "the one"."""
+
+    registry: str
+    repository: str
+    tag: str
+    path: str
+
+    @property
+    def locator(self) -> str:
+        """`docker://registry/repository[:tag][#path]`, which `parse_locator` reads back."""
+        tag = f":{self.tag}" if self.tag else ""
+        path = f"#{self.path}" if self.path else ""
+        return f"{SCHEME}{self.image}{tag}{path}"
+
+    @property
+    def image(self) -> str:
+        """`registry/repository`."""
+        return f"{self.registry}/{self.repository}"
+
+
+def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
+    """Read `docker://[registry/]repository[:tag][#path]`; `pinned`: a digest stands beside it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    name, hash_mark, path = text.removeprefix(SCHEME).partition("#")
+    match = _REFERENCE.fullmatch(name)
+    if match is None or len(match["repository"]) > _MAX_REPOSITORY:
+        msg = (
+            "must be a container image such as quay.io/containerdisks/fedora:40, its repository in "
+            "small letters"
+        )
+        raise ValueError(msg)
+    if hash_mark:
+        check_path(path)
+    registry = (match["registry"] or DOCKER_HUB).lower()
+    registry = DOCKER_HUB if registry == f"index.{DOCKER_HUB}" else registry
+    repository = match["repository"]
+    if registry == DOCKER_HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    tag = match["tag"] or ("" if pinned else _LATEST)
+    return ContainerRef(registry, repository, tag, path)
+
+
+def check_path(text: str) -> str:
+    """Return the absolute path of a file in an image, else raise ValueError (IMG-25)."""
+    if _PATH.fullmatch(text) is None:
+        msg = (
+            "must be the absolute path of a file in the image, such as /disk/fedora.qcow2, "
+            "without '.', '..', spaces, '@', '#' and '?'"
+        )
+        raise ValueError(msg)
+    return text
+
+
+def _split(image: str) -> tuple[ContainerRef, str]:
+    """The reference and the digest (or an empty one) of `[registry/]repository[:tag][@digest]`."""
+    name, _, digest = image.partition("@")
+    if "#" in name or ((digest or "@" in image) and _DIGEST.fullmatch(digest) is None):
+        msg = "must be a container image, may end in @sha256: and 64 lower-case hex digits"
+        raise ValueError(msg)
+    return parse_locator(SCHEME + name, pinned=bool(digest)), digest
+
+
+def check_image(text: str) -> str:
+    """Return `text` if it names a container image, else raise ValueError."""
+    if "://" in text:
+        msg = "must be a container image without a scheme, such as quay.io/containerdisks/fedora:40"
+        raise ValueError(msg)
+    _split(text)
+    return text
+
+
+class ImagePullPolicy(StrEnum):
+    """When a registry is asked for an image before a disk is made of it (Kubernetes' words)."""
+
+    ALWAYS = "Always"
+    """For each new disk: what the tag means now; nothing is transferred where it is unchanged."""
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+    """The image must have been pulled before."""
+
+
+class ContainerDisk(Command):
+    """A private overlay of the disk file that a container image holds (KubeVirt's containerDisk).
+
+    The file is the only one in the image's /disk, or `path`. What the guest writes is its own and
+    goes with the VM. Without `image_pull_policy`: Always for the tag latest, else IfNotPresent.
+    """
+
+    image: Annotated[str, StringConstraints(max_length=1024), AfterValidator(check_image)]
+    path: Annotated[str, StringConstraints(max_length=512), AfterValidator(check_path)] | None = (
+        None
+    )
+    image_pull_policy: ImagePullPolicy | None = None
+
+    @property
+    def ref(self) -> str:
+        """The same as an image reference, `docker://…`, as stores of images list it."""
+        ref, digest = _split(self.image)
+        locator = ref._replace(path=self.path or "").locator
+        return f"{locator}@{digest}" if digest else locator
+
+    @property
+    def pull_policy(self) -> ImagePullPolicy:
+        """`image_pull_policy`, or Kubernetes' default."""
+        if self.image_pull_policy is not None:
+            return self.image_pull_policy
+        latest = _split(self.image)[0].tag == _LATEST
+        return ImagePullPolicy.ALWAYS if latest else ImagePullPolicy.IF_NOT_PRESENT

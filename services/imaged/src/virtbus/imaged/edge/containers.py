@@ -1,0 +1,227 @@
+"""Disks out of container images (KubeVirt's containerDisks), layer by layer, never unpacked.
+
+Each layer is fetched into a part of its own, so that it resumes as any download does and nothing
+of it is looked at before its digest is right. Then it is streamed: decompressed, its tar read
+entry by entry, and the bytes of the one file that is the disk written to the image's part.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from virtbus.imaged.core import challenges, manifests
+from virtbus.imaged.core.archive import Archive, DamagedError
+from virtbus.imaged.core.challenges import Login
+from virtbus.imaged.core.decoding import decoded
+from virtbus.imaged.core.layers import Search
+from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.manifests import Blob, Index, Manifest, architecture_of
+from virtbus.imaged.core.sources import Validators, shown
+from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.download import Downloads
+from virtbus.imaged.edge.localfile import Fetched, OnBytes, too_large
+from virtbus.imaged.edge.part import Part
+from virtbus.imaged.edge.parts import open_part
+from virtbus.imaged.edge.registry import Document, Registry
+from virtbus.imaged.edge.store import Store
+from virtbus.schemas.container import ContainerRef, parse_locator
+from virtbus.schemas.errors import Code, VirtbusError
+
+MAX_AUTH_FILE_BYTES = 1024**2
+_READ_BYTES = 256 * 1024
+_STEP_S = 0.05
+"""How long a disk thread works between looks at whether it is still wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """What a node knows of registries."""
+
+    insecure: frozenset[str] = frozenset()
+    """`host[:port]` of those that are asked by plain http."""
+    auth_file: Path | None = None
+    realms: tuple[tuple[str, str], ...] = ()
+    """(registry, host that may be told its password besides itself)"""
+    architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
+    """As Go and images call it: amd64."""
+
+    def login(self, ref: ContainerRef) -> Login | None:
+        """The login for `ref`, read anew. Blocks on the disk.
+
+        Raises:
+            VirtbusError: 503 `registry_auth_invalid`.
+        """
+        if self.auth_file is None:
+            return None
+        try:
+            with self.auth_file.open("rb") as file:
+                text = file.read(MAX_AUTH_FILE_BYTES)
+            return challenges.login_for(ref, text)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise VirtbusError(
+                Code.UNAVAILABLE,
+                "registry_auth_invalid",
+                f"the logins for registries in {self.auth_file} cannot be read: {error}; "
+                "mend that file, then it is tried again",
+            ) from error
+
+
+class Containers:
+    """Fetches the disks of `docker://` images into parts."""
+
+    def __init__(
+        self,
+        store: Store,
+        threads: DiskThreads,
+        downloads: Downloads,
+        limits: Limits,
+        registries: Registries,
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._downloads = downloads
+        self._limits = limits
+        self._registries = registries
+
+    async def fetch(
+        self,
+        locator: str,
+        pin: str | None,
+        part: Part,
+        known: Validators,
+        on_bytes: OnBytes,
+        abandoned: Callable[[], bool],
+    ) -> Fetched:
+        """Fill `part` with the disk of the image; its validator is the manifest's digest.
+
+        The tag is looked up once; what follows is asked for by digest (SRC-15).
+
+        Raises:
+            VirtbusError: 413 `image_too_large`; 422 `container_disk_missing`,
+                `container_disk_many`, `container_disk_irregular`, `layer_invalid`,
+                `wrong_architecture`; 503 `registry_auth_invalid`; all that `Registry.document` and
+                `Downloads.fetch` raise.
+        """
+        if pin is not None and known.etag == pin:
+            return Fetched(known, unchanged=True)
+        ref = parse_locator(locator, pinned=pin is not None)
+        registry = Registry(
+            self._downloads.http,
+            ref,
+            insecure=ref.registry in self._registries.insecure,
+            login=await self._threads.run(self._registries.login, ref),
+            realms=dict(self._registries.realms),
+        )
+        document = await self._manifest(registry, pin or ref.tag)
+        if known.etag == document.digest:
+            return Fetched(known, unchanged=True)
+        manifest = await self._choose(registry, document)
+        total = manifests.check_sizes(registry.what, manifest.layers, self._limits.max_bytes)
+        search = Search(shown(registry.what), ref.path)
+        done = 0
+        async with contextlib.AsyncExitStack() as parts:  # layers stay till all of them are read
+            for layer in reversed(manifest.layers):
+                key = f"{part.key}\n{layer.digest}"
+                blob = await parts.enter_async_context(
+                    open_part(self._store, self._threads, key, abandoned)
+                )
+                await self._layer(registry, layer, blob, _shifted(on_bytes, done, total))
+                await self._stream(blob, search, part)
+                done += layer.size_bytes
+                search.next_layer()
+                if search.closed:
+                    break
+            if not search.found:
+                raise search.missing()
+        return Fetched(Validators(etag=document.digest))
+
+    async def _manifest(self, registry: Registry, name: str) -> Document:
+        return await registry.document(
+            "manifests", name, manifests.ACCEPT, manifests.MAX_MANIFEST_BYTES
+        )
+
+    async def _choose(self, registry: Registry, document: Document) -> Manifest:
+        what, ours = shown(registry.what), self._registries.architecture
+        found = manifests.parse(what, document.body, document.content_type)
+        if isinstance(found, Index):
+            blob = manifests.choose(what, found, ours)
+            document = await self._manifest(registry, blob.digest)
+            found = manifests.parse(what, document.body, document.content_type)
+        if isinstance(found, Index):
+            raise manifests.nested(what)
+        config = await registry.document(
+            "blobs", found.config.digest, "*/*", manifests.MAX_MANIFEST_BYTES
+        )
+        manifests.check_config(what, config.body, ours)
+        return found
+
+    async def _layer(self, registry: Registry, layer: Blob, blob: Part, on_bytes: OnBytes) -> None:
+        url = registry.url("blobs", layer.digest)
+        await self._downloads.fetch(
+            url,
+            blob,
+            Validators(),
+            on_bytes,
+            pinned=True,
+            site=registry,
+            size_bytes=layer.size_bytes,
+        )
+        if f"sha256:{blob.hex_digest}" != layer.digest:
+            await self._threads.run(blob.restart, None)
+            raise VirtbusError(
+                Code.UNAVAILABLE,
+                "layer_digest_mismatch",
+                f"the registry delivers other bytes than the layer {layer.digest} of "
+                f"{shown(registry.what)}; if that stays so, push the image again",
+            )
+
+    async def _stream(self, blob: Part, search: Search, part: Part) -> None:
+        steps = self._steps(blob, search, part)
+        try:
+            while await self._threads.run(_several, steps):
+                pass
+        except DamagedError as error:
+            raise VirtbusError(
+                Code.UNSUPPORTED,
+                "layer_invalid",
+                f"a layer of {search.what} cannot be used: {error}",
+            ) from None
+
+    def _steps(self, blob: Part, search: Search, part: Part) -> Iterator[None]:
+        """Each step is a small piece of work. Runs in disk threads."""
+        limits = self._limits
+        archive = Archive(decoded(_chunks(blob), limits.max_bytes, limits.max_expansion))
+        while (entry := archive.entry()) is not None:
+            wanted = search.is_disk(entry)
+            if wanted and entry.size_bytes > limits.max_bytes:
+                raise too_large(f"{search.what}{search.found}", entry.size_bytes, limits.max_bytes)
+            if wanted:
+                part.restart(None)
+            for piece in archive.data():
+                if wanted:
+                    part.write(piece)
+                yield
+            yield
+        yield from archive.drain()
+
+
+def _shifted(on_bytes: OnBytes, done: int, total: int) -> OnBytes:
+    return lambda more, _: on_bytes(done + more, total)
+
+
+def _chunks(blob: Part) -> Iterator[bytes]:
+    offset = 0
+    while chunk := blob.read_at(offset, _READ_BYTES):
+        offset += len(chunk)
+        yield chunk
+
+
+def _several(steps: Iterator[None]) -> bool:
+    """Do steps for a while; False when there are no more."""
+    end_s = time.monotonic() + _STEP_S
+    return any(time.monotonic() >= end_s for _ in steps)

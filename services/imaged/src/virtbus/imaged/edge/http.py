@@ -1,0 +1,183 @@
+"""GET by the rules: addresses, redirects, time limits, attempts; aiohttp's sessions are made here.
+
+Every bound is in `core.limits`, every rule about addresses in `core.sources`. The address is
+checked where the socket is made, so it is the one that is connected to, whatever a name resolved
+to before and however its host was spelled (SRC-03, SRC-04).
+"""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from virtbus.imaged.core.limits import Limits
+from virtbus.imaged.core.sources import (
+    address_refusal,
+    check_url,
+    is_literal_loopback,
+    redirect_target,
+    shown,
+    url_invalid,
+)
+from virtbus.imaged.edge.http_failures import reason_of
+from virtbus.imaged.edge.site import Site
+from virtbus.imaged.edge.transient import AgainError, TransientError
+from virtbus.schemas.errors import Code, VirtbusError
+
+T = TypeVar("T")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_BUFFER_BYTES = 1024**2
+"""What arrives while the last chunk is hashed; aiohttp pauses the sender at twice this."""
+
+
+class _AddressGuard:
+    """Makes sockets for one request, or refuses; `refused` says why."""
+
+    def __init__(self, *, loopback_allowed: bool) -> None:
+        self._loopback_allowed = loopback_allowed
+        self.refused = ""
+
+    def socket(self, info: Any) -> socket.socket:
+        family, kind, protocol, _, address = info
+        refusal = address_refusal(str(address[0]), loopback_allowed=self._loopback_allowed)
+        if refusal:
+            self.refused = refusal
+            raise PermissionError(refusal)
+        return socket.socket(family, kind, protocol)
+
+
+class Http:
+    """GET requests, and their repetition."""
+
+    def __init__(
+        self, limits: Limits, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self.limits = limits
+        self._sleep = sleep
+        self._random = random.SystemRandom()
+
+    async def insist(self, site: Site, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What `attempt` returns.
+
+        It is made again at once after an AgainError, and later after a TransientError, within the
+        limits.
+
+        Raises:
+            VirtbusError: 503 `image_unreachable`; all that `attempt` raises.
+        """
+        attempts, last = 0, ""
+        try:
+            async with asyncio.timeout(self.limits.total_timeout_s):
+                while True:
+                    attempts += 1
+                    try:
+                        return await attempt()
+                    except AgainError:
+                        attempts -= 1
+                        continue
+                    except TransientError as error:
+                        if attempts >= self.limits.attempts:
+                            raise _unreachable(site, str(error), attempts) from error
+                        pause_s, last = self._pause_s(attempts, error.after_s), f"; {error}"
+                    await self._sleep(pause_s)
+        except TimeoutError:
+            why = f"it took longer than {self.limits.total_timeout_s:g} s{last}"
+            raise _unreachable(site, why, attempts) from None
+
+    def _pause_s(self, attempt: int, after_s: float) -> float:
+        limits = self.limits
+        longest = min(limits.max_backoff_s, limits.backoff_s * float(1 << (attempt - 1)))
+        return max(min(after_s, limits.max_backoff_s), longest * self._random.uniform(0.5, 1.0))
+
+    @asynccontextmanager
+    async def get(
+        self, site: Site, url: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer where redirects end. `Authorization` goes to no other server (SRC-13).
+
+        Raises:
+            TransientError: another attempt may help.
+            VirtbusError: 400 `image_url_*`; 403 `address_refused`, `redirect_refused`; 422
+                `too_many_redirects`; 503 `image_unreachable`.
+        """
+        current = url
+        for _ in range(self.limits.max_redirects + 1):
+            same = urlsplit(current)[:2] == urlsplit(url)[:2]
+            kept = {k: v for k, v in headers.items() if same or k != "Authorization"}
+            async with self._open(site, current, kept) as response:
+                if response.status not in _REDIRECTS:
+                    yield response
+                    return
+                current = redirect_target(url, current, response.headers.get("Location", ""))
+        raise VirtbusError(
+            Code.UNSUPPORTED,
+            "too_many_redirects",
+            f"{shown(site.what)} redirects more than {self.limits.max_redirects} times; "
+            "use the final address of the image",
+        )
+
+    @asynccontextmanager
+    async def _open(
+        self, site: Site, url: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        host = check_url(url).hostname or ""
+        guard = _AddressGuard(
+            loopback_allowed=self.limits.allow_loopback and is_literal_loopback(host)
+        )
+        always = {"Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
+        try:
+            async with _session(self.limits, guard) as session:
+                async with asyncio.timeout(self.limits.header_timeout_s):
+                    response = await session.get(
+                        url, headers={**headers, **always}, allow_redirects=False
+                    )
+                async with response:
+                    yield response
+        except TimeoutError:
+            raise TransientError("the server did not answer in time") from None
+        except aiohttp.ClientError as error:
+            if guard.refused:
+                raise _address_refused(url, guard.refused) from error
+            if isinstance(error, aiohttp.InvalidURL):
+                raise url_invalid(url) from error
+            if isinstance(error, aiohttp.ClientSSLError):
+                raise _unreachable(site, reason_of(error)[:300], 1) from error
+            raise TransientError(reason_of(error)[:300]) from error
+
+
+def _session(limits: Limits, guard: _AddressGuard) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        socket_factory=guard.socket, force_close=True, use_dns_cache=False
+    )
+    timeout = aiohttp.ClientTimeout(total=None, connect=limits.connect_timeout_s)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=timeout,
+        auto_decompress=False,
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=_BUFFER_BYTES,
+        requote_redirect_url=False,
+    )
+
+
+def _address_refused(url: str, why: str) -> VirtbusError:
+    return VirtbusError(
+        Code.DENIED,
+        "address_refused",
+        f"{shown(url)} is not fetched: {why}; use an image server on a routed address",
+    )
+
+
+def _unreachable(site: Site, why: str, attempts: int) -> VirtbusError:
+    tries = f"{attempts} attempts; last: " if attempts > 1 else ""
+    return VirtbusError(
+        Code.UNAVAILABLE,
+        "image_unreachable",
+        f"{shown(site.what)} could not be fetched ({tries}{why}); {site.next_step}",
+    )
