@@ -104,7 +104,7 @@ async def test_clients_reach_the_api_and_no_record(
         streams = tuple(f"virtbus.node.{node}.rpc.agent." for node in ("n1", "n2"))
         assert all(
             one.startswith((*streams, "virtbus.tele.client.span"))
-            and one.split(".")[5:6] in ([], ["console"], ["logs"])
+            and one.split(".")[5:6] in ([], ["console"], ["logs"], ["guest"])
             for one in rest
         )
     assert not {one for one in heard if one.startswith(("$", "_R_", "virtbus.api", "virtbus.cmd"))}

@@ -23,7 +23,10 @@ UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 VERBS = [
     *(
         ("vm", verb)
-        for verb in ("create", "get", "list", "delete", "start", "stop", "move", "events")
+        for verb in (
+            *("create", "get", "list", "delete", "start", "stop", "move", "events"),
+            *("restart", "pause", "unpause", "reset", "soft-reboot"),
+        )
     ),
     ("vm", "watch"),
     *(

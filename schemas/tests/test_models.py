@@ -13,7 +13,8 @@ from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
 from virtbus.schemas.generate_reference import all_models
 from virtbus.schemas.image import check_image_ref, parse_image_ref
 from virtbus.schemas.model import Command, Fact
-from virtbus.schemas.vm import CloudInitNoCloud, Cpu, Disk, Firmware, VmSpec, check_mac
+from virtbus.schemas.network import check_mac
+from virtbus.schemas.vm import CloudInitNoCloud, Cpu, Disk, Firmware, VmSpec
 
 UID = generate_examples.UID
 KEY = generate_examples.SSH_KEY

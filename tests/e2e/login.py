@@ -10,8 +10,9 @@ from tests.e2e.platform import Json, address
 class Login:
     """Commands in a guest, over ssh with a key that its seed names."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, user: str = "root") -> None:
         self._key = folder / "key"
+        self._user = user
         self._options = [
             *("-i", str(self._key)),
             *("-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={os.devnull}"),
@@ -27,4 +28,4 @@ class Login:
         return f"{self._key}.pub"
 
     def __call__(self, view: Json, command: str) -> str:
-        return host.run("ssh", *self._options, f"root@{address(view)}", command)
+        return host.run("ssh", *self._options, f"{self._user}@{address(view)}", command)

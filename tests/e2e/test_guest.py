@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.e2e import host
 from tests.e2e.login import Login
-from tests.e2e.platform import Platform, address, until
+from tests.e2e.platform import Platform, Refused, address, until
 
 pytestmark = pytest.mark.e2e
 
@@ -254,3 +254,11 @@ def test_guest_on_a_cni_network_takes_the_plugins_address(
     until(lambda: not list(results.glob(f"{cni_network}*")), "results removed")
     left = [p.name for p in Path("/var/lib/cni/networks", cni_network).glob("10.199*")]
     assert left == []
+
+
+def test_a_guest_without_an_agent_is_told_with_the_next_step(platform: Platform) -> None:
+    platform.create("mute", wait="ready")
+    with pytest.raises(Refused) as refused:
+        platform.cli("vm", "guest", "mute", "-o", "json")
+    assert refused.value.error["reason"] == "guest_agent_absent"
+    assert "install and start qemu-guest-agent" in refused.value.error["message"]

@@ -130,7 +130,7 @@ class SimHypervisor:
     async def define(self, xml: str) -> None:
         await self._call(lambda: self._host.define(xml))
 
-    async def start(self, uid: str) -> None:
+    async def start(self, uid: str, *, paused: bool = False) -> None:
         host, loop = self._host, self._host.loop
         ended: asyncio.Future[VirtbusError | None] = loop.create_future()
 
@@ -144,7 +144,7 @@ class SimHypervisor:
                 done(VirtbusError(Code.UNAVAILABLE, "not_armed", message))
             else:
                 del host.armed[uid]
-                host.begin_start(uid, done)
+                host.begin_start(uid, done, paused=paused)
 
         await self._call(begin)
         try:
@@ -163,8 +163,17 @@ class SimHypervisor:
     async def destroy(self, uid: str) -> None:
         await self._call(lambda: self._host.destroy(uid))
 
+    async def suspend(self, uid: str) -> None:
+        await self._call(lambda: self._host.suspend(uid))
+
     async def resume(self, uid: str) -> None:
-        """No simulated guest waits for its disk."""
+        await self._call(lambda: self._host.resume(uid))
+
+    async def reset(self, uid: str) -> bool:
+        return await self._call(lambda: self._host.press(uid, "reset"))
+
+    async def reboot(self, uid: str) -> bool:
+        return await self._call(lambda: self._host.press(uid, "reboot"))
 
     async def uses(self, uid: str, folder: Path) -> bool:
         """No other instance is on a simulated host."""
@@ -218,6 +227,16 @@ class SimFiles:
             }
         )
 
+    async def commands(self, uid: str) -> Mapping[str, str]:
+        return await self._threads.on_disk(lambda: self._disk.commands.get(uid, {}))
+
+    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
+        def keep() -> None:
+            if uid in self._disk.records:
+                self._disk.commands[uid] = told
+
+        await self._threads.on_disk(keep, full="state_write")
+
     async def remove_work(self, uid: str) -> None:
         await self._threads.on_disk(lambda: self._disk.seeds.pop(uid, None))
 
@@ -227,6 +246,7 @@ class SimFiles:
 
         def remove() -> None:
             self._disk.records.pop(uid, None)
+            self._disk.commands.pop(uid, None)
             self._disk.seeds.pop(uid, None)
 
         await self._threads.on_disk(remove)
@@ -325,8 +345,14 @@ class SimAdmin:
 
         await self._threads.run(ask, self._host.temper.call_s)
 
-    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
-        del uid, interfaces
+    async def answers(
+        self,
+        uid: str,
+        interfaces: Callable[[], Sequence[InterfaceStatus]],
+        *,
+        rebooted: bool = False,
+    ) -> str:
+        del uid, interfaces, rebooted
         await asyncio.sleep(self._host.rng.uniform(0.3, 2.0))
         return "AddressAnswers"
 

@@ -9,7 +9,7 @@
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tests.sim.loop import Process, VirtualLoop
@@ -73,6 +73,7 @@ class Disk:
     records: dict[str, VmRecord] = field(default_factory=dict)
     ledger: dict[str, LedgerEntry] = field(default_factory=dict)
     """uid → highest epoch acted on, and whether the VM was removed."""
+    commands: dict[str, Mapping[str, str]] = field(default_factory=dict)
     seeds: dict[str, str | None] = field(default_factory=dict)
     """uid → digest of the secrets in its seed."""
     overlays: dict[str, int] = field(default_factory=dict)
@@ -88,6 +89,8 @@ class Watcher:
     def started(self, host: "Host", domain: Domain) -> None: ...
     def defined(self, host: "Host", domain: Domain) -> None: ...
     def ended(self, host: "Host", domain: Domain, why: str) -> None: ...
+    def pressed(self, host: "Host", domain: Domain) -> None: ...
+    def stilled(self, host: "Host", domain: Domain) -> None: ...
     def off(self, host: "Host", domain: Domain, why: str) -> None: ...
     def wrong(self, invariant: str, what: str) -> None: ...
     def note(self, *what: object) -> None: ...
@@ -145,7 +148,9 @@ class Host:
         domain.metadata, domain.defined = metadata, True
         self.watcher.defined(self, domain)
 
-    def begin_start(self, uid: str, done: Callable[[VirtbusError | None], None]) -> None:
+    def begin_start(
+        self, uid: str, done: Callable[[VirtbusError | None], None], *, paused: bool
+    ) -> None:
         """As `virDomainCreate`: STARTING now, then a guest or an error."""
         domain = self.domains.get(uid)
         if domain is None:
@@ -158,10 +163,15 @@ class Host:
             domain.state, domain.run = DomainState.STARTING, domain.run + 1
             self.watcher.started(self, domain)
             run = domain.run
-            self.later(self.temper.start_s, lambda: self._started(domain, run, done))
+            still = DomainState.PAUSED if paused else DomainState.RUNNING
+            self.later(self.temper.start_s, lambda: self._started(domain, run, still, done))
 
     def _started(
-        self, domain: Domain, run: int, done: Callable[[VirtbusError | None], None]
+        self,
+        domain: Domain,
+        run: int,
+        state: DomainState,
+        done: Callable[[VirtbusError | None], None],
     ) -> None:
         if domain.run != run or domain.state is not DomainState.STARTING:
             done(VirtbusError(Code.INTERNAL, "libvirt_failed", "start the guest: it was ended"))
@@ -170,11 +180,40 @@ class Host:
             self._off(domain, Ending.UNKNOWN, DomainChange.ENDED, "a start failed")
             done(VirtbusError(Code.INTERNAL, "libvirt_failed", "start the guest: QEMU said no"))
             return
-        domain.state = DomainState.RUNNING
+        domain.state = state
         domain.deaf = self.rng.random() < self.temper.deaf
-        self.watcher.note(self.name, "running", domain.uid)
+        self.watcher.note(self.name, state, domain.uid)
         self.tell(DomainEvent(domain.uid, DomainChange.STARTED))
+        if state is DomainState.PAUSED:
+            self.tell(DomainEvent(domain.uid, DomainChange.PAUSED))
         done(None)
+
+    def suspend(self, uid: str) -> None:
+        """As `virDomainSuspend`."""
+        self._still(uid, DomainState.RUNNING, DomainState.PAUSED, DomainChange.PAUSED)
+
+    def resume(self, uid: str) -> None:
+        """As `virDomainResume`."""
+        self._still(uid, DomainState.PAUSED, DomainState.RUNNING, DomainChange.RESUMED)
+
+    def press(self, uid: str, what: str) -> bool:
+        """As `virDomainReset` and `virDomainReboot`."""
+        domain = self.domains.get(uid)
+        if domain is None or not domain.active:
+            return False
+        self.watcher.note(self.name, what, uid)
+        self.watcher.pressed(self, domain)
+        return True
+
+    def _still(
+        self, uid: str, before: DomainState, after: DomainState, change: DomainChange
+    ) -> None:
+        domain = self.domains.get(uid)
+        if domain is not None and domain.state is before:
+            domain.state = after
+            self.watcher.note(self.name, change, uid)
+            self.watcher.stilled(self, domain)
+            self.tell(DomainEvent(uid, change))
 
     def shutdown(self, uid: str) -> bool:
         """As the ACPI button."""

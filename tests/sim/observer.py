@@ -39,6 +39,8 @@ class Wanted:
     generation: int = 0
     power_epoch: int = 0
     powered: bool | None = None
+    paused: bool | None = None
+    presses: int = 0
     delete_asked: bool = False
     delete_accepted: bool = False
     refused: str = ""
@@ -59,6 +61,9 @@ class Seen:
     purged: bool = False
     status_epoch: dict[str, int] = field(default_factory=dict)
     acted_epoch: dict[str, int] = field(default_factory=dict)
+    still_asked: set[bool] = field(default_factory=set)
+    """What records asked since the last run began: to stand still, to go on."""
+    pressed: int = 0
     off_asked: int = 0
     """How many record versions asked the guest not to run here."""
     off_at_start: int = 0
@@ -176,8 +181,10 @@ class Observer(Watcher):
             self.wrong("I2", f"{uid}: a change that was stored is undone")
         if seen.record is not None:
             self._followed(seen.record, record, seen)
-        if record.ending or not record.powered:
+        restarts = seen.record is not None and record.restart_epoch > seen.record.restart_epoch
+        if record.ending or not record.powered or restarts:
             seen.off_asked += 1
+        seen.still_asked.add(record.paused)
         seen.record = record
         seen.epoch = record.epoch
         seen.generation, seen.power_epoch = record.generation, record.power_epoch
@@ -221,6 +228,8 @@ class Observer(Watcher):
         self.note(host.name, "starting", uid)
         seen = self._vm(uid)
         seen.off_at_start = seen.off_asked
+        if seen.record is not None:
+            seen.still_asked = {seen.record.paused}
         if seen.purged:
             self.wrong("I3", f"{uid}: started on {host.name} after its delete was complete")
         for other in self.hosts.values():
@@ -245,6 +254,20 @@ class Observer(Watcher):
         if ran and _age(told) == _age(record):
             self.wrong("I2", f"{uid} had ended ({told.state} {told.reason}), and runs again")
 
+    def pressed(self, host: Host, domain: Domain) -> None:
+        """A guest is reset: at most once for each time that a user asked (I6)."""
+        seen = self._vm(domain.uid)
+        seen.pressed += 1
+        wanted = self.wanted.get(domain.uid)
+        if wanted is None or seen.pressed > wanted.presses:
+            self.wrong("I6", f"{host.name} resets {domain.uid} more often than it was asked to")
+
+    def stilled(self, host: Host, domain: Domain) -> None:
+        """A guest stands still, or goes on: a record must have said so (I4)."""
+        paused = domain.state is DomainState.PAUSED
+        if paused not in self._vm(domain.uid).still_asked:
+            self.wrong("I4", f"{host.name}: {domain.uid} is {domain.state}, and nobody asked")
+
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, whoever wanted that."""
         self.note(host.name, "off", domain.uid, why)
@@ -261,6 +284,8 @@ class Observer(Watcher):
         asked = seen.off_asked > seen.off_at_start or not here
         if record is not None and (record.ending or not record.powered):
             asked = True
+        if record is not None and domain.metadata is not None:  # a restart that met its start
+            asked = asked or domain.metadata.power_epoch < record.restart_epoch
         if not asked:
             self.wrong("I4", f"{host.name} ends {domain.uid} by {why}, and nobody asked")
 

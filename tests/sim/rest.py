@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from tests.sim.observer import Observer, Wanted
 
 from virtbus.bus.ports import EntryKind
+from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Reserved
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus
 from virtbus.schemas.wire import read
 
-RUNNING = frozenset({VmState.RUNNING})
 OFF = frozenset({VmState.STOPPED, VmState.SUCCEEDED})
 
 
@@ -39,6 +39,8 @@ def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
         yield "I2", f"{wanted.uid}: an accepted change is not in the record"
     moved_off = not record.powered and seen.moved_off == record.power_epoch
     known = not wanted.in_doubt and wanted.powered is not None and not moved_off
+    if known and wanted.paused is not None and record.paused != wanted.paused:
+        yield "I2", f"{wanted.uid}: asked to be paused: {wanted.paused}, its record differs"
     if known and record.powered != wanted.powered:
         yield "I2", f"{wanted.uid}: asked to be {wanted.powered}, its record says {record.powered}"
     if record.deleting:
@@ -54,6 +56,8 @@ def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator
     uid, host = record.uid, observer.hosts[record.node]
     domain = host.domains.get(uid)
     active = domain is not None and domain.active
+    if domain is not None and domain.active and domain.metadata is not None:
+        yield from _followed(record, domain.state, domain.metadata.power_epoch)
     entry = observer.server.shelf("$KV.st.x").entries.get(subjects.vm_status(record.node, uid))
     status = read(VmStatus, entry.value) if entry is not None and entry.value else None
     if status is None:
@@ -61,7 +65,17 @@ def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator
         return
     if status.epoch != record.epoch or status.generation != record.generation:
         yield "I8", f"{uid}: its status is of {status.epoch}/{status.generation}"
+    if (status.power_epoch, status.pause_epoch) != (record.power_epoch, record.pause_epoch):
+        yield "I8", f"{uid}: its status has not caught up with {record.power_epoch}"
     yield from _state(record, wanted, status, active=active)
+
+
+def _followed(record: VmRecord, state: DomainState, started_for: int) -> Iterator[tuple[str, str]]:
+    """A guest of before a restart is gone, and one that is paused stands still."""
+    if started_for < record.restart_epoch:
+        yield "I8", f"{record.uid} runs since {started_for}, before {record.restart_epoch}"
+    if record.powered and (state is DomainState.PAUSED) != record.paused:
+        yield "I8", f"{record.uid} is {state}, asked to be paused: {record.paused}"
 
 
 def _state(
@@ -73,8 +87,9 @@ def _state(
         if active:
             yield "I9", told
     elif record.powered:
-        if status.state not in RUNNING or not active:
-            yield "I8", f"it should run: {told}"
+        state = VmState.PAUSED if record.paused else VmState.RUNNING
+        if status.state is not state or not active:
+            yield "I8", f"it should be {state}: {told}"
     elif status.state not in OFF or active:
         yield "I8", f"it should not run: {told}"
 

@@ -128,11 +128,15 @@ class User:
         wanted.accepted = True
         wanted.generation = max(wanted.generation, view.get("generation", 1))
         wanted.powered = view.get("powered", True)
+        wanted.paused = view.get("paused") if wanted.powered else None
 
     # --- a life ---------------------------------------------------------------------------
     async def _live(self, wanted: Wanted) -> None:
         rng = self._rng
-        steps: list[Callable[[Wanted], Any]] = [self.stop, self.start, self.update, self.move]
+        steps: list[Callable[[Wanted], Any]] = [
+            *(self.stop, self.start, self.update, self.move),
+            *(self.restart, self.pause, self.unpause, self.press),
+        ]
         for _ in range(rng.randrange(0, 4)):
             await asyncio.sleep(rng.uniform(0.0, 25.0))
             if self._left_s() < 0:
@@ -171,7 +175,37 @@ class User:
         )
 
     async def start(self, wanted: Wanted) -> None:
-        self._accepted(wanted, await self._change(wanted, "start"))
+        paused = self._rng.choice((None, None, True, False))
+        await self._guest(wanted, "start", paused=paused)
+
+    async def restart(self, wanted: Wanted) -> None:
+        await self._guest(wanted, "restart", grace_s=self._rng.choice((0, 1, 4)))
+
+    async def pause(self, wanted: Wanted) -> None:
+        await self._guest(wanted, "pause")
+
+    async def unpause(self, wanted: Wanted) -> None:
+        await self._guest(wanted, "unpause")
+
+    async def press(self, wanted: Wanted) -> None:
+        """Reset or reboot the guest that is there now, once."""
+        view = await self._ask("get", {"uid": wanted.uid})
+        wanted.presses += 1
+        data = {"uid": wanted.uid, "epoch": view["epoch"]}
+        try:
+            await self._ask(self._rng.choice(("reset", "soft-reboot")), data)
+        except VirtbusError as error:
+            if error.reason not in {"not_running", "paused", "moved", "outcome_unknown"}:
+                raise
+
+    async def _guest(self, wanted: Wanted, verb: str, **more: Any) -> None:
+        """What needs a guest, or none: a refusal leaves all as it is."""
+        try:
+            self._accepted(wanted, await self._change(wanted, verb, **more))
+        except VirtbusError as error:
+            if error.reason not in {"not_running", "running"}:
+                raise
+            wanted.in_doubt = False
 
     async def update(self, wanted: Wanted) -> None:
         """Read, change, write; a lost race is read again."""

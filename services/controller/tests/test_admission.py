@@ -50,6 +50,21 @@ def test_a_name_and_an_image_make_a_whole_vm() -> None:
     assert seed.hostname == "web"
 
 
+def test_a_container_disk_is_an_image_to_boot_from() -> None:
+    disk = {"image": "quay.io/team/web:1", "path": "/disk/a.qcow2"}
+    done = admit(
+        {"name": "web", "spec": {"volumes": [{"name": "r", "container_disk": disk}]}}, uid(1)
+    )
+    assert done.spec.volumes[0].image_ref == "docker://quay.io/team/web:1#/disk/a.qcow2"
+    assert done.spec.domain.devices.disks[0].name == "r"
+    assert done.spec.local_disks == ("r",)
+    both = {"volumes": [ROOT | {"container_disk": disk}]}
+    assert paths({"name": "web", "spec": both}) == ["spec.volumes[0]"]
+    bad = {"volumes": [{"name": "r", "container_disk": {"image": "Quay/X", "path": "disk"}}]}
+    where = "spec.volumes[0].container_disk"
+    assert paths({"name": "web", "spec": bad}) == [f"{where}.image", f"{where}.path"]
+
+
 def test_shorthand_becomes_the_spec() -> None:
     done = admitted(
         cpus=3, memory="1GiB", disk="8GiB", network="blue", ssh_keys=[SSH_KEY], uid=uid(9)

@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any
 
-from services.controller.tests.fleets import record, status, uid
+import pytest
+from services.controller.tests.fleets import node, record, status, uid
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Entry, EntryKind
@@ -13,6 +14,7 @@ from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
+from virtbus.schemas.node import Fence, NodeWish
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
@@ -58,3 +60,45 @@ async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
     left = await bus.get(subjects.vm_record("n1", uid(1)))
     assert left is not None
     assert left.kind is EntryKind.PUT
+
+
+async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bool) -> bool:
+    """True when a sweep removes a status without a record."""
+    fleet, one = Fleet(), record(1)
+    key = subjects.vm_record("n1", uid(1))
+    if deleted:
+        await bus.put(key, encode(one))
+        await bus.purge(key)
+    there = await bus.put(subjects.vm_status("n1", uid(1)), encode(status(one)))
+    fleet.put_status(subjects.vm_status("n1", uid(1)), encode(status(one)), there)
+    now_s = asyncio.get_running_loop().time()
+    fleet.quiet_since_s = now_s if heard else now_s - 3600
+    if heard:
+        fleet.put_node(subjects.node_record("n1"), encode(node()), now_s, 0)
+    if fenced:
+        proof = Fence(by="operator", why="off", time_ns=1)
+        fleet.wish(NodeWish(node="n1", fenced=proof), 1)
+    endings = Endings(bus, fleet, Facts(bus))
+    assert await endings.sweep(grace_s=60) == 0
+    removed = await endings.sweep(grace_s=0)
+    entry = await bus.get(subjects.vm_status("n1", uid(1)))
+    assert entry is not None
+    assert removed == (entry.kind is EntryKind.PURGE)
+    return bool(removed)
+
+
+@pytest.mark.parametrize(
+    ("heard", "fenced", "deleted", "goes"),
+    [
+        (True, False, True, True),
+        (False, False, True, False),
+        (True, True, True, False),
+        (True, False, False, False),
+    ],
+    ids=["left behind", "node silent", "node fenced", "record lost by the bus"],
+)
+async def test_a_status_that_came_behind_its_purge_goes(
+    *, heard: bool, fenced: bool, deleted: bool, goes: bool
+) -> None:
+    bus = MemoryBus(MemoryServer())
+    assert await _left_behind(bus, heard=heard, fenced=fenced, deleted=deleted) is goes

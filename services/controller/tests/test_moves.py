@@ -117,3 +117,35 @@ async def test_the_fence_s_revision_is_two_below_that_of_what_was_moved_under_it
     entry = await bus.get(WISH)
     assert entry is not None
     assert entry.revision == moved.revision - 2
+
+
+async def test_an_unfence_and_the_end_of_a_delete_exclude_each_other_in_every_order() -> None:
+    async def scenario(gates: Gates) -> None:
+        server, held = await with_a_vm()
+        bus = MemoryBus(server)
+        fence = await bus.put(WISH, encode(FENCED))
+        commits = Commits(ScheduledBus(server, "deleter", gates))
+
+        async def unfence() -> None:
+            await ScheduledBus(server, "unfence", gates).purge(WISH, expect=fence)
+
+        results = await gates.run(
+            {"deleter": commits.finish(held, fence=(FENCED, fence)), "unfence": unfence()}
+        )
+        ended = isinstance(results["deleter"], int)
+        lifted = results["unfence"] is None
+        assert ended != lifted
+        assert records(server) == ([] if ended else [held.record])
+        assert ended or isinstance(results["deleter"], ConflictError)
+
+    assert await explore(scenario, pauses=3) > 3
+
+
+async def test_the_fence_s_revision_is_one_below_that_of_the_end_of_a_delete() -> None:
+    server, held = await with_a_vm()
+    bus = MemoryBus(server)
+    fence = await bus.put(WISH, encode(FENCED))
+    ended = await Commits(bus).finish(held, fence=(FENCED, fence))
+    entry = await bus.get(WISH)
+    assert entry is not None
+    assert entry.revision == ended - 1

@@ -145,6 +145,12 @@ def test_a_node_that_has_the_image_is_first(ref: str, held: dict[str, Any]) -> N
     assert place(wanted, nodes).nodes == ("n2", "n1")
 
 
+def test_a_node_that_has_the_container_image_is_first() -> None:
+    wanted = spec(volumes=[{"name": "root", "container_disk": {"image": "fedora"}}])
+    held = candidate("n2", image_names=("docker://docker.io/library/fedora:latest",))
+    assert place(wanted, [candidate("n1"), held]).nodes == ("n2", "n1")
+
+
 def test_a_node_without_its_services_is_last_however_empty() -> None:
     ready, away = ServiceState(state=NodeState.READY), ServiceState()
     nodes = [

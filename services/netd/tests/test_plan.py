@@ -17,7 +17,7 @@ from virtbus.netd.core.subnet import choose_address
 from virtbus.netd.core.token_bucket import TokenBucket
 from virtbus.netd.settings import Settings, host_dns
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.vm import check_mac
+from virtbus.schemas.network import check_mac
 
 A = "0192f0c1-2d3e-7abc-8def-00000000000a"
 B = "0192f0c1-2d3e-7abc-8def-00000000000b"

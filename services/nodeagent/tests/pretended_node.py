@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -10,6 +11,7 @@ from xml.etree import ElementTree as ET
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import EntryKind
 from virtbus.nodeagent.audit import Auditor
+from virtbus.nodeagent.core.metadata import parse
 from virtbus.nodeagent.core.ports import (
     DomainChange,
     DomainEvent,
@@ -72,7 +74,8 @@ class Domains:
         self._events: list[asyncio.Queue[DomainEvent]] = []
 
     def set(self, of: str, state: DomainState, ending: Ending = Ending.UNKNOWN) -> None:
-        self.there[of] = DomainFacts(of, state, ending)
+        known = self.there.get(of)
+        self.there[of] = DomainFacts(of, state, ending, known.metadata if known else None)
 
     def tell(self, event: DomainEvent) -> None:
         for queue in self._events:
@@ -94,12 +97,18 @@ class Domains:
         return self.there.get(of)
 
     async def define(self, xml: str) -> None:
-        of = str(ET.fromstring(xml).findtext("uuid"))
-        self.there.setdefault(of, DomainFacts(of, DomainState.SHUT_OFF))
+        domain = ET.fromstring(xml)
+        of = str(domain.findtext("uuid"))
+        known = self.there.get(of, DomainFacts(of, DomainState.SHUT_OFF))
+        ours = ET.tostring(domain.findall("metadata/*")[0], encoding="unicode")
+        self.there[of] = replace(known, metadata=parse(ours))
 
-    async def start(self, of: str) -> None:
+    async def start(self, of: str, *, paused: bool = False) -> None:
         self.done.append(("start", of))
-        self.set(of, DomainState.RUNNING)
+        self.set(of, DomainState.PAUSED if paused else DomainState.RUNNING)
+        if paused:
+            self.tell(DomainEvent(of, DomainChange.STARTED))
+            self.tell(DomainEvent(of, DomainChange.PAUSED))
 
     async def shutdown(self, of: str) -> bool:
         self.done.append(("shutdown", of))
@@ -111,10 +120,27 @@ class Domains:
             self.done.append(("destroy", of))
             self.set(of, DomainState.SHUT_OFF, Ending.ENDED)
 
+    async def suspend(self, of: str) -> None:
+        self.done.append(("suspend", of))
+        if self.there[of].state is DomainState.RUNNING:
+            self.set(of, DomainState.PAUSED)
+            self.tell(DomainEvent(of, DomainChange.PAUSED))
+
     async def resume(self, of: str) -> None:
         self.done.append(("resume", of))
-        self.set(of, DomainState.RUNNING)
-        self.tell(DomainEvent(of, DomainChange.RESUMED))
+        if self.there[of].state is DomainState.PAUSED:
+            self.set(of, DomainState.RUNNING)
+            self.tell(DomainEvent(of, DomainChange.RESUMED))
+
+    async def reset(self, of: str) -> bool:
+        return self._pressed("reset", of)
+
+    async def reboot(self, of: str) -> bool:
+        return self._pressed("reboot", of)
+
+    def _pressed(self, what: str, of: str) -> bool:
+        self.done.append((what, of))
+        return of in self.there and self.there[of].active
 
     async def undefine(self, of: str) -> None:
         self.there.pop(of, None)

@@ -9,6 +9,7 @@ import pytest
 from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
 from virtbus.nodeagent.core.slots import nic_devices
+from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.nodework import DiskFile
 from virtbus.schemas.vm import (
@@ -62,7 +63,7 @@ def inputs(spec: VmSpec, **more: object) -> DomainInputs:
     fields: dict[str, object] = {
         "record": record(spec),
         "disks": {
-            v.name: overlay(v.name, "ab" if v.image else "")
+            v.name: overlay(v.name, "ab" if v.image_ref else "")
             for v in spec.volumes
             if v.cloud_init_no_cloud is None
         },
@@ -144,6 +145,13 @@ def test_domain_is_valid_by_libvirts_own_schema(name: str) -> None:
         check=False,
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_a_container_disk_is_an_overlay_to_boot_from_as_an_image_is() -> None:
+    container = Volume(name="root", container_disk=ContainerDisk(image="quay.io/team/web:1"))
+    spec = BARE.model_copy(update={"volumes": (container,)})
+    assert render(inputs(spec)) == render(inputs(BARE))
+    assert 'order="1"' in render(inputs(spec))
 
 
 def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:

@@ -47,6 +47,19 @@ async def test_what_the_console_says_later_counts_too(reach: Reach, log: Path) -
     assert waiting.result() == "GuestSaysReady"
 
 
+async def test_what_the_console_said_before_a_reboot_does_not_count(
+    reach: Reach, log: Path
+) -> None:
+    log.write_text("GUEST-READY\n")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        waiting = group.create_task(reach.answers(UID, tuple, rebooted=True))
+        await asyncio.sleep(0.6)  # it looks each quarter of a second
+        assert not waiting.done()
+        with log.open("a") as more:
+            more.write("booting\nGUEST-READY\n")
+    assert waiting.result() == "GuestSaysReady"
+
+
 async def test_a_silent_guest_is_not_ready(reach: Reach) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.6):

@@ -19,13 +19,13 @@ class SlowToStart(Domains):
         self._there = there
         self.asked, self.go = asyncio.Event(), asyncio.Event()
 
-    async def start(self, of: str) -> None:
+    async def start(self, of: str, *, paused: bool = False) -> None:
         if self._there:
-            await super().start(of)
+            await super().start(of, paused=paused)
         self.asked.set()
         await self.go.wait()
         if not self._there:
-            await super().start(of)
+            await super().start(of, paused=paused)
 
 
 @pytest.fixture

@@ -260,19 +260,18 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
             nonce = entry.value
     for stream, config in node_consumers(node):
         watches = stream != COMMANDS.upper()
-        await _ensure_consumer(admin, stream, config | (_IN_MEMORY if watches else {}))
+        in_memory = _IN_MEMORY if watches and admin.clustered else {}
+        await _ensure_consumer(admin, stream, config | in_memory)
     return nonce
 
 
 async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
-    name = config["durable_name"]
-    if not admin.clustered:
-        config = {key: value for key, value in config.items() if key not in _IN_MEMORY}
+    """Create or update one; what an older version made keeps its storage."""
     try:
         await admin.js_api(
-            f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
+            f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
             {"stream_name": stream, "config": config, "action": ""},
         )
     except ApiError as error:
         if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
-            raise  # one that an older version made keeps its storage
+            raise

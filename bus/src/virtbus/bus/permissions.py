@@ -110,7 +110,7 @@ def _watched(inbox_prefix: str) -> tuple[str, ...]:
 
 
 def client(user: str = CLIENT) -> Role:
-    """People and the CLI (`client`), bridges: the API, consoles and logs, and what may be watched.
+    """People and the CLI (`client`), bridges: the API, consoles, logs, guests, and all facts.
 
     The client's inbox prefix is NATS's own default, so that `nats req` works without options.
     """

@@ -47,6 +47,7 @@ def listing(invocation: Invocation) -> None:
         """
         virtbus image pull tiny
         virtbus image pull https://images.example/debian-12.qcow2@sha256:… --node n1
+        virtbus image pull docker://quay.io/containerdisks/fedora:40
         """
     ),
 )
@@ -60,7 +61,10 @@ def listing(invocation: Invocation) -> None:
 @click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="How long to wait.")
 @verb
 def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) -> None:
-    """Fetch the image REF (a name or URL, may end in @sha256:<digest>) onto nodes."""
+    """Fetch the image REF (a name or URL, may end in @sha256:<digest>) onto nodes.
+
+    A docker:// URL names a container image that holds a disk in /disk; `#/path/in/it` another file.
+    """
     job = uuid7()
     steps = Steps(shown=invocation.for_eyes)
     reports = _Reports(steps)

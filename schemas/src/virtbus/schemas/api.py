@@ -82,6 +82,27 @@ class VmStop(VmRef):
     grace_s: Count | None = Field(None, ge=0, le=86_400)
 
 
+class VmStart(VmRef):
+    """`vm.start`. `paused`: leave the guest paused; default: as the spec's start_strategy says."""
+
+    paused: bool | None = None
+
+
+class VmRestart(VmRef):
+    """`vm.restart`: end the guest, `grace_s` as in `vm.delete`, and start it anew."""
+
+    grace_s: Count | None = Field(None, ge=0, le=86_400)
+
+
+class VmCommand(VmRef):
+    """`vm.reset`, `vm.soft-reboot`: once, on the guest that runs now; safe to repeat by request id.
+
+    `epoch` is the view's: with it a guest that runs elsewhere by then is refused (409 `moved`).
+    """
+
+    epoch: Count | None = Field(None, ge=1)
+
+
 class VmMove(VmRef):
     """`vm.move`: stop the VM, start it on `to` (default: the best other node) from its images."""
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from virtbus.schemas import api, events, image, lease, node, nodework, storage, subjects, vm
+from virtbus.schemas import api, events, guest, image, lease, node, nodework, storage, subjects, vm
 from virtbus.schemas.ids import name_token
 
 _SAMPLES = {
@@ -139,6 +139,8 @@ _ASKERS = {
     "records": "controller",
     "join": "controller",
     "audit": "controller",
+    "guest": "client",
+    "command": "controller",
     "inspect": "tools and tests",
 }
 
@@ -167,8 +169,13 @@ CHANNELS: tuple[Channel, ...] = (
     _api("vm", "watch", api.VmWatch, api.WatchReply, "A list, then each change."),
     _api("vm", "update", api.VmUpdate, vm.VmView, "Change a VM over the revision that was read."),
     _api("vm", "delete", api.VmDelete, vm.VmView, "End a VM and all that is its."),
-    _api("vm", "start", api.VmRef, vm.VmView, "Let the guest run."),
+    _api("vm", "start", api.VmStart, vm.VmView, "Let the guest run."),
     _api("vm", "stop", api.VmStop, vm.VmView, "Let the guest halt."),
+    _api("vm", "restart", api.VmRestart, vm.VmView, "End the guest and start it again."),
+    _api("vm", "pause", api.VmRef, vm.VmView, "Let the guest's CPUs stand still."),
+    _api("vm", "unpause", api.VmRef, vm.VmView, "Let a paused guest go on."),
+    _api("vm", "reset", api.VmCommand, vm.VmView, "Press the guest's reset button."),
+    _api("vm", "soft-reboot", api.VmCommand, vm.VmView, "Ask the guest to boot anew."),
     _api("vm", "move", api.VmMove, vm.VmView, "Stop a VM and start it on another node."),
     _api("vm", "events", api.EventList, api.EventPage, "Stored facts of a VM, or of all."),
     _api("node", "list", api.Empty, api.NodePage, "The nodes, with what is promised on them."),
@@ -285,6 +292,8 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "records", nodework.RecordsRead, nodework.KnownRecords, "What the host knows."),
     _rpc("agent", "audit", nodework.Audit, nodework.Audited, "Host against records."),
     _rpc("agent", "join", nodework.JoinBus, nodework.JoinedBus, "Follow a bus made anew."),
+    _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "What a guest says of itself."),
+    _rpc("agent", "command", nodework.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
     _rpc("agent", "console", nodework.ConsoleOpen, nodework.ConsoleData, "A serial console."),
     _rpc("agent", "logs", nodework.LogsRead, nodework.ConsoleData, "A console's log."),
     _said(

@@ -97,6 +97,14 @@ _VALUES: dict[str, Any] = {
     "VmView.state": "Running",
     "VmSpec.volumes": [
         {"name": "root", "image": {"ref": f"debian/12@{DIGEST}", "size": 8 * 1024**3}},
+        {
+            "name": "tools",
+            "container_disk": {
+                "image": "quay.io/team/tools:2",
+                "path": "/disk/tools.qcow2",
+                "image_pull_policy": "Always",
+            },
+        },
         {"name": "data", "empty_disk": {"capacity": 1024**3}},
         {
             "name": "cloudinit",

@@ -6,17 +6,23 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
+from virtbus.schemas.container import parse_locator
 from virtbus.schemas.model import Fact
 
 _NAME = re.compile(
     r"^[a-z0-9][a-z0-9._-]{0,127}(/[a-z0-9][a-z0-9._-]{0,127}){0,7}(:[A-Za-z0-9._-]{1,127})?$"
 )
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
-_SCHEMES = ("http://", "https://", "file://")
+_UNPRINTABLE = re.compile(r"[\x00-\x20\x7f]")
+_SCHEMES = ("http://", "https://", "file://", CONTAINER_SCHEME)
 
 
 class ImageSource(NamedTuple):
-    """A parsed reference: `locator` is a URL or a name, `digest` the pinned `sha256:<hex>`."""
+    """A parsed reference: `locator` is a URL or a name, `digest` the pinned `sha256:<hex>`.
+
+    The digest of a container image (`docker://…`) is that of its manifest, else of the file.
+    """
 
     locator: str
     digest: str | None
@@ -25,14 +31,23 @@ class ImageSource(NamedTuple):
     def is_url(self) -> bool:
         return self.locator.startswith(_SCHEMES)
 
+    @property
+    def is_container(self) -> bool:
+        return self.locator.startswith(CONTAINER_SCHEME)
+
+    @property
+    def ref(self) -> str:
+        """The reference, which `parse_image_ref` reads back."""
+        return self.locator if self.digest is None else f"{self.locator}@{self.digest}"
+
 
 def parse_image_ref(text: str) -> ImageSource:
-    """Split `name|URL[@sha256:<hex>]`.
+    """Split `name|URL[@sha256:<hex>]`; a container image's URL gets its registry and tag.
 
     Raises:
         ValueError: unlisted scheme, malformed name, malformed digest, or control characters.
     """
-    if not text or any(ord(c) <= 32 or ord(c) == 127 for c in text):
+    if not text or _UNPRINTABLE.search(text):
         msg = "must be an image name or URL without spaces or control characters"
         raise ValueError(msg)
     locator, at, digest = text.rpartition("@")
@@ -43,25 +58,26 @@ def parse_image_ref(text: str) -> ImageSource:
         raise ValueError(msg)
     if "://" in locator:
         if not locator.startswith(_SCHEMES):
-            msg = "the URL scheme must be http, https or file"
+            msg = "the URL scheme must be http, https, file or docker (an image in a registry)"
             raise ValueError(msg)
+        if locator.startswith(CONTAINER_SCHEME):
+            locator = parse_locator(locator, pinned=bool(digest)).locator
     elif _NAME.fullmatch(locator) is None:
-        msg = "must be a name such as tiny or debian/12, or an http(s):// or file:// URL"
+        msg = "must be a name such as tiny or debian/12, or an http(s)://, docker:// or file:// URL"
         raise ValueError(msg)
     return ImageSource(locator, digest or None)
 
 
 def check_image_ref(text: str) -> str:
-    """Return `text` if `parse_image_ref` accepts it."""
-    parse_image_ref(text)
-    return text
+    """Return `text` as `parse_image_ref` understands it."""
+    return parse_image_ref(text).ref
 
 
 ImageRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_image_ref)]
 
 
 def check_stored_ref(text: str) -> str:
-    """Return `text` if it is a reference, or the digest of an image."""
+    """Return `text` as a reference, or as the digest of an image."""
     return text if _DIGEST.fullmatch(text) else check_image_ref(text)
 
 

@@ -1,8 +1,28 @@
 """A VM's network as services tell each other of it."""
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints
 
 from virtbus.schemas.model import Fact
+
+
+def check_mac(text: str) -> str:
+    """Return the unicast MAC in lower case, else raise ValueError (NET-05)."""
+    lowered = text.lower()
+    octets = lowered.split(":")
+    if len(octets) != 6 or any(
+        len(o) != 2 or not set(o) <= set("0123456789abcdef") for o in octets
+    ):
+        msg = "must be a MAC address such as 02:00:5e:10:00:01"
+        raise ValueError(msg)
+    if int(octets[0], 16) & 1 or lowered == "00:00:00:00:00:00":
+        msg = "must be a unicast MAC address, not a multicast, broadcast or zero one"
+        raise ValueError(msg)
+    return lowered
+
+
+Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]
 
 
 class InterfaceStatus(Fact):

@@ -1,6 +1,7 @@
 """What the services of one node say to each other (`virtbus.node.<id>.…`)."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -36,6 +37,15 @@ class Released(Fact):
     """Nothing that bears `uid` is left (or ever was)."""
 
     uid: str
+
+
+class GuestCommand(Fact):
+    """`rpc.agent.command`: do `verb` on the guest that runs under `epoch`, once for each `id`."""
+
+    uid: str
+    epoch: int
+    verb: Literal["reset", "soft-reboot"]
+    id: str
 
 
 class Inspect(Fact):

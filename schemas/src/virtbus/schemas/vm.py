@@ -7,12 +7,14 @@ bridge translates names and invents nothing.
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
+from virtbus.schemas.container import ContainerDisk
+from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import Command, Fact
-from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.network import InterfaceStatus, Mac
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.states import VmState
 
@@ -34,25 +36,8 @@ Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[str, str], Field(max_length=64)]
 
 
-def check_mac(text: str) -> str:
-    """Return the unicast MAC in lower case, else raise ValueError (NET-05)."""
-    lowered = text.lower()
-    octets = lowered.split(":")
-    if len(octets) != 6 or any(
-        len(o) != 2 or not set(o) <= set("0123456789abcdef") for o in octets
-    ):
-        msg = "must be a MAC address such as 02:00:5e:10:00:01"
-        raise ValueError(msg)
-    if int(octets[0], 16) & 1 or lowered == "00:00:00:00:00:00":
-        msg = "must be a unicast MAC address, not a multicast, broadcast or zero one"
-        raise ValueError(msg)
-    return lowered
-
-
 SshKey = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")]
 """One line of an authorized_keys file (INJ-10)."""
-
-Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)]
 
 
 class RunStrategy(StrEnum):
@@ -182,8 +167,15 @@ class Volume(Command):
 
     name: Id
     image: ImageVolume | None = None
+    container_disk: ContainerDisk | None = None
     empty_disk: EmptyDisk | None = None
     cloud_init_no_cloud: CloudInitNoCloud | None = None
+
+    @property
+    def image_ref(self) -> str:
+        """The image that the disk is an overlay of, or empty."""
+        source = self.image or self.container_disk
+        return source.ref if source is not None else ""
 
 
 class Network(Command):
@@ -212,6 +204,8 @@ class VmSpec(Command):
     """What a VM shall be."""
 
     run_strategy: RunStrategy = RunStrategy.ALWAYS
+    start_strategy: Literal["Paused"] | None = None
+    """Paused: each start leaves the guest paused before its first instruction, as KubeVirt's."""
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=24)
     networks: tuple[Network, ...] = Field((), max_length=8)
@@ -259,8 +253,14 @@ class VmRecord(Fact):
     power_epoch: int = 0
     """Rises with every start or stop, so that a start of a VM that stopped by itself is seen."""
     stop_grace_s: int | None = None
+    restart_epoch: int = 0
+    """The power epoch of the last restart: a guest that was started for an earlier one ends."""
+    paused: bool = False
+    """Whether the guest's CPUs should stand still, also those of its next run (ADR 0021)."""
+    pause_epoch: int = 0
+    """Rises with every pause and unpause, so that a guest paused by others is let go on."""
     requests: tuple[str, ...] = ()
-    """Ids of the last starts, stops, moves and deletes: one that comes again changes nothing."""
+    """Ids of the last changes but updates: one that comes again changes nothing."""
     deleting: bool = False
     delete_grace_s: int | None = None
     leaving: bool = False
@@ -330,6 +330,7 @@ class VmStatus(Fact):
     epoch: int
     generation: int
     power_epoch: int = 0
+    pause_epoch: int = 0
     state: VmState
     reason: str = ""
     message: str = ""
@@ -340,6 +341,10 @@ class VmStatus(Fact):
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0
+    reboots: int = 0
+    """How often this run of the guest booted anew, asked to or by itself; `rebooted_ns`: last."""
+    rebooted_ns: int | None = None
+    last_end: GuestEnd | None = None
     released: bool = False
     """True when nothing of the VM is left on the host: the controller may purge the record."""
     refused: bool = False
@@ -370,7 +375,13 @@ class VmView(Fact):
     message: str = ""
     deleting: bool = False
     powered: bool = True
+    paused: bool = False
+    caught_up: bool = True
+    """Its node has acted on the last start, stop, restart, pause and unpause."""
     restarts: int = 0
+    reboots: int = 0
+    rebooted_ns: int | None = None
+    last_end: GuestEnd | None = None
     interfaces: tuple[InterfaceStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()
     accelerator: str = ""

@@ -257,16 +257,24 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
     return Detail(path=path, message=message, hint=hint)
 
 
-HASHED_WHEN_SET = frozenset({"eviction_strategy", "placement"})
-"""Top-level fields that came after the first release: unset they leave older hashes as they are."""
+HASHED_WHEN_SET = frozenset({"eviction_strategy", "placement", "start_strategy", "container_disk"})
+"""Fields that came after the first release: unset they leave older hashes as they are."""
 
 
 def spec_hash(value: BaseModel) -> str:
     """Hex SHA-256 over the canonical JSON of a model: equal for equal meaning."""
-    plain = {
-        key: field
-        for key, field in value.model_dump(mode="json").items()
-        if field is not None or key not in HASHED_WHEN_SET
-    }
+    plain = _hashed(value.model_dump(mode="json"))
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _hashed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_hashed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _hashed(field)
+        for key, field in value.items()
+        if field is not None or key not in HASHED_WHEN_SET
+    }

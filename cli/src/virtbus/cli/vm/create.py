@@ -55,7 +55,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     "keys",
     multiple=True,
     metavar="FILE|KEY",
-    help="Public key; repeatable. In the guest tiny it lets root in: ssh root@ADDRESS.",
+    help="Public key; repeatable. It lets root into tiny, and the user debian into debian.",
 )
 @click.option("--user-data", metavar="FILE", help="cloud-init user data; - is standard input.")
 @click.option(

@@ -1,4 +1,4 @@
-"""What start and stop share: send the wish, then wait for the state that it names."""
+"""What start, stop, restart and pause share: send the wish, then wait for what it asks for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,19 +15,31 @@ def switch(
     invocation: Invocation,
     wish: str,
     query: Mapping[str, Any],
-    goals: frozenset[str],
+    goals: frozenset[str] | None,
     timeout_s: float | None,
 ) -> None:
-    """Ask `vm.<wish>` and show the VM; with `timeout_s` once its state is one of `goals`."""
+    """Ask `vm.<wish>` and show the VM; with `timeout_s` once its state is one of `goals`.
+
+    `goals` None: Running, or Paused where the answer says that its start leaves it so.
+    """
     answer = invocation.call("vm", wish, query)
     view: Mapping[str, Any] = answer.get("vm") or answer
     if timeout_s is not None:
-        view = _reached(invocation, view, goals, timeout_s, query.get("grace_s"))
+        goals = goals or frozenset({"Paused" if view.get("paused") else "Running"})
+        view = _reached(invocation, wish, view, goals, timeout_s, query.get("grace_s"))
+    invocation.show(view, lambda: views.table([view]))
+
+
+def press(invocation: Invocation, wish: str, query: Mapping[str, Any]) -> None:
+    """Ask `vm.<wish>` of the guest that is there now, once, and show the VM."""
+    now = invocation.call("vm", "get", query)
+    view = invocation.call("vm", wish, dict(query) | {"epoch": now.get("epoch")})
     invocation.show(view, lambda: views.table([view]))
 
 
 def _reached(
     invocation: Invocation,
+    wish: str,
     view: Mapping[str, Any],
     goals: frozenset[str],
     timeout_s: float,
@@ -42,6 +54,10 @@ def _reached(
             raise CliError(Exit.NOT_FOUND, "deleted", f"{name} was deleted meanwhile")
         # before the node has seen this wish, the state still answers the one before
         if int(seen.get("observed_generation") or 0) < generation:
+            return False
+        # a guest that fails meanwhile never comes to be paused; else Failed is of the time before
+        failed = views.state(seen) == "Failed" and wish in {"pause", "unpause"}
+        if seen.get("caught_up") is False and not failed:
             return False
         if views.state(seen) == "Failed" and "Failed" not in goals:
             why = seen.get("message") or seen.get("reason") or "no reason is known"

@@ -100,7 +100,7 @@ def node_subject(view: Mapping[str, Any], verb: str) -> str:
         raise CliError(
             Exit.REFUSED,
             "not_placed",
-            f"{name} has no node yet, so it has no console",
+            f"{name} has no node yet, so nothing of it runs",
             hint=f"`virtbus vm get {name}` says what it waits for",
         )
     return f"virtbus.node.{node}.rpc.agent.{verb}"

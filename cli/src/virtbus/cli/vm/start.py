@@ -12,18 +12,26 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
     epilog=examples(
         """
         virtbus vm start web
+        virtbus vm start web --paused        then: virtbus vm unpause web
         virtbus vm start web --no-wait
         """
     )
 )
 @name_argument
+@click.option("--paused", is_flag=True, help="Leave it paused before its first instruction.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it runs.")
 @click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
 @namespace_option
 @verb
 def command(
-    invocation: Invocation, *, name: str, wait: bool, timeout: float, namespace: str
+    invocation: Invocation,
+    *,
+    name: str,
+    paused: bool,
+    wait: bool,
+    timeout: float,
+    namespace: str,
 ) -> None:
     """Start the stopped VM NAME with the disk it had."""
-    timeout_s = timeout if wait else None
-    switch(invocation, "start", ref(name, namespace), frozenset({"Running"}), timeout_s)
+    query = ref(name, namespace) | ({"paused": True} if paused else {})
+    switch(invocation, "start", query, None, timeout if wait else None)

@@ -41,6 +41,8 @@ def image(view: Mapping[str, Any]) -> str:
     for volume in (view.get("spec") or {}).get("volumes") or ():
         if volume.get("image"):
             return str(volume["image"].get("ref", ""))
+        if volume.get("container_disk"):
+            return str(volume["container_disk"].get("image", ""))
     return "-"
 
 
@@ -130,6 +132,15 @@ def describe(view: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _last_end(view: Mapping[str, Any]) -> str:
+    """How the last run of the guest ended, and when."""
+    end = view.get("last_end")
+    if not end:
+        return ""
+    asked = "as asked" if end.get("asked") else "by itself or from outside"
+    return f"{end.get('how')} {asked}, {units.ago(end.get('at_ns'))} ago"
+
+
 def _facts(view: Mapping[str, Any]) -> list[tuple[str, object]]:
     labels = view.get("labels") or {}
     return [
@@ -147,6 +158,8 @@ def _facts(view: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("Labels", ", ".join(f"{k}={v}" for k, v in labels.items())),
         ("Created", units.ago(view.get("created_ns")) + " ago"),
         ("Running for", units.ago(view.get("started_ns")) if view.get("started_ns") else ""),
+        ("Reboots", view.get("reboots") or ""),
+        ("Last end", _last_end(view)),
         ("Uid", view.get("uid")),
         ("Revision", view.get("revision")),
     ]

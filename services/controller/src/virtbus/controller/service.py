@@ -25,6 +25,8 @@ from virtbus.controller.edge.rebuild import Rebuilds
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.vm_api import VmApi
+from virtbus.controller.edge.vm_commands import VmCommands
+from virtbus.controller.edge.vm_power import VmPower
 from virtbus.controller.edge.watching import Watches
 from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
@@ -35,10 +37,11 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 WATCHERS_INTERVAL_S = 5.0
-READS = frozenset({"get", "list", "events", "status", "pull"})
+READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot"})
 """Verbs that store nothing on the bus; the others are told where it does not store.
 
-`image pull` and `image delete` ask nodes; a delete goes through the guard without need or harm.
+Commands, `image pull` and `image delete` ask nodes; the last goes through the guard without need
+or harm.
 """
 
 
@@ -70,6 +73,8 @@ class Controller:
             self._storage,
             strict=settings.overcommit is Overcommit.STRICT,
         )
+        self._power = VmPower(self._vms, self._fleet)
+        self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
         self._nodes = NodeApi(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
@@ -115,6 +120,7 @@ class Controller:
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about = self._vms, self._nodes, self._about
+        power, commands = self._power, self._commands
         limit = self._settings.requests_at_once
         handlers: dict[tuple[str, str], Handler] = {
             ("vm", "create"): vms.create,
@@ -122,8 +128,13 @@ class Controller:
             ("vm", "list"): vms.list,
             ("vm", "update"): vms.update,
             ("vm", "delete"): vms.delete,
-            ("vm", "start"): vms.start,
-            ("vm", "stop"): vms.stop,
+            ("vm", "start"): power.start,
+            ("vm", "stop"): power.stop,
+            ("vm", "restart"): power.restart,
+            ("vm", "pause"): power.pause,
+            ("vm", "unpause"): power.unpause,
+            ("vm", "reset"): commands.reset,
+            ("vm", "soft-reboot"): commands.soft_reboot,
             ("vm", "move"): vms.move,
             ("vm", "events"): about.events,
             ("node", "list"): nodes.list,

@@ -104,7 +104,12 @@ async def serve(settings: Settings) -> None:
         await NodeAgent(
             tools,
             Liveness(bus, settings, facts),
-            AgentRpc(bus, settings.node, Consoles(files.console_socket, files.console_log)),
+            AgentRpc(
+                bus,
+                settings.node,
+                Consoles(files.console_socket, files.console_log),
+                None if settings.simulate else hypervisor.guests,
+            ),
             auditor=None
             if settings.simulate
             else Auditor(bus, settings.node, hypervisor, files, settings.state_dir),

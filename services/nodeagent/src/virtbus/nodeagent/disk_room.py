@@ -28,7 +28,7 @@ async def go_on(
         if waits != guest.seen.disk_waits:
             guest.seen.disk_waits = waits
             guest.report()
-        if not waits:
+        if not waits or guest.record.paused:
             continue
         try:
             await hypervisor.resume(facts.uid)

@@ -4,19 +4,21 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virtbus.bus import tracing
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import BusError
-from virtbus.nodeagent.core.domain_xml import DomainInputs, domain_name, render
 from virtbus.nodeagent.core.lifecycle import Event, Phase
-from virtbus.nodeagent.core.slots import nic_devices
+from virtbus.nodeagent.core.recovery import FOUND
+from virtbus.nodeagent.pausing import follow
+from virtbus.nodeagent.starting import arm, define, has_nics
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.events import Kind
-from virtbus.schemas.nodework import Arm, ArmNic, NetReady, Release
+from virtbus.schemas.nodework import NetReady, Release
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import read
 
@@ -128,7 +130,7 @@ class Doing:
         with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
             try:
                 await self._save()
-                net = await guest.net.get(record, ask_after_s=after_s) if _nics(record) else None
+                net = await guest.net.get(record, ask_after_s=after_s) if has_nics(record) else None
                 await self._seed(record, net)
                 await guest.image.get(record, ask_after_s=after_s)
             except VirtbusError as error:
@@ -182,11 +184,12 @@ class Doing:
         begun_s = loop.time()
         with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
             try:
-                await self._define(record)
-                await self._arm(record)
+                await define(record, guest, tools)
+                await arm(record, guest, tools)
                 await tools.files.new_boot(record.uid)
                 with tracing.span("libvirt create", uid=record.uid):
-                    await tools.hypervisor.start(record.uid)
+                    still = guest.record.paused
+                    await tools.hypervisor.start(record.uid, paused=still)
             except VirtbusError as error:
                 if guest.phase is Phase.STARTING:  # else it was us who ended it
                     guest.failed(error, Kind.DOMAIN_FAILED)
@@ -194,53 +197,9 @@ class Doing:
                 guest.post(Event.START_LATER if later else Event.START_FAILED)
                 return
         guest.seen.domain_hash = guest.wanted_hash
-        guest.post(Event.STARTED)
+        guest.started(record, paused=still)
         took_ms = round((loop.time() - begun_s) * 1000, 1)
         tools.facts.emit(Kind.DOMAIN_STARTED, record, took_ms=took_ms)
-
-    async def _define(self, record: VmRecord) -> None:
-        tools, image = self._tools, self._guest.image.latest
-        if image is None:
-            raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")
-        self._guest.seen.accelerator = tools.accelerator(record)
-        with tracing.span("libvirt define", uid=record.uid):
-            await tools.hypervisor.define(
-                render(
-                    DomainInputs(
-                        record=record,
-                        disks=dict(image.disks),
-                        seeds=tools.seeds.paths(record),
-                        console_socket=tools.files.console_socket(record.uid),
-                        console_log=tools.files.console_log(record.uid),
-                        accelerator=self._guest.seen.accelerator,
-                        emulator=str(tools.settings.wrapper),
-                        skip_cpu_queries=tools.settings.fast_start,
-                    )
-                )
-            )
-        tools.facts.emit(Kind.DOMAIN_DEFINED, record)
-
-    async def _arm(self, record: VmRecord) -> None:
-        net = self._guest.net.latest
-        if net is None and _nics(record):
-            message = "the network is not ready; tried again"
-            raise VirtbusError(Code.UNAVAILABLE, "no_network", message)
-        if net is None:
-            return
-        devices = nic_devices(len(net.interfaces))
-        nics = tuple(
-            ArmNic(device=device, mac=interface.mac)
-            for device, interface in zip(devices, net.interfaces, strict=True)
-        )
-        await self._tools.netd.arm(
-            Arm(
-                uid=record.uid,
-                epoch=record.epoch,
-                domain_name=domain_name(record.uid),
-                nics=nics,
-                traceparent=tracing.current_traceparent(),
-            )
-        )
 
     def await_start(self) -> None:
         self._spawn("start", self._await_start, Event.START_LATER)
@@ -252,11 +211,26 @@ class Doing:
         while loop.time() < limit_s:
             facts = await self._tools.hypervisor.facts(self._record.uid)
             if facts is None or not facts.starting:
-                running = facts is not None and facts.active
-                self._guest.post(Event.STARTED if running else Event.START_LATER)
+                came = FOUND[facts.state] if facts is not None and facts.active else None
+                self._guest.post(came or Event.START_LATER)
                 return
             await asyncio.sleep(RETRY_S[0])
         self._guest.post(Event.START_LATER)
+
+    def confirm(self) -> None:
+        self._spawn("confirm", self._confirm)
+
+    async def _confirm(self) -> None:
+        """A start is asked of a guest that runs, as far as we know: its end may be unheard."""
+        uid = self._record.uid
+        for delay_s in delays(*RETRY_S, self._tools.bus.sources):
+            try:
+                self._guest.confirmed(await self._tools.hypervisor.facts(uid))
+            except VirtbusError as error:
+                log.info("asked again: %s", error, extra={"code": error.reason, "uid": uid})
+                await asyncio.sleep(delay_s)
+            else:
+                return
 
     # --- while it runs --------------------------------------------------------------------
     def running(self) -> None:
@@ -264,8 +238,15 @@ class Doing:
         self._stop("prepare")
         self._spawn("ready", self._await_ready)
 
+    def follow_pause(self) -> None:
+        running = self._tasks.get("pause")
+        if running is None or running.done():
+            work = partial(follow, self._guest, self._tools)
+            self._spawn("pause", lambda: self._until_done(work))
+
     def not_running(self) -> None:
-        self._stop("ready")
+        for name in ("ready", "confirm", "pause"):
+            self._stop(name)
 
     async def _await_ready(self) -> None:
         guest = self._guest
@@ -276,7 +257,9 @@ class Doing:
         record = guest.record
         with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
             guest.seen.ready = await self._tools.reach.answers(
-                record.uid, lambda: guest.net.latest.interfaces if guest.net.latest else ()
+                record.uid,
+                lambda: guest.net.latest.interfaces if guest.net.latest else (),
+                rebooted=guest.seen.boots_anew,
             )
         guest.seen.ready_ns = self._tools.bus.sources.time_ns()
         self._tools.facts.emit(Kind.GUEST_READY, record, reason=guest.seen.ready)
@@ -286,7 +269,7 @@ class Doing:
         """An adopted guest: what netd and imaged hold for it (which also brings DHCP back)."""
         record = self._record
         try:
-            if _nics(record):
+            if has_nics(record):
                 await self._guest.net.get(record, ask_after_s=0.0)
             await self._guest.image.get(record, ask_after_s=0.0)
         except VirtbusError as error:
@@ -394,7 +377,3 @@ class Doing:
                 await asyncio.sleep(delay_s)
             else:
                 return
-
-
-def _nics(record: VmRecord) -> bool:
-    return bool(record.spec.domain.devices.interfaces)

@@ -7,11 +7,17 @@ reaches a VM whatever it is waiting for.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
+from virtbus.nodeagent.asked import Asked
 from virtbus.nodeagent.core.lifecycle import (
+    ASKED_AGAIN,
+    ENDINGS,
+    GOING,
+    HELD_BACK,
     STABLE_S,
+    UP,
     VISIBLE,
+    WAY_DOWN,
     Action,
     Event,
     Phase,
@@ -20,36 +26,22 @@ from virtbus.nodeagent.core.lifecycle import (
 )
 from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.core.recovery import UP, ended_before, missed, untold
+from virtbus.nodeagent.core.recovery import WAS_UP, ended_before, missed, untold
 from virtbus.nodeagent.core.seen import READY, Seen, conditions
-from virtbus.nodeagent.core.wishes import SETTLED, Taken, grace_s, taken, wish
+from virtbus.nodeagent.core.wishes import SETTLED, comes_at_rest, grace_s
 from virtbus.nodeagent.doing import Doing
+from virtbus.nodeagent.noting import Happened, note, rebooted
 from virtbus.nodeagent.parts import Awaited
 from virtbus.nodeagent.status import StatusWriter
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.vm import GUEST_ENDED, VmRecord, VmStatus
+from virtbus.schemas.vm import VmRecord, VmStatus
 
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
-ENDINGS = frozenset({Event.SHUT_DOWN, Event.ENDED, Event.CRASHED})
-HELD_BACK = frozenset(
-    {
-        Event.RUN,
-        Event.HALT,
-        Event.DELETE,
-        Event.PURGED,
-        Event.RETRY,
-        Event.PARTS_READY,
-    }
-)
-"""What would start or end a guest: it waits for as long as the VM is held."""
-WAY_DOWN = frozenset({Phase.STOPPING, Phase.ENDING})
-GOING = frozenset({Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE})
-"""A delete that was accepted goes on, whatever the bus is now."""
 
 
 class Guest:
@@ -73,7 +65,7 @@ class Guest:
         self._at_once = False
         self.refused = ""
         """Why this node does not take the VM; empty: it does."""
-        self._taken = Taken()
+        self._asked = Asked()
         self._purged = False
         self._now_ns = tools.bus.sources.time_ns
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -86,12 +78,14 @@ class Guest:
             Action.SAVE: self._doing.save,
             Action.START: self._doing.start,
             Action.AWAIT_START: self._doing.await_start,
+            Action.FOLLOW_PAUSE: self._doing.follow_pause,
             Action.SHUTDOWN: self._begin_shutdown,
             Action.DESTROY: self._doing.destroy,
             Action.RELEASE: self._begin_release,
             Action.RETRY_SOON: self._retry_soon,
             Action.RETRY_BACKED_OFF: self._retry_backed_off,
             Action.RESET_ATTEMPTS: self._reset_attempts,
+            Action.CONFIRM: self._doing.confirm,
             Action.AWAIT_STABLE: lambda: self._set_timer(Event.STABLE, STABLE_S),
         }
 
@@ -99,7 +93,7 @@ class Guest:
         """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
         record = self.record
         if first is not None:
-            self._taken = Taken(record.power_epoch, record.generation, powered=True)
+            self._asked.found(facts, first, record)
             if facts is not None and facts.metadata is not None:
                 self.seen.domain_hash = facts.metadata.domain_hash
             self.post(first)
@@ -113,11 +107,20 @@ class Guest:
 
     def _wish(self) -> None:
         """Post what the record asks for and was not acted on; nothing while held."""
-        waits = self.held or self.refused or self._recalling
-        event = None if waits else wish(self.record, self._taken, self.phase)
-        if event is not None:
-            self._taken = taken(self.record)
+        if not (self.held or self.refused or self._recalling):
+            self._ask()
+
+    def _ask(self) -> bool:
+        """Post what the record asks; False where that is nothing."""
+        events = self._asked.events(self.record, self.phase)
+        for event in events:
             self.post(event)
+        return bool(events)
+
+    def started(self, record: VmRecord, *, paused: bool) -> None:
+        """A start for `record` has brought a guest, running or paused."""
+        self._asked.started(record)
+        self.post(Event.PAUSED if paused else Event.STARTED)
 
     @property
     def ends(self) -> bool:
@@ -162,6 +165,13 @@ class Guest:
         if event is not None:
             self.post(event)
 
+    def confirmed(self, facts: DomainFacts | None) -> None:
+        """A start was asked for, and the domain is this: where it runs, that was the start."""
+        self.compare(facts)
+        if facts is not None and facts.active and not self.record.ending and self.record.powered:
+            self._asked.confirmed(self.record)
+            self.report()
+
     # --- what others tell it --------------------------------------------------------------
     def wanted(self, record: VmRecord) -> None:
         """The record is now this; older epochs and unchanged wishes do nothing."""
@@ -174,12 +184,7 @@ class Guest:
             self.report()
             return
         self._doing.save()
-        event = wish(record, self._taken, self.phase)
-        if event is not Event.RUN or self.phase is not Phase.STOPPING:
-            self._taken = taken(record)  # a start while it stops is taken up once it rests
-        if event is not None:
-            self.post(event)
-        else:
+        if not self._ask():
             self.report()
 
     def post(self, event: Event) -> None:
@@ -192,13 +197,20 @@ class Guest:
         """Imaged or netd told of its part."""
         if isinstance(ready, ImageReady):
             self.image.told(ready)
-        elif self.phase not in {Phase.RUNNING, Phase.PAUSED}:
+        elif self.phase not in UP:
             self.net.told(ready)
         elif ready.error is not None:
             self.cut_off(ready.error.message)
         else:
             self.seen.network_lost = ""
             self.net.told(ready)
+            self.report()
+
+    def rebooted(self) -> None:
+        """The guest boots anew, asked to or by itself; it is ready once it answers again."""
+        if self.phase in UP and rebooted(self.record, self.seen, self._tools):
+            if self.phase is Phase.RUNNING:
+                self._doing.running()
             self.report()
 
     def cut_off(self, why: str) -> None:
@@ -235,10 +247,16 @@ class Guest:
         if not readable and self._recalling:
             ended = untold(self.record)
         if ended is not None:
-            self._taken = Taken(self.record.power_epoch, self.record.generation, powered=True)
+            self._asked.ended(self.record)
             self.post(ended)
-        if told is None or ended is not None or told.state not in UP:
+        if told is not None:
+            self.seen.last_end = told.last_end
+            self.seen.end_told = told.last_end is not None and told.state not in WAS_UP
+        if told is None or ended is not None or told.state not in WAS_UP:
             return
+        self.seen.reboots, self.seen.rebooted_ns = told.reboots, told.rebooted_ns
+        if told.epoch == self.record.epoch:
+            self._asked.told(told)
         self.seen.started_ns, self.seen.restarts = told.started_ns, told.restarts
         self.seen.accelerator = told.accelerator
         for condition in told.conditions:
@@ -246,8 +264,8 @@ class Guest:
                 self.seen.ready, self.seen.ready_ns = condition.reason, condition.since_ns
 
     async def _take(self, event: Event) -> None:
-        if self.held and event in HELD_BACK:
-            self._held_back.append(event)
+        if self.held and event in HELD_BACK | ASKED_AGAIN:
+            self._held_back += {event} - ASKED_AGAIN
             return
         before = self.phase
         self.phase, actions = step(before, event, self.record.spec.run_strategy)
@@ -259,9 +277,8 @@ class Guest:
             list(actions),
             extra={"uid": self.record.uid},
         )
-        if event is Event.RUN and before is Phase.STOPPING:
-            # It was posted when the halt before it had not been taken: it counts at rest.
-            self._taken = replace(self._taken, powered=False)
+        if comes_at_rest(event, before):
+            self._asked.rests()
         self._note(event, before)
         self._purged = self._purged or event is Event.PURGED
         for action in actions:
@@ -284,32 +301,12 @@ class Guest:
         await self._doing.forget()
 
     def _note(self, event: Event, before: Phase) -> None:
-        """Times and facts of what happened."""
-        seen, up = self.seen, {Phase.RUNNING, Phase.PAUSED}
-        if self.phase in {Phase.PREPARING, Phase.STARTING}:
-            seen.ready, seen.started_ns, seen.network_lost = "", None, ""
-        elif self.phase in {Phase.STOPPED, Phase.RELEASING}:
-            seen.reason = seen.message = ""
-        elif self.phase is Phase.RUNNING and before is not Phase.RUNNING:
+        """Times and facts of what happened, and what goes with a guest that runs."""
+        note(Happened(event, before, self.phase), self.record, self.seen, self._tools)
+        if self.phase is Phase.RUNNING and before is not Phase.RUNNING:
             self._doing.running()
-            if event is Event.STARTED and before is not Phase.NEW:
-                seen.started_ns, seen.reason, seen.message = self._now_ns(), "", ""
-        if before in up and self.phase not in up:
+        if before in UP and self.phase not in UP:
             self._doing.not_running()
-        if event in ENDINGS:
-            self._note_ending(event, before)
-
-    def _note_ending(self, event: Event, before: Phase) -> None:
-        self.seen.started_ns, self.seen.ready = None, ""
-        if self.phase is not before:  # libvirt's event and our own call may both tell
-            self._tools.facts.emit(Kind.DOMAIN_STOPPED, self.record, reason=str(event))
-        if self.phase is Phase.WAITING:
-            self.seen.restarts += 1
-            self.seen.reason = GUEST_ENDED
-            self.seen.message = f"the guest {event}; restarting"
-        elif self.phase is Phase.FAILED:
-            self.seen.reason = GUEST_ENDED
-            self.seen.message = f"the guest {event}; `virtbus vm start` starts it again"
 
     def _begin_shutdown(self) -> None:
         grace = 0 if self._at_once else grace_s(self.record)
@@ -359,32 +356,32 @@ class Guest:
         """The VM's status as it is now."""
         seen, net, image = self.seen, self.net.latest, self.image.latest
         anew = seen.domain_hash not in {"", self.wanted_hash}
+        power_epoch, pause_epoch = self._asked.acted_on(self.record, self.phase)
         return VmStatus(
             uid=self.record.uid,
             node=self.record.node,
             epoch=self.record.epoch,
             generation=self.record.generation,
-            power_epoch=self._acted_on(),
+            power_epoch=power_epoch,
+            pause_epoch=pause_epoch,
             state=VISIBLE[self.phase],
             reason="refused" if self.refused else seen.reason,
             message=self.refused or self.held or seen.message or seen.disk_waits or self._silence(),
-            conditions=conditions(seen, self.phase, held=self.held, anew=anew),
+            conditions=conditions(
+                seen, self.phase, held=self.held, anew=anew, paused=self.record.paused
+            ),
             interfaces=net.interfaces if net else (),
             accelerator=seen.accelerator,
             image_digest=image.digest if image else "",
             started_ns=seen.started_ns,
             updated_ns=self._now_ns(),
             restarts=seen.restarts,
+            reboots=seen.reboots,
+            rebooted_ns=seen.rebooted_ns,
+            last_end=seen.last_end,
             released=self.phase in {Phase.RELEASED, Phase.GONE},
             refused=bool(self.refused),
         )
-
-    def _acted_on(self) -> int:
-        """The power epoch that is told. What is held back did not end what was asked for since."""
-        record, before = self.record, self._taken
-        if self.held and before.power_epoch >= 0 and wish(record, before, self.phase) is not None:
-            return before.power_epoch
-        return record.power_epoch
 
     def _silence(self) -> str:
         if self.phase is not Phase.PREPARING:

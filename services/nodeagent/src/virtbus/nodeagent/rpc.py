@@ -1,17 +1,19 @@
-"""`node.<id>.rpc.agent.*`: inspect, and the console and log streams."""
+"""`node.<id>.rpc.agent.*`: inspect, what guests say, and the console and log streams."""
 
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from virtbus.bus.ports import Bus, Endpoint, Message, Request, ServiceInfo
-from virtbus.nodeagent.core.ports import Console, ConsoleSession
+from virtbus.nodeagent.core.guest_answers import guest_info
+from virtbus.nodeagent.core.ports import Console, ConsoleSession, GuestAgents
 from virtbus.nodeagent.guest import Guest
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestAsk, GuestInfo
 from virtbus.schemas.ids import check_id
 from virtbus.schemas.nodework import ConsoleData, ConsoleOpen, Held, Inspect, LogsRead
 from virtbus.schemas.wire import validate
@@ -26,10 +28,14 @@ RENEW_S = 30.0
 class AgentRpc:
     """What others may ask of the agent."""
 
-    def __init__(self, bus: Bus, node: str, console: Console) -> None:
+    def __init__(
+        self, bus: Bus, node: str, console: Console, agents: GuestAgents | None = None
+    ) -> None:
+        """`agents` None: nobody answers for guests, which are simulated."""
         self._bus = bus
         self._node = node
         self._console = console
+        self._agents = agents
         self._guests: Mapping[str, Guest] = {}
         self._recovering: Callable[[], bool] = lambda: True
 
@@ -48,7 +54,12 @@ class AgentRpc:
             yield
 
     def _endpoints(self) -> list[Endpoint]:
-        handlers = {"inspect": self._inspect, "console": self._open, "logs": self._logs}
+        handlers: dict[str, Callable[[Request], Awaitable[object]]] = {
+            "inspect": self._inspect,
+            "console": self._open,
+            "logs": self._logs,
+            "guest": self._guest,
+        }
         return [
             Endpoint(
                 f"agent-{verb}",
@@ -70,7 +81,8 @@ class AgentRpc:
             }
         )
 
-    def _known(self, uid: str) -> None:
+    def known(self, uid: str) -> None:
+        """Raise 503 or 404 for a VM that is not here (yet)."""
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)
@@ -78,10 +90,18 @@ class AgentRpc:
             message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
 
+    async def _guest(self, request: Request) -> GuestInfo:
+        want = validate(GuestAsk, request.data)
+        self.known(want.uid)
+        if self._agents is None:
+            message = f"the guests of node {self._node} are simulated: there is nobody to ask"
+            raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
+        return guest_info(await self._agents.ask(want.uid, want.about, timeout_s=want.timeout_s))
+
     # --- console --------------------------------------------------------------------------
     async def _open(self, request: Request) -> None:
         want = validate(ConsoleOpen, request.data)
-        self._known(want.uid)
+        self.known(want.uid)
         subject = f"{subjects.rpc(self._node, 'agent', 'console')}.{check_id(want.session)}"
         async with (
             self._bus.subscribe(subject) as keys,
@@ -120,7 +140,7 @@ class AgentRpc:
     # --- logs -----------------------------------------------------------------------------
     async def _logs(self, request: Request) -> None:
         want = validate(LogsRead, request.data)
-        self._known(want.uid)
+        self.known(want.uid)
         if want.follow:
             await self._follow(want, request)
             return

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Message, WatchMark
 from virtbus.bus.process import notify
 from virtbus.nodeagent.audit import Auditor
+from virtbus.nodeagent.commands import Commands
 from virtbus.nodeagent.core.lifecycle import Event
 from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.recovery import found
@@ -128,10 +129,11 @@ class NodeAgent:
             lambda: self._nonce if self._told_ready else None,
             relist,
         )
+        commands = Commands(self._tools, self._guests, self._rpc.known).endpoint()
         if self._auditor is None:
-            return rebuilding.endpoints()
+            return [commands, *rebuilding.endpoints()]
         self._auditor.over(self._guests, lambda: self._trusted, lambda uid: uid in self._marked)
-        return [*rebuilding.endpoints(), self._auditor.endpoint()]
+        return [commands, *rebuilding.endpoints(), self._auditor.endpoint()]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
         """What libvirt has; waits for it, for without it nothing is known."""

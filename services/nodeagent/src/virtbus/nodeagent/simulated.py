@@ -39,6 +39,7 @@ from virtbus.schemas.wire import validate
 
 TELL_S = (0.5, 5.0)
 """Soon again, for the agent may not listen yet; then often enough: it calls silent after 12 s."""
+EACH_TURN = 4
 VERSION = "0.1.0"
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 Handler = Callable[[Request], Awaitable[Any]]
@@ -140,9 +141,15 @@ class SimulatedNode:
         self.images.release(uid)
         return Released(uid=uid)
 
-    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
+    async def answers(
+        self,
+        uid: str,
+        interfaces: Callable[[], Sequence[InterfaceStatus]],
+        *,
+        rebooted: bool = False,
+    ) -> str:
         """A simulated guest is ready when it runs."""
-        del uid, interfaces
+        del uid, interfaces, rebooted
         return "Simulated"
 
     async def arm(self, arm: Arm) -> None:
@@ -172,6 +179,7 @@ class MemoryFiles:
         self._epochs: dict[str, int] = {}
         self._left: dict[str, int] = {}
         self._refused: dict[str, int] = {}
+        self._commands: dict[str, Mapping[str, str]] = {}
         self._wish: NodeWish | None = None
         self._nonce = ""
 
@@ -185,8 +193,14 @@ class MemoryFiles:
     async def list(self) -> Mapping[str, VmRecord]:
         return dict(self._records)
 
+    async def commands(self, uid: str) -> Mapping[str, str]:
+        return self._commands.get(uid, {})
+
+    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
+        self._commands[uid] = told
+
     async def remove_work(self, uid: str) -> None:
-        """There is none."""
+        self._commands.pop(uid, None)
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         if refused_epoch:
@@ -253,8 +267,8 @@ class Turns:
     done before nearly all are, and nodes are too busy to say that they are there.
     """
 
-    def __init__(self, each_turn: int = 4) -> None:
-        self._places = asyncio.Semaphore(each_turn)
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(EACH_TURN)
 
     async def come(self) -> None:
         """Return when it is one's turn."""

@@ -34,7 +34,7 @@ class SimulatedImages:
 
     def make_disks(self, record: VmRecord) -> None:
         """Have the images of a VM."""
-        refs = [volume.image.ref for volume in record.spec.volumes if volume.image is not None]
+        refs = [volume.image_ref for volume in record.spec.volumes if volume.image_ref]
         self._disks[record.uid] = frozenset(self.pull(ref).digest for ref in refs)
 
     def release(self, uid: str) -> None:

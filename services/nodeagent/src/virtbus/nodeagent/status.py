@@ -83,9 +83,14 @@ class StatusWriter:
         try:
             return await self._bus.put(key, body, expect=self._revision)
         except ConflictError:
-            entry = await self._bus.get(key)
-            self._revision = entry.revision if entry is not None else 0
+            await self._there(key)
             return await self._bus.put(key, body, expect=self._revision)
+
+    async def _there(self, key: str) -> bytes:
+        """What the bus has at `key`: it is put over from now on."""
+        entry = await self._bus.get(key)
+        self._revision = entry.revision if entry is not None else 0
+        return entry.value if entry is not None else b""
 
     async def told_before(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
         """The last status that an agent told of a VM, and whether what there is could be read.
@@ -95,9 +100,8 @@ class StatusWriter:
         extra = {"code": "not_recalled", "uid": record.uid}
         for delay_s in delays(*RETRY_S, self._bus.sources):
             try:
-                entry = await self._bus.get(subjects.vm_status(record.node, record.uid))
-                self._revision = entry.revision if entry is not None else 0
-                return (read(VmStatus, entry.value) if entry and entry.value else None), True
+                body = await self._there(subjects.vm_status(record.node, record.uid))
+                return (read(VmStatus, body) if body else None), True
             except VirtbusError as error:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
                 break

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 
 from virtbus.nodeagent.core.lifecycle import Event, Phase
-from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, Hypervisor
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Hypervisor
 from virtbus.nodeagent.disk_room import go_on
 from virtbus.nodeagent.guest import Guest
 from virtbus.schemas.errors import Code, VirtbusError
@@ -54,9 +54,16 @@ class WatchedDomains:
             return
         if guest.phase is Phase.STARTING and event.change in OF_A_START:
             return  # the start itself tells, with its error where it failed after all
+        if event.change is DomainChange.REBOOTED:
+            guest.rebooted()
+            return
         facts = await self._hypervisor.facts(event.uid)
         active = facts is not None and facts.active
-        if active == (event.change in ACTIVE):
+        if active != (event.change in ACTIVE):
+            return
+        if facts is not None and facts.state is DomainState.PAUSED:
+            guest.post(Event.PAUSED)
+        elif event.change is not DomainChange.PAUSED:
             guest.post(CHANGES[event.change])
 
     async def look(self, interval_s: float) -> None:

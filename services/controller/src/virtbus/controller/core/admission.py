@@ -213,7 +213,7 @@ def _shorthand_conflicts(
         if data.get(field) is not None and inner:
             where = ".".join(("spec", *path))
             found.append(Detail(path=field, message=f"give either {field} or {where}, not both"))
-    imaged = any(volume.get("image") for volume in volumes)
+    imaged = any(volume.get("image") or volume.get("container_disk") for volume in volumes)
     if data.get("image") and any(volume.get("name") == ROOT for volume in volumes):
         message = f"give either image or a volume named {ROOT} in spec.volumes, not both"
         found.append(Detail(path="image", message=message))
@@ -244,7 +244,7 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "empty_disk", "cloud_init_no_cloud")
+    kinds = ("image", "container_disk", "empty_disk", "cloud_init_no_cloud")
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
         if len(given) != 1:

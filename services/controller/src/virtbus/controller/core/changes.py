@@ -10,7 +10,7 @@ from virtbus.schemas.wire import spec_hash
 
 LIVE = frozenset(
     {
-        *("spec.run_strategy", "spec.node_selector"),
+        *("spec.run_strategy", "spec.start_strategy", "spec.node_selector"),
         *("spec.termination_grace_s", "spec.eviction_strategy"),
     }
 )
@@ -76,21 +76,76 @@ def updated(
             update |= {"spec": public, "spec_hash": spec_hash(public)}
             update["generation"] = record.generation + 1
         if spec.run_strategy is not record.spec.run_strategy:
-            update["powered"] = starts_by_itself(spec.run_strategy)
-            update["power_epoch"] = record.power_epoch + 1
+            update |= _switched(record, spec)
     return record.model_copy(update=update)
+
+
+def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
+    """What another run strategy changes of whether the guest runs."""
+    on = starts_by_itself(spec.run_strategy)
+    paused = record.paused if on and record.powered else on and starts_paused(spec)
+    return {"powered": on, "power_epoch": record.power_epoch + 1, "paused": paused}
 
 
 def _live(path: str) -> bool:
     return any(path == field or path.startswith(f"{field}.") for field in LIVE)
 
 
-def powered(record: VmRecord, *, on: bool, grace_s: int | None = None) -> VmRecord:
-    """The record after start (`on`) or stop; each raises the power epoch."""
+def starts_paused(spec: VmSpec) -> bool:
+    """True for a VM whose starts leave it paused, where the start itself says nothing."""
+    return spec.start_strategy == "Paused"
+
+
+def powered(
+    record: VmRecord, *, on: bool, grace_s: int | None = None, paused: bool | None = None
+) -> VmRecord:
+    """The record after start (`on`) or stop; each raises the power epoch.
+
+    `paused`: whether a start leaves the guest so; None: as the spec says.
+    """
     refuse_deleting(record)
+    still = starts_paused(record.spec) if paused is None else paused
     return record.model_copy(
-        update={"powered": on, "power_epoch": record.power_epoch + 1, "stop_grace_s": grace_s}
+        update={
+            "powered": on,
+            "power_epoch": record.power_epoch + 1,
+            "stop_grace_s": grace_s,
+            "paused": on and still,
+        }
     )
+
+
+def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
+    """The record after a start. One that is `up` already, or on its way, stays as it is paused.
+
+    Raises:
+        VirtbusError: 409 where a VM that is up is to be started paused, or that is being deleted.
+    """
+    if up and paused and not record.paused:
+        message = f"{record.name} runs already; `virtbus vm pause {record.name}` pauses it"
+        raise VirtbusError(Code.CONFLICT, "running", message)
+    return powered(record, on=True, paused=record.paused if up else paused)
+
+
+def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
+    """The record after a restart; 409 where there is no guest to restart."""
+    refuse_deleting(record)
+    _refuse_down(record, up=up)
+    anew = powered(record, on=True, grace_s=grace_s)
+    return anew.model_copy(update={"restart_epoch": anew.power_epoch})
+
+
+def paused(record: VmRecord, *, up: bool, on: bool) -> VmRecord:
+    """The record after pause (`on`) or unpause; 409 where there is no guest to pause."""
+    refuse_deleting(record)
+    _refuse_down(record, up=up)
+    return record.model_copy(update={"paused": on, "pause_epoch": record.pause_epoch + 1})
+
+
+def _refuse_down(record: VmRecord, *, up: bool) -> None:
+    if not up:
+        message = f"{record.name} is not running; `virtbus vm start {record.name}` starts it"
+        raise VirtbusError(Code.CONFLICT, "not_running", message)
 
 
 def asked(record: VmRecord, before: VmRecord, request_id: str) -> VmRecord:

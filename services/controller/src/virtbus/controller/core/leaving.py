@@ -59,11 +59,14 @@ def runs_after(record: VmRecord, status: VmStatus | None) -> bool:
 
     A status from before the last start says nothing about that start.
     """
-    if not record.powered or record.spec.run_strategy is RunStrategy.ONCE:
-        return False
+    return record.spec.run_strategy is not RunStrategy.ONCE and up(record, status)
+
+
+def up(record: VmRecord, status: VmStatus | None) -> bool:
+    """True for a VM that is on and has not ended by itself: it runs, or is on its way there."""
     asked = record.epoch, record.power_epoch
     told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
-    return told is None or not told.ended
+    return record.powered and (told is None or not told.ended)
 
 
 def leaving(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:

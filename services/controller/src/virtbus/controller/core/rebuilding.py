@@ -1,7 +1,7 @@
 """What a bus that lost records gets back from the hosts: who is right about each VM (I15).
 
 A host's copy is of what it acted on; the bus may hold an older one (a restored backup), a newer
-one, or none. The higher (epoch, generation, power_epoch) is right, whoever has it.
+one, or none. The higher (epoch, generation, power_epoch, pause_epoch) is right, whoever has it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,9 +48,10 @@ class Rebuilt:
     why: str = ""
 
 
-def age(record: VmRecord) -> tuple[int, int, int, bool, bool]:
+def age(record: VmRecord) -> tuple[int, int, int, int, bool, bool]:
     """What makes one copy of a record newer than another."""
-    return record.epoch, record.generation, record.power_epoch, record.leaving, record.deleting
+    changes = record.generation, record.power_epoch, record.pause_epoch
+    return record.epoch, *changes, record.leaving, record.deleting
 
 
 def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str, str]]:

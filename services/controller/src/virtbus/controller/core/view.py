@@ -77,7 +77,13 @@ def view(
         message=message,
         deleting=record.deleting,
         powered=record.powered,
+        paused=record.powered and record.paused,
+        caught_up=seen is not None
+        and (seen.power_epoch, seen.pause_epoch) == (record.power_epoch, record.pause_epoch),
         restarts=seen.restarts if seen else 0,
+        reboots=seen.reboots if seen else 0,
+        rebooted_ns=seen.rebooted_ns if seen else None,
+        last_end=seen.last_end if seen else None,
         interfaces=seen.interfaces if seen else (),
         conditions=conditions,
         accelerator=seen.accelerator if seen else "",

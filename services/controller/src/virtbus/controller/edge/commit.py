@@ -23,6 +23,7 @@ from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.node import NodeWish
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmSecrets
 from virtbus.schemas.wire import encode, read
 
@@ -32,6 +33,21 @@ ATTEMPTS = 8
 """Each lost race is another writer's progress; eight in a row is a storm to be told of."""
 MARKER_TTL_S = 86_400.0
 """How long a deleted uid is remembered, so that a late create cannot bring it back (I3)."""
+
+
+Fenced = tuple[NodeWish, int]
+"""The wish by which a node is off for sure, and its revision."""
+
+
+def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
+    """The writes as a batch that fails once `fence` does not stand any more at its revision.
+
+    A node that was unfenced meanwhile keeps its VMs. The wish comes right before the writes.
+    """
+    if fence is None:
+        return list(writes)
+    wish, revision = fence
+    return [Write(subjects.node_wish(wish.node), encode(wish), revision), *writes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,24 +317,29 @@ class Commits:
         return read(NameClaim, claim.value).uid
 
     # --- the end --------------------------------------------------------------------------
-    async def finish(self, held: Held) -> None:
-        """Purge secrets, record, then claim: a crash in between leaves only what a sweep finds."""
+    async def finish(self, held: Held, *, fence: Fenced | None = None) -> int:
+        """Purge secrets, record, then claim: a crash in between leaves only what a sweep finds.
+
+        `fence` as in `guarded`. Returns the record's last revision.
+        """
         record = held.record
         if record.sec_digest is not None:
             await self._bus.purge(
                 subjects.vm_secret(record.node, record.uid), marker_ttl_s=MARKER_TTL_S
             )
         key = subjects.vm_record(record.node, record.uid)
-        if record.reserved:
-            end = Write(key, None, expect=held.revision, ttl_s=MARKER_TTL_S)
-            await self._reservations.write(record, None, [end])
-        else:
-            await self._bus.purge(key, expect=held.revision, marker_ttl_s=MARKER_TTL_S)
+        end = Write(key, None, expect=held.revision, ttl_s=MARKER_TTL_S)
+        revision = await self._reservations.write(record, None, guarded(fence, end))
         try:
             name = subjects.name_claim(record.namespace, record.name)
             await self.release_name(name, record.uid)
         except BusError as error:
             _left(error, record.uid)
+        return revision
+
+    async def purged(self, uid: str) -> bool:
+        """True for a VM that is deleted for sure, not merely unknown to this bus."""
+        return _purged(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def release_name(self, key: str, uid: str) -> bool:
         """Purge a claim that `uid` holds; False when another holds it by now."""

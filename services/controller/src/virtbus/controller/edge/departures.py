@@ -11,7 +11,7 @@ from collections.abc import Callable
 from virtbus.bus.ports import Bus, BusError, ConflictError
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import Places, leaving, let_go, runs_after, stays
-from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.commit import Commits, Fenced
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
@@ -94,7 +94,7 @@ class Departures:
         if not node and record.leaving_to is None:
             node = UNPLACED  # as a new VM that nobody can take now: placing goes on with it
         if node:
-            await self._move(held, record, node, check)
+            await self._move(held, record, node, check, self._fence_of(record.node))
 
     async def _drained(self, node: str, places: Places, check: Check, *, discard: bool) -> None:
         """Let the VMs of a node leave for which there is a place."""
@@ -128,18 +128,19 @@ class Departures:
             wish.draining is not None and wish.draining.discard_local_disks
         )
         for held in self._on(node):
-            record = held.record
+            record, standing = held.record, self._fence_of(node)
+            if standing is None or standing[0].fenced != fence:
+                return  # it was lifted while we were at it
             if record.deleting:
                 check()
-                await self._finish(held)
+                await self._finish(held, standing)
             elif record.leaving or not stays(record, discard=discard):
                 there, _ = places.find(record)
                 if there:
                     status = self._fleet.status_of(record)
                     runs = runs_after(record, status[0] if status else None)
-                    await self._move(
-                        held, record.model_copy(update={"powered": runs}), there, check
-                    )
+                    record = record.model_copy(update={"powered": runs})
+                    await self._move(held, record, there, check, standing)
 
     def _is_off(self, node: str, fence: Fence) -> bool:
         """True when the node was not heard since, and for long enough to be sure of that.
@@ -156,19 +157,19 @@ class Departures:
         heard = seen is not None and seen.heard_s > since_s and said is not NodeState.LEFT
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
-    async def _finish(self, held: Held) -> None:
+    async def _finish(self, held: Held, fence: Fenced) -> None:
         """End a delete whose node will not answer; what is on its disk goes when it is back."""
         try:
-            await self._commits.finish(held)
+            revision = await self._commits.finish(held, fence=fence)
         except ConflictError:
             return
+        self._fleet.wish(fence[0], revision - 1)
         self._facts.emit(Kind.VM_DELETED, held.record, "its node is fenced")
 
-    async def _move(self, held: Held, record: VmRecord, node: str, check: Check) -> None:
+    async def _move(
+        self, held: Held, record: VmRecord, node: str, check: Check, fence: Fenced | None
+    ) -> None:
         old = held.record.node
-        fence = self._fleet.wishes.get(old)
-        if fence is not None and fence[0].fenced is None:
-            fence = None
         record = record.model_copy(update={"lease": check()})
         try:
             new = await self._moves.move(Held(record, held.revision), node, fence=fence)
@@ -182,6 +183,10 @@ class Departures:
         self._facts.emit(Kind.VM_MOVED, new.record, f"from {old}")
         extra = {"code": "vm_moved", "uid": record.uid}
         log.info("moved %s from %s to %s", record.name, old, node, extra=extra)
+
+    def _fence_of(self, node: str) -> Fenced | None:
+        known = self._fleet.wishes.get(node)
+        return known if known is not None and known[0].fenced is not None else None
 
     def _apply(self, held: Held) -> None:
         if self._fleet.apply(held):

@@ -23,7 +23,7 @@ AT_ONCE = 16
 
 
 class Endings:
-    """Finishes deletes whose node has let go, and sweeps orphan claims and secrets."""
+    """Finishes deletes whose node has let go, and sweeps orphan claims, secrets and statuses."""
 
     def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
         self._bus = bus
@@ -31,7 +31,7 @@ class Endings:
         self._facts = facts
         self._commits = Commits(bus, fleet)
         self._moves = Moves(bus, fleet)
-        self._claims, self._secrets = Suspects(), Suspects()
+        self._claims, self._secrets, self._statuses = Suspects(), Suspects(), Suspects()
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
         """Purge each deleted VM once its status says that nothing is left on the host."""
@@ -76,7 +76,7 @@ class Endings:
                 removed += await self._commits.free_name(key)
             except ConflictError:
                 continue
-        return removed + await self._sweep_secrets(grace_s)
+        return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
 
     def _orphan(self, key: str, claim: Claimed) -> bool:
         held = self._fleet.vms.get(claim.uid)
@@ -107,6 +107,35 @@ class Endings:
             else:
                 await self._commits.buried(_uid(entry))  # a create that was paused puts them anew
             await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
+        except ConflictError:
+            return False
+        return True
+
+    async def _sweep_statuses(self, grace_s: float) -> int:
+        """Statuses of deleted VMs that their agents have purged: one may be stored behind that.
+
+        A put that hung in a broken connection, or a purge that it garbled. Nodes that are away
+        tell by them what they still hold; a bus that lost its records has no marker of a delete.
+        """
+        fleet, now_s = self._fleet, asyncio.get_running_loop().time()
+        found = {
+            subjects.vm_status(node, uid): revision
+            for (node, uid), (_, revision) in fleet.statuses.items()
+            if uid not in fleet.vms
+            and not fleet.silent(node, now_s)
+            and fleet.wish_of(node).fenced is None
+        }
+        due = self._statuses.due(found, now_s, grace_s)
+        return sum([await self._sweep_status(key) for key in due])
+
+    async def _sweep_status(self, key: str) -> bool:
+        entry = await self._bus.get(key)
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return False
+        if not await self._commits.purged(_uid(entry)):
+            return False
+        try:
+            await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         except ConflictError:
             return False
         return True

@@ -7,10 +7,9 @@ from typing import NamedTuple
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import moved
-from virtbus.controller.edge.commit import MARKER_TTL_S
+from virtbus.controller.edge.commit import MARKER_TTL_S, Fenced, guarded
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects
-from virtbus.schemas.node import NodeWish
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
@@ -32,13 +31,10 @@ class Moves:
         self._bus = bus
         self._reservations = Reservations(bus, fleet)
 
-    async def move(
-        self, held: Held, node: str, *, fence: tuple[NodeWish, int] | None = None
-    ) -> Held:
+    async def move(self, held: Held, node: str, *, fence: Fenced | None = None) -> Held:
         """The record on `node`, with a higher epoch.
 
-        With `fence` the move is written only while that wish still stands at that revision: a
-        node that was unfenced meanwhile keeps its VMs. Its revision is then two below the record's.
+        `fence` as in `guarded`; the wish's revision is then two below the record's.
 
         Raises:
             NodeFullError: a strict VM, and the node has no room by now.
@@ -59,7 +55,7 @@ class Moves:
             log.info("left to the sweep: %s", error, extra=extra)
         return Held(record, revision)
 
-    async def _write(self, held: Held, record: VmRecord, fence: tuple[NodeWish, int] | None) -> int:
+    async def _write(self, held: Held, record: VmRecord, fence: Fenced | None) -> int:
         old_key = subjects.vm_record(held.record.node, record.uid)
         new_key = subjects.vm_record(record.node, record.uid)
         if old_key == new_key:
@@ -68,13 +64,11 @@ class Moves:
         if there is not None and there.kind is EntryKind.PUT:
             msg = f"{new_key} is there already"
             raise ConflictError(msg)
-        writes = [
+        writes = guarded(
+            fence,
             Write(old_key, None, held.revision, ttl_s=MARKER_TTL_S),
             Write(new_key, encode(record), there.revision if there else 0),
-        ]
-        if fence is not None:
-            wish, revision = fence
-            writes.insert(0, Write(subjects.node_wish(wish.node), encode(wish), revision))
+        )
         return await self._reservations.write(held.record, record, writes)
 
     # --- its secrets ----------------------------------------------------------------------

@@ -34,7 +34,6 @@ from virtbus.schemas.api import (
     VmMove,
     VmPage,
     VmRef,
-    VmStop,
     VmUpdate,
     VmWatch,
 )
@@ -83,7 +82,7 @@ class VmApi:
             committed = await self._commit(self._record(admitted), nodes, admitted)
             self._apply(committed.held)
             self._tell_created(committed, why)
-        return VmCreated(vm=self._show(committed.held), created=committed.created)
+        return VmCreated(vm=self.show(committed.held), created=committed.created)
 
     async def _commit(
         self, record: VmRecord, nodes: Sequence[str], admitted: Admitted
@@ -115,6 +114,7 @@ class VmApi:
             node=UNPLACED,
             created_ns=self._sources.time_ns(),
             powered=admitted.powered,
+            paused=admitted.powered and changes.starts_paused(admitted.spec),
             reserved=self._strict(admitted),
             traceparent=tracing.current_traceparent(),
         )
@@ -148,7 +148,7 @@ class VmApi:
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:
-        return self._show(await self._find(validate(VmRef, request.data)))
+        return self.show(await self.find(validate(VmRef, request.data)))
 
     async def list(self, request: Request) -> VmPage:
         want = validate(VmList, request.data)
@@ -169,7 +169,7 @@ class VmApi:
     # --- change ---------------------------------------------------------------------------
     async def update(self, request: Request) -> VmView:
         want = validate(VmUpdate, request.data)
-        held = await self._find(want)
+        held = await self.find(want)
         if held.revision != want.revision:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message)
@@ -189,18 +189,7 @@ class VmApi:
             raise no_room(error.node, error.why) from None
         self._apply(held)
         self._facts.emit(Kind.VM_UPDATED, record, "", revision=held.revision)
-        return self._show(held)
-
-    async def start(self, request: Request) -> VmView:
-        return await self._change(
-            validate(VmRef, request.data), lambda r: changes.powered(r, on=True), request
-        )
-
-    async def stop(self, request: Request) -> VmView:
-        want = validate(VmStop, request.data)
-        return await self._change(
-            want, lambda r: changes.powered(r, on=False, grace_s=want.grace_s), request
-        )
+        return self.show(held)
 
     async def move(self, request: Request) -> VmView:
         want = validate(VmMove, request.data)
@@ -213,7 +202,7 @@ class VmApi:
             status = self._fleet.status_of(record)
             return leaving(record, status[0] if status else None, want.to)
 
-        return await self._change(want, begin, request)
+        return await self.change(want, begin, request)
 
     def _check_move(self, record: VmRecord, want: VmMove) -> None:
         """Raise 409 where the VM cannot leave, 429 where no node can take it."""
@@ -240,9 +229,9 @@ class VmApi:
 
     async def delete(self, request: Request) -> VmView:
         want = validate(VmDelete, request.data)
-        return await self._change(want, lambda r: changes.deleting(r, want.grace_s), request)
+        return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
 
-    async def _change(
+    async def change(
         self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request
     ) -> VmView:
         """Apply a change that holds whatever else changed, retrying lost races.
@@ -250,14 +239,14 @@ class VmApi:
         A request that was repeated may be here more than once, and late: it acts once, and never
         on what was read after its deadline.
         """
-        held = await self._find(ref)
+        held = await self.find(ref)
         for _ in range(ATTEMPTS):
             if request.id in held.record.requests:
-                return self._show(held)
+                return self.show(held)
             refuse_late(request.deadline_s)
             record = changes.asked(change(held.record), held.record, request.id)
             if record == held.record:
-                return self._show(held)
+                return self.show(held)
             self._check_room(held.record, record)
             with tracing.span("virtbus change vm", uid=record.uid, parent=request.traceparent):
                 traced = {"traceparent": tracing.current_traceparent() or record.traceparent}
@@ -275,12 +264,12 @@ class VmApi:
                 self._facts.emit(Kind.VM_DELETING, record, "")
             elif record.leaving:
                 self._facts.emit(Kind.VM_LEAVING, record, f"to {record.leaving_to or 'a node'}")
-            return self._show(held)
+            return self.show(held)
         message = f"{held.record.name} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     # --- shared ---------------------------------------------------------------------------
-    async def _find(self, ref: VmRef) -> Held:
+    async def find(self, ref: VmRef) -> Held:
         """The record from the leader: what is changed next must not come from a cache."""
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
@@ -324,7 +313,8 @@ class VmApi:
         if self._fleet.apply(held):
             self._watches.changed(held.record.uid)
 
-    def _show(self, held: Held) -> VmView:
+    def show(self, held: Held) -> VmView:
+        """The VM as the API shows it."""
         return self._fleet.show_held(held, asyncio.get_running_loop().time())
 
 

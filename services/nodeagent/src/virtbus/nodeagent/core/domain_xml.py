@@ -144,7 +144,7 @@ def _bootable(spec: VmSpec) -> str:
     """The disk to boot from where the spec orders none: the first that holds an image."""
     if any(disk.boot_order for disk in spec.domain.devices.disks):
         return ""
-    return next((volume.name for volume in spec.volumes if volume.image is not None), "")
+    return next((volume.name for volume in spec.volumes if volume.image_ref), "")
 
 
 def _qemu_capabilities() -> Element:

@@ -39,6 +39,9 @@ class Event(StrEnum):
     # What is wanted, from the record.
     RUN = "run"
     HALT = "halt"
+    RESTART = "restart"
+    PAUSE = "pause"
+    UNPAUSE = "unpause"
     DELETE = "delete"
     PURGED = "purged"
     # What the node's services made.
@@ -76,6 +79,8 @@ class Action(StrEnum):
     """Define and create; ends in STARTED or START_*."""
     AWAIT_START = "await start"
     """A start of an earlier agent is under way: wait for its end."""
+    FOLLOW_PAUSE = "follow pause"
+    """Let the guest's CPUs stand still or go on, as the record says; ends in PAUSED or RESUMED."""
     SHUTDOWN = "shutdown"
     """Ask the guest by ACPI, and set the grace timer."""
     DESTROY = "destroy"
@@ -87,6 +92,8 @@ class Action(StrEnum):
     RESET_ATTEMPTS = "reset attempts"
     AWAIT_STABLE = "await stable"
     """Set the timer after which the back-off begins anew."""
+    CONFIRM = "confirm"
+    """A start is asked of a guest that is believed to run: see whether it does."""
     FORGET = "forget"
     """Purge the status."""
 
@@ -107,6 +114,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (P.PREPARING, E.PARTS_IMPOSSIBLE): (P.FAILED, ()),
     (P.PREPARING, E.HALT): (P.STOPPED, ()),
     (P.STARTING, E.STARTED): (P.RUNNING, (A.AWAIT_STABLE,)),
+    (P.STARTING, E.PAUSED): (P.PAUSED, ()),
     (P.RUNNING, E.STABLE): (P.RUNNING, (A.RESET_ATTEMPTS,)),
     (P.STARTING, E.START_FAILED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
     (P.STARTING, E.START_LATER): (P.WAITING, (A.RETRY_SOON,)),
@@ -122,8 +130,14 @@ TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (P.FAILED, E.HALT): (P.STOPPED, ()),
     # The guest runs.
     (P.RUNNING, E.PAUSED): (P.PAUSED, ()),
-    (P.PAUSED, E.RESUMED): (P.RUNNING, ()),
+    (P.RUNNING, E.RUN): (P.RUNNING, (A.CONFIRM,)),
+    (P.PAUSED, E.RUN): (P.PAUSED, (A.CONFIRM,)),
+    (P.RUNNING, E.PAUSE): (P.RUNNING, (A.FOLLOW_PAUSE,)),
+    (P.PAUSED, E.UNPAUSE): (P.PAUSED, (A.FOLLOW_PAUSE,)),
+    (P.PAUSED, E.RESUMED): (P.RUNNING, (A.AWAIT_STABLE,)),
     (P.PAUSED, E.STARTED): (P.RUNNING, ()),
+    (P.RUNNING, E.RESTART): (P.STOPPING, (A.SHUTDOWN,)),
+    (P.PAUSED, E.RESTART): (P.STOPPING, (A.DESTROY,)),
     (P.PAUSED, E.HALT): (P.STOPPING, (A.DESTROY,)),
     (P.RUNNING, E.HALT): (P.STOPPING, (A.SHUTDOWN,)),
     (P.STOPPING, E.GRACE_OVER): (P.STOPPING, (A.DESTROY,)),
@@ -184,6 +198,17 @@ BY_STRATEGY: dict[tuple[str, Event], tuple[Phase, tuple[Action, ...]]] = {
     ("Halted", E.CRASHED): BROKEN,
 }
 ALIVE = frozenset({P.RUNNING, P.PAUSED, P.NEW})
+ENDINGS = frozenset({E.SHUT_DOWN, E.ENDED, E.CRASHED})
+HELD_BACK = frozenset({E.RUN, E.HALT, E.DELETE, E.PURGED, E.RETRY, E.PARTS_READY})
+"""What would start or end a guest: it waits for as long as the VM is held."""
+ASKED_AGAIN = frozenset({E.RESTART, E.PAUSE, E.UNPAUSE})
+"""The record asks for it for as long as it is not so: while the VM is held it is let be."""
+UP = frozenset({P.RUNNING, P.PAUSED})
+WAY_DOWN = frozenset({P.STOPPING, P.ENDING})
+GOING = frozenset({P.ENDING, P.RELEASING, P.RELEASED, P.GONE})
+"""A delete that was accepted goes on, whatever the bus is now."""
+START_LATER = frozenset({P.STOPPING, P.RUNNING, P.PAUSED})
+"""A start that comes here is acted on once the guest rests, or is seen to run."""
 
 VISIBLE: dict[Phase, VmState] = {
     P.NEW: VmState.SCHEDULED,

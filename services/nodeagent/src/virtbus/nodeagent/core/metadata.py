@@ -27,6 +27,8 @@ def metadata(record: VmRecord) -> Element:
         "node": record.node,
         "epoch": str(record.epoch),
         "generation": str(record.generation),
+        "power_epoch": str(record.power_epoch),
+        "pause_epoch": str(record.pause_epoch),
         "spec_hash": record.spec_hash,
         "domain_hash": domain_hash(record),
         "traceparent": record.traceparent or "",
@@ -50,6 +52,8 @@ def parse(text: str) -> DomainMetadata | None:
         return DomainMetadata(
             epoch=int(found["epoch"]),
             generation=int(found["generation"]),
+            power_epoch=int(found.get("power_epoch", -1)),
+            pause_epoch=int(found.get("pause_epoch", 0)),
             **{name: found[name] for name in _FIELDS},
         )
     except (KeyError, ValueError):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.nodework import Arm
@@ -68,6 +69,10 @@ class DomainMetadata:
     spec_hash: str
     domain_hash: str
     traceparent: str = ""
+    power_epoch: int = -1
+    """The start that the domain was last defined for; -1: an older agent defined it."""
+    pause_epoch: int = 0
+    """The last pause or unpause before that."""
 
 
 class DomainChange(StrEnum):
@@ -80,6 +85,7 @@ class DomainChange(StrEnum):
     ENDED = "ended"
     CRASHED = "crashed"
     START_FAILED = "start failed"
+    REBOOTED = "rebooted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,26 @@ class Hypervisor(Protocol):
     async def list_domains(self) -> list[DomainFacts]: ...
     async def facts(self, uid: str) -> DomainFacts | None: ...
     async def define(self, xml: str) -> None: ...
-    async def start(self, uid: str) -> None:
-        """Return when the guest runs; raises with the emulator's own last line as cause."""
+    async def start(self, uid: str, *, paused: bool = False) -> None:
+        """Return when the guest runs, or stands still before its first instruction (`paused`).
+
+        Raises with the emulator's own last line as cause.
+        """
 
     async def shutdown(self, uid: str) -> bool:
         """Ask by ACPI; False when there is no running domain to ask."""
 
+    async def reset(self, uid: str) -> bool:
+        """Press the reset button; False when there is no guest."""
+
+    async def reboot(self, uid: str) -> bool:
+        """Ask the guest to boot anew, by its agent or ACPI; False when there is no guest."""
+
     async def destroy(self, uid: str) -> None:
         """End the guest; nothing where none runs."""
+
+    async def suspend(self, uid: str) -> None:
+        """Let the guest's CPUs stand still; nothing where none runs."""
 
     async def resume(self, uid: str) -> None:
         """Let a paused guest go on; nothing where none is."""
@@ -138,6 +156,12 @@ class RecordFiles(Protocol):
 
         `refused_epoch`: the VM was not taken under that epoch.
         """
+
+    async def commands(self, uid: str) -> Mapping[str, str]:
+        """What became of the VM's last commands, by id, in order."""
+
+    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
+        """Durable on return."""
 
     def epoch(self, uid: str) -> int:
         """The highest epoch ever acted on; 0 for an unknown uid."""
@@ -196,8 +220,17 @@ class Seeds(Protocol):
 class Readiness(Protocol):
     """When a guest counts as ready."""
 
-    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
-        """Why it does; waits as long as it takes."""
+    async def answers(
+        self,
+        uid: str,
+        interfaces: Callable[[], Sequence[InterfaceStatus]],
+        *,
+        rebooted: bool = False,
+    ) -> str:
+        """Why it does; waits as long as it takes.
+
+        `rebooted`: what its console has said until now is of the boot before.
+        """
 
 
 class NetdAdmin(Protocol):
@@ -226,6 +259,19 @@ class Console(Protocol):
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """The last `tail_bytes`, then what is added (`follow`)."""
+
+
+class GuestAgents(Protocol):
+    """QEMU's guest agent inside our guests."""
+
+    async def ask(
+        self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
+    ) -> Mapping[str, object]:
+        """Libvirt's flat map of answers, within `timeout_s` whatever the guest does.
+
+        Raises:
+            VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a VM's actor is told first, from what stands on the host (design §6, I16)."""
 
-from virtbus.nodeagent.core.lifecycle import Event, Phase
+from virtbus.nodeagent.core.lifecycle import ENDINGS, Event, Phase
 from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy, VmRecord, VmStatus
@@ -19,7 +19,7 @@ ENDED: dict[Ending, Event] = {
 
 ONCE_ONLY = frozenset({RunStrategy.ONCE, RunStrategy.MANUAL, RunStrategy.HALTED})
 """Who is not started again when it ended by itself, or with its host."""
-UP = frozenset({VmState.RUNNING, VmState.PAUSED})
+WAS_UP = frozenset({VmState.RUNNING, VmState.PAUSED})
 DOWN = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, Phase.BACKING_OFF})
 
 
@@ -34,6 +34,17 @@ def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
     if facts.state is not DomainState.SHUT_OFF:
         return FOUND[facts.state]
     return ENDED.get(facts.ending) if powered else None
+
+
+def started_for(facts: DomainFacts | None, first: Event, record: VmRecord) -> int:
+    """The power epoch that a found domain has acted on.
+
+    One that ended, and was defined for an earlier start, says nothing about a start since.
+    """
+    metadata = facts.metadata if facts is not None else None
+    if first not in ENDINGS or metadata is None or metadata.power_epoch < 0:
+        return record.power_epoch
+    return metadata.power_epoch
 
 
 def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
@@ -61,7 +72,7 @@ def ended_before(told: VmStatus, record: VmRecord) -> Event | None:
     if told.state is VmState.SUCCEEDED:
         return Event.SHUT_DOWN
     once = record.spec.run_strategy in ONCE_ONLY
-    return Event.CRASHED if once and (told.ended or told.state in UP) else None
+    return Event.CRASHED if once and (told.ended or told.state in WAS_UP) else None
 
 
 def untold(record: VmRecord) -> Event | None:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from virtbus.nodeagent.core.lifecycle import Phase
+from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.vm import Condition
 
 READY, RESTART_REQUIRED, HELD = "Ready", "RestartRequired", "Held"
 NETWORK_LOST = "NetworkLost"
+PAUSED = "Paused"
 
 
 @dataclass
@@ -17,6 +19,13 @@ class Seen:
     message: str = ""
     started_ns: int | None = None
     restarts: int = 0
+    reboots: int = 0
+    rebooted_ns: int | None = None
+    boots_anew: bool = False
+    """We heard of a reboot: what the console said before it is no sign of life."""
+    last_end: GuestEnd | None = None
+    end_told: bool = False
+    """An earlier agent told of the guest's end: to find it again is no news."""
     attempt: int = 0
     ready: str = ""
     ready_ns: int = 0
@@ -28,21 +37,25 @@ class Seen:
     """Why the guest is paused, where its disk had no room."""
 
 
-def conditions(seen: Seen, phase: Phase, *, held: str, anew: bool) -> tuple[Condition, ...]:
+def conditions(
+    seen: Seen, phase: Phase, *, held: str, anew: bool, paused: bool
+) -> tuple[Condition, ...]:
     """The conditions of a VM.
 
-    `held` says why nothing is started or ended, `anew` that the spec changed in what a running
-    domain cannot take over.
+    `paused` means that its record asks for that, `held` says why nothing is started or ended,
+    `anew` that the spec changed in what a running domain cannot take over.
     """
     runs = phase is Phase.RUNNING
     found = [
         Condition(
             type=READY,
-            status=bool(seen.ready),
-            reason=seen.ready or ("Booting" if runs else "NotRunning"),
+            status=bool(seen.ready) and runs,
+            reason=(seen.ready or "Booting") if runs else "NotRunning",
             since_ns=seen.ready_ns,
         )
     ]
+    if phase is Phase.PAUSED:
+        found.append(_paused(seen, asked=paused))
     if anew and runs:
         message = "stop and start the VM to take over its new spec"
         found.append(Condition(type=RESTART_REQUIRED, status=True, message=message))
@@ -55,3 +68,11 @@ def conditions(seen: Seen, phase: Phase, *, held: str, anew: bool) -> tuple[Cond
             Condition(type="Retrying", status=True, reason=seen.reason, attempt=seen.attempt)
         )
     return tuple(found)
+
+
+def _paused(seen: Seen, *, asked: bool) -> Condition:
+    """Who paused the guest, in KubeVirt's words."""
+    if seen.disk_waits and not asked:
+        return Condition(type=PAUSED, status=True, reason="PausedIOError", message=seen.disk_waits)
+    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` lets it go on"
+    return Condition(type=PAUSED, status=True, reason="PausedByUser", message=why)

@@ -16,8 +16,9 @@ import libvirt
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Calls, Threads
-from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours
+from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
+from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_limits import Limits, read_limits
 from virtbus.nodeagent.edge.libvirt_links import Links
 from virtbus.schemas.errors import Code, VirtbusError
@@ -38,6 +39,8 @@ STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
 """Reads and destroys go on for longer: a destroy is what ends a call on a hung QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
+GUESTS_ASKED_AT_ONCE = 4
+"""A hung guest agent holds one, and a worker of libvirtd's, until libvirt gives it up (5 s)."""
 RECONNECT_S = (0.2, 5.0)
 EVENT_BACKLOG = 10_000
 _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
@@ -70,6 +73,8 @@ class LibvirtHypervisor:
             self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
             self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
             self._events = links(1)
+        asks = self._reads if self._in_process else links(GUESTS_ASKED_AT_ONCE)
+        self.guests = LibvirtGuests(asks)
 
     async def __aenter__(self) -> Self:
         start_event_loop()
@@ -80,6 +85,7 @@ class LibvirtHypervisor:
     async def __aexit__(self, *_: object) -> None:
         for links in {self._reads, self._changes, self._starts, self._ends, self._events}:
             links.close()
+        self.guests.close()
         self._threads.close()
 
     @property
@@ -101,10 +107,14 @@ class LibvirtHypervisor:
         def run(domain: libvirt.virDomain) -> bool:
             return f"{folder}/" in domain.XMLDesc()
 
-        return bool(await _on(self._reads, uid, run, "read the domain", timeout_s=READ_TIMEOUT_S))
+        return bool(
+            await on_ours(self._reads, uid, run, "read the domain", timeout_s=READ_TIMEOUT_S)
+        )
 
     async def facts(self, uid: str) -> DomainFacts | None:
-        return await _on(self._reads, uid, facts_of, "read the domain", timeout_s=READ_TIMEOUT_S)
+        return await on_ours(
+            self._reads, uid, facts_of, "read the domain", timeout_s=READ_TIMEOUT_S
+        )
 
     async def define(self, xml: str) -> None:
         await self._changes.run(
@@ -113,12 +123,18 @@ class LibvirtHypervisor:
             timeout_s=CHANGE_TIMEOUT_S,
         )
 
-    async def start(self, uid: str) -> None:
-        """Return when the guest runs; at once where it does."""
+    async def start(self, uid: str, *, paused: bool = False) -> None:
+        """Return when the guest runs, or stands still (`paused`); at once where it is up."""
+        flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
 
         def run(domain: libvirt.virDomain) -> bool:
             try:
-                domain.create()
+                if self._in_process:  # the test driver knows no flags
+                    domain.create()
+                    if paused:
+                        domain.suspend()
+                else:
+                    domain.createWithFlags(flags)
             except libvirt.libvirtError:
                 now = facts_of(domain)
                 if now is None or not now.active or now.starting:
@@ -128,7 +144,7 @@ class LibvirtHypervisor:
         async with self._slot():
             self._starting.add(uid)
             try:
-                started = await _on(
+                started = await on_ours(
                     self._starts, uid, run, "start the guest", timeout_s=START_TIMEOUT_S
                 )
             finally:
@@ -149,17 +165,41 @@ class LibvirtHypervisor:
 
         return bool(await self._ask(uid, run, "ask the guest to power off"))
 
-    async def reset(self, uid: str) -> None:
-        """Press the guest's reset button; nothing where there is no domain."""
-        await self._ask(uid, lambda domain: domain.reset(0), "reset the guest")
+    async def reset(self, uid: str) -> bool:
+        def run(domain: libvirt.virDomain) -> bool:
+            active = bool(domain.isActive())
+            if active:
+                domain.reset(0)
+            return active
+
+        return bool(await self._ask(uid, run, "reset the guest"))
+
+    async def reboot(self, uid: str) -> bool:
+        def run(domain: libvirt.virDomain) -> bool:
+            active = bool(domain.isActive())
+            if active:
+                domain.reboot(0)  # by the guest's agent where there is one, else by ACPI
+            return active
+
+        return bool(await self._ask(uid, run, "ask the guest to boot anew"))
 
     async def suspend(self, uid: str) -> None:
-        """Stop the guest's CPUs; nothing where there is no domain."""
-        await self._ask(uid, lambda domain: domain.suspend(), "pause the guest")
+        """Stop the guest's CPUs; nothing where none runs."""
+
+        def run(domain: libvirt.virDomain) -> None:
+            if domain.isActive() and domain.state()[0] != libvirt.VIR_DOMAIN_PAUSED:
+                domain.suspend()
+
+        await self._ask(uid, run, "pause the guest")
 
     async def resume(self, uid: str) -> None:
-        """Let the guest's CPUs go on; nothing where there is no domain."""
-        await self._ask(uid, lambda domain: domain.resume(), "resume the guest")
+        """Let the guest's CPUs go on; nothing where none stands still."""
+
+        def run(domain: libvirt.virDomain) -> None:
+            if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
+                domain.resume()
+
+        await self._ask(uid, run, "resume the guest")
 
     async def destroy(self, uid: str) -> None:
         def run(domain: libvirt.virDomain) -> None:
@@ -169,14 +209,14 @@ class LibvirtHypervisor:
                 if domain.isActive():
                     raise
 
-        await _on(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
+        await on_ours(self._ends, uid, run, "end the guest", timeout_s=CHANGE_TIMEOUT_S)
 
     async def undefine(self, uid: str) -> None:
         flags = (
             libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
             | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
         )
-        await _on(
+        await on_ours(
             self._changes,
             uid,
             lambda domain: domain.undefineFlags(flags),
@@ -187,7 +227,7 @@ class LibvirtHypervisor:
     async def _ask(
         self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
     ) -> Result | None:
-        return await _on(self._changes, uid, work, doing, timeout_s=MONITOR_TIMEOUT_S)
+        return await on_ours(self._changes, uid, work, doing, timeout_s=MONITOR_TIMEOUT_S)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
@@ -291,28 +331,6 @@ class LibvirtHypervisor:
         elif event.uid in self._starting and event.change in _STOPPED:
             return DomainEvent(event.uid, DomainChange.START_FAILED)
         return event
-
-
-async def _on(
-    links: Links,
-    uid: str,
-    work: Callable[[libvirt.virDomain], Result],
-    doing: str,
-    *,
-    timeout_s: float,
-) -> Result | None:
-    """`work` on our domain of `uid`; None where there is none, or one that is not ours."""
-
-    def run(connection: libvirt.virConnect) -> Result | None:
-        try:
-            domain = connection.lookupByUUIDString(uid)
-            return work(domain) if is_ours(domain) else None
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                return None
-            raise
-
-    return await links.run(run, doing, timeout_s=timeout_s)
 
 
 def _dotted(number: int) -> str:

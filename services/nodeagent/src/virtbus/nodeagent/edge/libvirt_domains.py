@@ -1,10 +1,16 @@
-"""A libvirt domain as the agent's facts."""
+"""A libvirt domain as the agent's facts, and work on one that is ours."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import libvirt
 
 from virtbus.nodeagent.core.domain_xml import domain_name
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
 from virtbus.nodeagent.core.ports import DomainFacts, DomainMetadata, DomainState, Ending
+from virtbus.nodeagent.edge.libvirt_links import Links
+
+Result = TypeVar("Result")
 
 _STATES: dict[int, DomainState] = {
     libvirt.VIR_DOMAIN_RUNNING: DomainState.RUNNING,
@@ -63,3 +69,26 @@ def _metadata(domain: libvirt.virDomain) -> DomainMetadata | None:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN_METADATA:
             return None
         raise
+
+
+async def on_ours(
+    links: Links,
+    uid: str,
+    work: Callable[[libvirt.virDomain], Result],
+    doing: str,
+    *,
+    timeout_s: float,
+    ended: Callable[[], None] = lambda: None,
+) -> Result | None:
+    """`work` on our domain of `uid`; None where there is none, or one that is not ours."""
+
+    def run(connection: libvirt.virConnect) -> Result | None:
+        try:
+            domain = connection.lookupByUUIDString(uid)
+            return work(domain) if is_ours(domain) else None
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
+
+    return await links.run(run, doing, timeout_s=timeout_s, ended=ended)

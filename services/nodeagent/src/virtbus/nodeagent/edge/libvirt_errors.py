@@ -23,6 +23,7 @@ _TABLE: dict[int, tuple[Code, str]] = {
     libvirt.VIR_ERR_NO_MEMORY: (Code.EXHAUSTED, "no_memory"),
     libvirt.VIR_ERR_RESOURCE_BUSY: (Code.UNAVAILABLE, "domain_busy"),
 }
+_AGENT = frozenset({libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED})
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z\s+\S+?:\s*")
 _PREFIXES = re.compile(
     r"^(?:internal error: |operation failed: |unsupported configuration: |"
@@ -65,5 +66,21 @@ def translated(
     if said is not None:
         code = Code.UNAVAILABLE if _LATER.match(said[1]) else Code.INTERNAL
         return VirtbusError(code, said[1], f"{doing}: {said[2]}")
+    if error.get_error_code() in _AGENT:
+        return _of_the_agent(text)
     kind, reason = _TABLE.get(error.get_error_code(), (Code.INTERNAL, "libvirt_failed"))
     return VirtbusError(kind, reason, f"{doing}: {text}")
+
+
+def _of_the_agent(text: str) -> VirtbusError:
+    if "not connected" in text:
+        message = (
+            "no guest agent runs in the guest; install and start qemu-guest-agent in it, "
+            "or wait until it has booted"
+        )
+        return VirtbusError(Code.CONFLICT, "guest_agent_absent", message)
+    message = (
+        f"the guest agent does not answer ({text}); "
+        "repeat in a moment, or in the guest: systemctl restart qemu-guest-agent"
+    )
+    return VirtbusError(Code.UNAVAILABLE, "guest_agent_silent", message, after_ms=5000)

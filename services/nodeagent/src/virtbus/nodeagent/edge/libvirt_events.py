@@ -46,7 +46,7 @@ def start_event_loop() -> None:
 
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
-    """Tell `hear`, in libvirt's thread, of each lifecycle event of a domain of ours."""
+    """Tell `hear`, in libvirt's thread, of each lifecycle event and reboot of a domain of ours."""
 
     def lifecycle(
         _connection: libvirt.virConnect,
@@ -60,8 +60,16 @@ def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) 
         if change is not None and domain.name() == domain_name(uid):
             hear(DomainEvent(uid, change))
 
-    kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
-    connection.domainEventRegisterAny(None, kind, lifecycle, None)
+    def reboot(_connection: libvirt.virConnect, domain: libvirt.virDomain, _opaque: Any) -> None:
+        uid = domain.UUIDString()
+        if domain.name() == domain_name(uid):
+            hear(DomainEvent(uid, DomainChange.REBOOTED))
+
+    for kind, told in (
+        (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, lifecycle),
+        (libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, reboot),
+    ):
+        connection.domainEventRegisterAny(None, kind, told, None)
 
 
 def change_of(event: int, detail: int) -> DomainChange | None:

@@ -58,34 +58,54 @@ class Links:
         self._refused: tuple[float, VirtbusError] | None = None
 
     async def run(
-        self, work: Callable[[libvirt.virConnect], Result], doing: str, *, timeout_s: float
+        self,
+        work: Callable[[libvirt.virConnect], Result],
+        doing: str,
+        *,
+        timeout_s: float,
+        ended: Callable[[], None] = lambda: None,
     ) -> Result:
         """`work` on a connection of its own.
+
+        `ended` runs once `work` has ended, late or not, or will never begin; on the loop, once.
 
         Raises:
             VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, else the cause in words.
         """
-        if self._threads.stuck >= self._stuck_limit:
-            message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
-            raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
-        await self._places.acquire()
         try:
-            link = await self._idle_one()
+            link = await self._taken()
         except BaseException:
-            self._places.release()
+            ended()
             raise
         link.calls += 1
+
+        def left() -> None:
+            self._left(link)
+            ended()
+
         try:
             return await self._threads.call(
                 lambda: work(link.connection),
                 timeout_s=timeout_s,
                 settled=self._places.release,
-                ended=lambda: self._left(link),
+                ended=left,
             )
         except libvirt.libvirtError as error:
             if is_down(error):
                 self.drop(link)
             raise translated(error, doing) from error
+
+    async def _taken(self) -> Link:
+        """A place, and a connection that nobody uses."""
+        if self._threads.stuck >= self._stuck_limit:
+            message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
+            raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
+        await self._places.acquire()
+        try:
+            return await self._idle_one()
+        except BaseException:
+            self._places.release()
+            raise
 
     async def reserve(
         self, prepare: Callable[[libvirt.virConnect], None], *, lost: Callable[[], None]

@@ -45,9 +45,17 @@ class Reach:
             self._socket.close()
             self._socket = None
 
-    async def answers(self, uid: str, interfaces: Callable[[], Sequence[InterfaceStatus]]) -> str:
+    async def answers(
+        self,
+        uid: str,
+        interfaces: Callable[[], Sequence[InterfaceStatus]],
+        *,
+        rebooted: bool = False,
+    ) -> str:
         """Why the guest counts as ready; waits as long as it takes."""
         console = _Console(self._console_log(uid))
+        if rebooted:
+            console.skip()
         delay_s = INTERVAL_S[0]
         while True:
             if console.says_ready():
@@ -88,7 +96,12 @@ class _Console:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._read_bytes = 0
+        self._read_bytes = self._since_bytes = 0
+
+    def skip(self) -> None:
+        """Only what comes from now on counts."""
+        with contextlib.suppress(OSError):
+            self._read_bytes = self._since_bytes = self._log.stat().st_size
 
     def says_ready(self) -> bool:
         try:
@@ -97,7 +110,7 @@ class _Console:
                 return False
             self._read_bytes = size_bytes
             with self._log.open("rb") as log:
-                log.seek(max(size_bytes - TAIL_BYTES, 0))
+                log.seek(max(size_bytes - TAIL_BYTES, self._since_bytes))
                 return MARKER in log.read(TAIL_BYTES)
         except OSError:
             return False

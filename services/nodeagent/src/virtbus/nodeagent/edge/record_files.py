@@ -6,6 +6,7 @@
 <state_dir>/agent/nonce        the bus incarnation that this node joined
 <state_dir>/agent/wish         what that bus wants of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
+<state_dir>/vms/<uid>/commands what became of the last commands
 <state_dir>/vms/<uid>/seed-*   seeds
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log
@@ -16,10 +17,12 @@ import fcntl
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from virtbus.bus.settings import NODE_FILE
 from virtbus.nodeagent.core.domain_xml import domain_name
+from virtbus.nodeagent.edge.command_file import read_commands, write_commands
 from virtbus.nodeagent.edge.durable import in_thread, replace, sync_dir, writing
 from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
@@ -156,6 +159,13 @@ class StateFiles:
             return {uid: these for uid, these in found.items() if _is_uid(uid)}
 
         return await in_thread(find)
+
+    async def commands(self, uid: str) -> dict[str, str]:
+        return await in_thread(lambda: read_commands(self.vms / check_uid(uid)))
+
+    async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
+        with writing(self._state):
+            await in_thread(lambda: write_commands(self.vms / check_uid(uid), told))
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:

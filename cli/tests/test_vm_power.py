@@ -1,0 +1,113 @@
+"""start, restart, pause and unpause against scripted services on a real nats-server."""
+
+import pytest
+from cli.tests.fakes import Cli, Script, vm_view
+
+from virtbus.schemas.api import WatchReply
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.states import VmState
+
+pytestmark = pytest.mark.integration
+
+
+async def test_restart_waits_for_the_guest_after_the_one_that_still_runs(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("vm", "restart", vm_view(caught_up=False))
+    await script.see(
+        WatchReply(items=(vm_view(caught_up=False),)),
+        WatchReply(synced=True),
+        WatchReply(change=vm_view(state=VmState.STOPPING, caught_up=False)),
+        WatchReply(change=vm_view(state=VmState.PREPARING)),
+        WatchReply(change=vm_view(revision=9)),
+    )
+    ended = await cli("vm", "restart", "web", "--grace", "3", "-o", "json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["state"], ended.json["revision"]) == ("Running", 9)
+    assert script.data("vm.restart") == [{"name": "web", "namespace": "default", "grace_s": 3}]
+
+
+@pytest.mark.parametrize(("verb", "state"), [("pause", "Paused"), ("unpause", "Running")])
+async def test_pause_and_unpause_wait_until_it_is_so(
+    script: Script, cli: Cli, verb: str, state: str
+) -> None:
+    before = VmState.PAUSED if verb == "unpause" else VmState.RUNNING
+    script.answer("vm", verb, vm_view(state=before, caught_up=False))
+    await script.see(
+        WatchReply(items=(vm_view(state=before, caught_up=False),)),
+        WatchReply(synced=True),
+        WatchReply(change=vm_view(state=VmState(state), paused=verb == "pause")),
+    )
+    ended = await cli("vm", verb, "web", "-o", "json")
+    assert ended.code == 0, ended.err
+    assert ended.json["state"] == state
+
+
+async def test_a_paused_start_waits_for_the_paused_guest(script: Script, cli: Cli) -> None:
+    script.answer("vm", "start", vm_view(state=VmState.STOPPED, paused=True))
+    await script.see(
+        WatchReply(items=(vm_view(state=VmState.STARTING, paused=True),)),
+        WatchReply(synced=True),
+        WatchReply(change=vm_view(state=VmState.PAUSED, paused=True)),
+    )
+    ended = await cli("vm", "start", "web", "--paused")
+    assert ended.code == 0, ended.err
+    assert script.data("vm.start")[0]["paused"] is True
+    assert "Paused" in ended.out
+
+
+async def test_a_start_is_not_told_the_failure_of_the_start_before(
+    script: Script, cli: Cli
+) -> None:
+    before = vm_view(state=VmState.FAILED, caught_up=False)
+    script.answer("vm", "start", before)
+    await script.see(
+        WatchReply(items=(before,)),
+        WatchReply(synced=True),
+        WatchReply(change=vm_view(state=VmState.PREPARING)),
+        WatchReply(change=vm_view()),
+    )
+    ended = await cli("vm", "start", "web", "-o", "json")
+    assert ended.code == 0, ended.err
+    assert ended.json["state"] == "Running"
+
+
+async def test_a_guest_that_fails_before_it_is_paused_ends_the_wait(
+    script: Script, cli: Cli
+) -> None:
+    script.answer("vm", "pause", vm_view(caught_up=False))
+    await script.see(
+        WatchReply(items=(vm_view(caught_up=False),)),
+        WatchReply(synced=True),
+        WatchReply(change=vm_view(state=VmState.FAILED, caught_up=False)),
+    )
+    ended = await cli("vm", "pause", "web")
+    assert ended.code == 1
+    assert "web is Failed" in ended.err
+
+
+async def test_what_is_off_is_not_paused(script: Script, cli: Cli) -> None:
+    refusal = VirtbusError(Code.CONFLICT, "not_running", "web is not running")
+    script.answer("vm", "pause", refusal)
+    ended = await cli("vm", "pause", "web")
+    assert (ended.code, ended.err) == (1, "error: web is not running\n")
+
+
+@pytest.mark.parametrize("verb", ["pause", "unpause", "restart", "start"])
+async def test_each_verb_teaches_itself(cli: Cli, verb: str) -> None:
+    ended = await cli("vm", verb, "--help")
+    assert ended.code == 0
+    assert f"virtbus vm {verb} web" in ended.out
+
+
+@pytest.mark.parametrize("verb", ["reset", "soft-reboot"])
+async def test_a_command_is_for_the_guest_that_was_seen(
+    script: Script, cli: Cli, verb: str
+) -> None:
+    script.answer("vm", "get", vm_view(epoch=3))
+    script.answer("vm", verb, vm_view(epoch=3))
+    ended = await cli("vm", verb, "web", "-o", "json")
+    assert ended.code == 0, ended.err
+    assert ended.json["epoch"] == 3
+    assert script.data(f"vm.{verb}") == [{"name": "web", "namespace": "default", "epoch": 3}]
+    assert f"virtbus vm {verb} web" in (await cli("vm", verb, "--help")).out

@@ -1,0 +1,75 @@
+"""`virtbus.api.v1.vm.{reset,soft-reboot}`: asked of the VM's node, whose answer is the result."""
+
+import asyncio
+
+from virtbus.bus.ports import Bus, OutcomeUnknownError, Request, UnavailableError
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmCommand
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.nodework import GuestCommand
+from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.wire import validate
+
+ANSWER_S = 1.0
+"""What is left of a request's time for its own answer."""
+
+
+class VmCommands:
+    """The handlers; nothing is stored: the node acts within the request's time, or never."""
+
+    def __init__(self, bus: Bus, vms: VmApi) -> None:
+        self._bus = bus
+        self._vms = vms
+
+    async def reset(self, request: Request) -> VmView:
+        return await self._command("reset", request)
+
+    async def soft_reboot(self, request: Request) -> VmView:
+        return await self._command("soft-reboot", request)
+
+    async def _command(self, verb: str, request: Request) -> VmView:
+        want = validate(VmCommand, request.data)
+        held = await self._vms.find(want)
+        record = held.record
+        if want.epoch not in {None, record.epoch} or record.node == UNPLACED:
+            message = f"{record.name} was moved since it was looked at; look at it again"
+            raise VirtbusError(Code.CONFLICT, "moved", message)
+        command = {"uid": record.uid, "epoch": record.epoch, "verb": verb}
+        asked = GuestCommand.model_validate(
+            command | {"id": request.id or self._bus.sources.uuid7()}
+        )
+        await self._ask(record, asked, request.deadline_s)
+        return self._vms.show(held)
+
+    async def _ask(self, record: VmRecord, command: GuestCommand, deadline_s: float) -> None:
+        left_s = deadline_s - asyncio.get_running_loop().time() - ANSWER_S
+        try:
+            await self._bus.request(
+                subjects.rpc(record.node, "agent", "command"),
+                command,
+                timeout_s=max(left_s, ANSWER_S),
+                request_id=command.id,
+            )
+        except VirtbusError as error:
+            if error.reason != "vm_not_here":
+                raise
+            message = (
+                f"{record.name} does not run on {record.node} yet, or no more; `virtbus vm get "
+                f"{record.name}` shows where it is"
+            )
+            raise VirtbusError(Code.CONFLICT, "not_running", message) from error
+        except UnavailableError as error:
+            message = (
+                f"{record.node} does not answer: nothing happened; `virtbus node get` says why"
+            )
+            raise VirtbusError(
+                Code.UNAVAILABLE, "node_silent", message, retry=Retry.SAME_ID, after_ms=1000
+            ) from error
+        except OutcomeUnknownError as error:
+            message = (
+                f"{record.node} did not answer in time: the {command.verb} may have happened; "
+                "repeat the request with the same id to learn of it"
+            )
+            raise VirtbusError(Code.DEADLINE, "unanswered", message) from error

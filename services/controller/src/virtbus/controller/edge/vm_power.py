@@ -1,0 +1,53 @@
+"""`virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes of whether the guest runs."""
+
+from virtbus.bus.ports import Request
+from virtbus.controller.core import changes
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.leaving import up
+from virtbus.controller.edge.vm_api import VmApi
+from virtbus.schemas.api import VmRef, VmRestart, VmStart, VmStop
+from virtbus.schemas.vm import VmRecord, VmView
+from virtbus.schemas.wire import validate
+
+
+class VmPower:
+    """The handlers; each writes the desired record, and its node follows."""
+
+    def __init__(self, vms: VmApi, fleet: Fleet) -> None:
+        self._vms = vms
+        self._fleet = fleet
+
+    async def start(self, request: Request) -> VmView:
+        want = validate(VmStart, request.data)
+        return await self._vms.change(
+            want, lambda r: changes.started(r, up=self._up(r), paused=want.paused), request
+        )
+
+    async def stop(self, request: Request) -> VmView:
+        want = validate(VmStop, request.data)
+        return await self._vms.change(
+            want, lambda r: changes.powered(r, on=False, grace_s=want.grace_s), request
+        )
+
+    async def restart(self, request: Request) -> VmView:
+        want = validate(VmRestart, request.data)
+        return await self._vms.change(
+            want, lambda r: changes.restarted(r, up=self._up(r), grace_s=want.grace_s), request
+        )
+
+    async def pause(self, request: Request) -> VmView:
+        return await self._still(request, on=True)
+
+    async def unpause(self, request: Request) -> VmView:
+        return await self._still(request, on=False)
+
+    async def _still(self, request: Request, *, on: bool) -> VmView:
+        return await self._vms.change(
+            validate(VmRef, request.data),
+            lambda r: changes.paused(r, up=self._up(r), on=on),
+            request,
+        )
+
+    def _up(self, record: VmRecord) -> bool:
+        status = self._fleet.status_of(record)
+        return up(record, status[0] if status else None)

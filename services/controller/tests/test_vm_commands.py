@@ -1,0 +1,89 @@
+"""reset and soft-reboot over the API: the node's answer is the request's."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from services.controller.tests.fleets import uid
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World
+
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.schemas import subjects
+from virtbus.schemas.api import Empty
+from virtbus.schemas.errors import Code, Retry, VirtbusError
+
+
+@asynccontextmanager
+async def agent(made: World, answer: Any = None) -> AsyncIterator[list[Any]]:
+    """The agent of the VM's node; what it was asked."""
+    asked: list[Any] = []
+
+    async def do(request: Request) -> Any:
+        asked.append(request.data)
+        if isinstance(answer, Exception):
+            raise answer
+        return Empty()
+
+    stored = await made.stored(uid(1))
+    assert stored is not None
+    endpoint = Endpoint("agent-command", subjects.rpc(stored.node, "agent", "command"), do)
+    async with made.host.serve(ServiceInfo("virtbus-nodeagent", "0"), [endpoint]):
+        yield asked
+
+
+@played()
+async def test_a_command_is_done_once_its_node_says_so(made: World) -> None:
+    one = await made.vm("create", name="web", image="tiny", uid=uid(1))
+    async with agent(made) as asked:
+        after = await made.vm("reset", name="web", epoch=one.epoch)
+        await made.vm("soft-reboot", uid=uid(1))
+    assert after.revision == one.revision
+    assert [one["verb"] for one in asked] == ["reset", "soft-reboot"]
+    assert {(one["uid"], one["epoch"]) for one in asked} == {(uid(1), 1)}
+    assert len({one["id"] for one in asked}) == 2
+
+
+@played()
+async def test_a_repeated_request_bears_the_same_id_to_the_node(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    subject = subjects.api("vm", "reset")
+    async with agent(made) as asked:
+        for _ in range(2):
+            await made.client.request(subject, {"name": "web"}, timeout_s=10, request_id="mine")
+    assert [one["id"] for one in asked] == ["mine", "mine"]
+
+
+@played()
+async def test_what_the_node_refuses_is_refused(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    refusal = VirtbusError(Code.CONFLICT, "not_running", "web is not running")
+    async with agent(made, refusal):
+        error = await refused(made.ask("reset", name="web"))
+    assert (error.code, error.reason) == (409, "not_running")
+
+
+@played()
+async def test_a_vm_that_its_node_does_not_have_yet_or_no_more_does_not_run(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    refusal = VirtbusError(Code.NOT_FOUND, "vm_not_here", "it is not here")
+    async with agent(made, refusal):
+        error = await refused(made.ask("reset", name="web"))
+    assert (error.code, error.reason) == (409, "not_running")
+
+
+@played()
+async def test_a_vm_that_was_moved_since_is_let_be(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    async with agent(made) as asked:
+        error = await refused(made.ask("reset", name="web", epoch=2))
+    assert (error.code, error.reason) == (409, "moved")
+    assert asked == []
+
+
+@played()
+async def test_a_node_that_does_not_answer_has_done_nothing(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    error = await refused(made.ask("reset", name="web"))
+    assert (error.code, error.reason) == (503, "node_silent")
+    assert error.body.retry is Retry.SAME_ID

@@ -1,0 +1,153 @@
+"""start, stop, restart, pause and unpause over the API: what each writes, and when it refuses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import record, status, uid
+from services.controller.tests.test_vm_api import played, refused
+from services.controller.tests.virtual import World, settle
+
+from virtbus.controller.core import changes
+from virtbus.controller.core.changes import updated
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, RunStrategy, VmRecord
+
+
+def paused_by_spec(**more: Any) -> VmRecord:
+    one = record(**more)
+    return one.model_copy(update={"spec": one.spec.model_copy(update={"start_strategy": "Paused"})})
+
+
+# --- what a change makes of a record ---------------------------------------------------------
+def test_a_pause_is_not_a_start() -> None:
+    after = changes.paused(record(power_epoch=3), up=True, on=True)
+    assert (after.paused, after.pause_epoch, after.power_epoch) == (True, 1, 3)
+    again = changes.paused(after, up=True, on=False)
+    assert (again.paused, again.pause_epoch) == (False, 2)
+
+
+def test_a_restart_is_a_start_that_ends_the_guest_of_before() -> None:
+    after = changes.restarted(record(power_epoch=3, paused=True), up=True, grace_s=5)
+    assert (after.power_epoch, after.restart_epoch, after.stop_grace_s) == (4, 4, 5)
+    assert (after.powered, after.paused) == (True, False)
+
+
+def test_a_stop_ends_a_pause() -> None:
+    assert not changes.powered(record(paused=True), on=False).paused
+
+
+@pytest.mark.parametrize(
+    ("asked", "by_spec", "paused"),
+    [
+        (None, False, False),
+        (None, True, True),
+        (True, False, True),
+        (False, True, False),
+    ],
+)
+def test_a_start_says_whether_it_leaves_the_guest_paused_or_the_spec_does(
+    asked: bool | None, by_spec: bool, paused: bool
+) -> None:
+    off = paused_by_spec(powered=False) if by_spec else record(powered=False)
+    assert changes.started(off, up=False, paused=asked).paused is paused
+
+
+def test_a_start_of_a_vm_that_is_up_neither_pauses_it_nor_lets_it_go_on() -> None:
+    assert not changes.started(paused_by_spec(), up=True, paused=None).paused
+    assert changes.started(record(paused=True), up=True, paused=None).paused
+    with pytest.raises(VirtbusError, match="vm pause") as refusal:
+        changes.started(record(), up=True, paused=True)
+    assert refusal.value.reason == "running"
+
+
+def test_a_restart_pauses_where_the_spec_says_so() -> None:
+    assert changes.restarted(paused_by_spec(), up=True, grace_s=None).paused
+
+
+@pytest.mark.parametrize("powered", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: changes.paused(r, up=False, on=True),
+        lambda r: changes.paused(r, up=False, on=False),
+        lambda r: changes.restarted(r, up=False, grace_s=None),
+    ],
+)
+def test_what_is_off_or_has_ended_is_neither_paused_nor_restarted(
+    change: Callable[[VmRecord], VmRecord], powered: bool
+) -> None:
+    with pytest.raises(VirtbusError, match="vm start") as refusal:
+        change(record(powered=powered))
+    assert refusal.value.reason == "not_running"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "paused"),
+    [
+        ({"powered": False}, RunStrategy.ALWAYS, True),
+        ({"powered": True, "paused": False}, RunStrategy.ONCE, False),
+        ({"powered": True, "paused": True}, RunStrategy.HALTED, False),
+    ],
+)
+def test_a_run_strategy_that_starts_a_vm_starts_it_as_the_spec_says(
+    before: dict[str, Any], after: RunStrategy, paused: bool
+) -> None:
+    one = paused_by_spec(**before)
+    strategy = RunStrategy.ALWAYS if one.powered else RunStrategy.HALTED
+    one = one.model_copy(update={"spec": one.spec.model_copy(update={"run_strategy": strategy})})
+    spec = one.spec.model_copy(update={"run_strategy": after})
+    assert updated(one, spec=spec, labels=None, annotations=None).paused is paused
+
+
+# --- over the bus ----------------------------------------------------------------------------
+@played()
+async def test_a_vm_is_paused_and_restarted_while_it_runs(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    view = await made.vm("pause", name="web")
+    assert (view.paused, view.caught_up) == (True, False)
+    stored = await made.stored(uid(1))
+    assert stored is not None
+    await made.say(status(stored, VmState.PAUSED, pause_epoch=1))
+    await settle()
+    view = await made.vm("get", name="web")
+    assert (view.state, view.caught_up) == (VmState.PAUSED, True)
+    view = await made.vm("restart", name="web", grace_s=0)
+    assert (view.paused, view.caught_up) == (False, False)
+
+
+@played()
+async def test_a_create_that_starts_paused_says_so(made: World) -> None:
+    spec = {"start_strategy": "Paused"}
+    one = await made.vm("create", name="web", image="tiny", uid=uid(1), spec=spec)
+    assert one.paused
+    manual = spec | {"run_strategy": "Manual"}
+    two = await made.vm("create", name="db", image="tiny", uid=uid(2), spec=manual)
+    assert not two.paused
+    assert (await made.vm("start", uid=uid(2))).paused
+
+
+@played()
+async def test_a_guest_that_has_ended_is_refused_with_what_to_do(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    stored = await made.stored(uid(1))
+    assert stored is not None
+    await made.say(status(stored, VmState.FAILED, reason=GUEST_ENDED))
+    await settle()
+    for verb in ("pause", "unpause", "restart"):
+        error = await refused(made.ask(verb, name="web"))
+        assert (error.code, error.reason) == (409, "not_running")
+    assert (await made.vm("start", name="web", paused=True)).paused
+
+
+@played()
+async def test_a_pause_that_comes_again_acts_once(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    for verb, once in (("pause", "a"), ("pause", "a"), ("unpause", "b"), ("pause", "a")):
+        subject = subjects.api("vm", verb)
+        await made.client.request(subject, {"uid": uid(1)}, timeout_s=10, request_id=once)
+    stored = await made.stored(uid(1))
+    assert stored is not None
+    assert (stored.paused, stored.pause_epoch) == (False, 2)

@@ -1,0 +1,107 @@
+"""`rpc.agent.command`: what is done to a guest once, and leaves nothing that could be compared.
+
+At most once for each id, however often it is asked: what is begun is on disk before it acts, so
+that neither a repeat nor the next agent does it again (ADR 0021).
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from weakref import WeakValueDictionary
+
+from virtbus.bus import tracing
+from virtbus.bus.ports import Endpoint, Request
+from virtbus.bus.service import refuse_late
+from virtbus.nodeagent.core.lifecycle import UP, Phase
+from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.tools import Tools
+from virtbus.schemas import subjects
+from virtbus.schemas.api import Empty
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.nodework import GuestCommand
+from virtbus.schemas.wire import validate
+
+KEPT = 64
+"""Far more than can be asked of one guest within a requester's patience."""
+BEGUN, DONE = "begun", "done"
+KINDS = {"reset": Kind.GUEST_RESET, "soft-reboot": Kind.GUEST_REBOOTING}
+
+
+class Commands:
+    """The handler; `guests` is the agent's own, live map."""
+
+    def __init__(
+        self, tools: Tools, guests: Mapping[str, Guest], known: Callable[[str], None]
+    ) -> None:
+        """`known` raises for a VM that is not here."""
+        self._tools = tools
+        self._guests = guests
+        self._known = known
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        hypervisor = tools.hypervisor
+        self._acts: dict[str, Callable[[str], Awaitable[bool]]] = {
+            "reset": hypervisor.reset,
+            "soft-reboot": hypervisor.reboot,
+        }
+
+    def endpoint(self) -> Endpoint:
+        subject = subjects.rpc(self._tools.settings.node, "agent", "command")
+        return Endpoint("agent-command", subject, self.do)
+
+    async def do(self, request: Request) -> Empty:
+        """Done; raises VirtbusError where it was not, or nobody can say."""
+        want = validate(GuestCommand, request.data)
+        self._known(want.uid)
+        lock = self._locks.setdefault(want.uid, asyncio.Lock())
+        async with lock:
+            with tracing.span(f"virtbus {want.verb} guest", uid=want.uid):
+                await self._once(want, request.deadline_s)
+        return Empty()
+
+    async def _once(self, want: GuestCommand, deadline_s: float) -> None:
+        files = self._tools.files
+        told = dict(await files.commands(want.uid))
+        if told.get(want.id) == DONE:
+            return
+        if want.id in told:
+            raise _unknown(want, "its agent died meanwhile")
+        refuse_late(deadline_s)
+        guest = self._fit(want)
+        told = dict(itertools.islice(told.items(), max(len(told) - KEPT + 1, 0), None))
+        await files.keep_commands(want.uid, told | {want.id: BEGUN})
+        try:
+            acted = await self._acts[want.verb](want.uid)
+        except VirtbusError as error:
+            raise _unknown(want, str(error)) from error
+        if not acted:
+            raise _not_running(guest)
+        self._tools.facts.emit(KINDS[want.verb], guest.record, reason="asked")
+        await files.keep_commands(want.uid, told | {want.id: DONE})
+
+    def _fit(self, want: GuestCommand) -> Guest:
+        """The guest that the command is for; raises 409 or 503 where there is none such now."""
+        guest = self._guests.get(want.uid)
+        if guest is None or guest.record.epoch != want.epoch or guest.record.ending:
+            message = f"{want.uid} was moved, or is leaving, since it was looked at; look again"
+            raise VirtbusError(Code.CONFLICT, "moved", message)
+        if guest.held:
+            raise VirtbusError(Code.UNAVAILABLE, "held", guest.held, after_ms=1000)
+        if guest.phase not in UP:
+            raise _not_running(guest)
+        if guest.phase is Phase.PAUSED and want.verb == "soft-reboot":
+            name = guest.record.name
+            message = f"{name} is paused and hears nothing; `virtbus vm unpause {name}` first"
+            raise VirtbusError(Code.CONFLICT, "paused", message)
+        return guest
+
+
+def _not_running(guest: Guest) -> VirtbusError:
+    name = guest.record.name
+    message = f"{name} is not running; `virtbus vm start {name}` starts it"
+    return VirtbusError(Code.CONFLICT, "not_running", message)
+
+
+def _unknown(want: GuestCommand, why: str) -> VirtbusError:
+    message = f"the {want.verb} was begun and may have happened ({why}); look, then ask anew"
+    return VirtbusError(Code.CONFLICT, "outcome_unknown", message)

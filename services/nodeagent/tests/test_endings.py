@@ -1,0 +1,142 @@
+"""How a guest ended and how often it booted anew is told, and outlives the agent."""
+
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.nodeagent.core.seen import Seen
+from virtbus.schemas.vm import VmStatus
+
+A = uid(1)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def told(node: Node, state: str) -> bool:
+    return await node.state(A) == state
+
+
+async def status(node: Node) -> VmStatus:
+    found = await node.status(A)
+    assert found is not None
+    return found
+
+
+async def counted(node: Node, times: int) -> bool:
+    return (await status(node)).reboots == times
+
+
+async def boots_anew(node: Node, times: int) -> None:
+    node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
+    await eventually(lambda: counted(node, times))
+
+
+@pytest.mark.parametrize(
+    ("ending", "change", "how"),
+    [
+        (Ending.SHUT_DOWN, DomainChange.SHUT_DOWN, "shut down"),
+        (Ending.ENDED, DomainChange.ENDED, "ended"),
+        (Ending.CRASHED, DomainChange.CRASHED, "crashed"),
+    ],
+)
+async def test_what_ended_a_guest_by_itself_is_told_with_its_time(
+    node: Node, ending: Ending, change: DomainChange, how: str
+) -> None:
+    await node.join()
+    await node.put(record(spec={"run_strategy": "Once"}))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        before = await status(node)
+        assert before.last_end is None
+        node.domains.end(A, ending, change)
+        await eventually(lambda: told(node, "Succeeded" if how == "shut down" else "Failed"))
+        end = (await status(node)).last_end
+        assert end is not None
+        assert (end.how, end.asked) == (how, False)
+        assert before.started_ns is not None
+        assert end.at_ns >= before.started_ns
+    async with node.agent():
+        await node.start_another()
+        assert (await status(node)).last_end == end
+
+
+async def test_an_end_that_was_asked_for_says_so_and_is_told_of_the_next_run(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        await node.put(record(powered=False, power_epoch=1))
+        await eventually(lambda: told(node, "Stopped"))
+        await node.put(record(power_epoch=2))
+        await eventually(lambda: told(node, "Running"))
+        end = (await status(node)).last_end
+        assert end is not None
+        assert (end.how, end.asked) == ("ended", True)
+
+
+async def test_an_end_while_the_agent_was_down_is_found(node: Node) -> None:
+    await node.join()
+    await node.put(record(spec={"run_strategy": "Once"}))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+    node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
+    async with node.agent():
+        await eventually(lambda: told(node, "Succeeded"))
+        end = (await status(node)).last_end
+        assert end is not None
+        assert (end.how, end.asked) == ("shut down", False)
+
+
+async def test_reboots_are_counted_for_each_run_and_outlive_the_agent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtbus.nodeagent.noting.ONE_REBOOT_S", 0)
+    await node.join()
+    await node.put(record())
+
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        await boots_anew(node, 1)
+        await boots_anew(node, 2)
+        assert (await status(node)).rebooted_ns is not None
+    async with node.agent():
+        await node.start_another()
+        await boots_anew(node, 3)
+        await node.put(record(power_epoch=1, restart_epoch=1))
+        await eventually(lambda: counted(node, 0))
+        assert (await status(node)).restarts == 0
+
+
+async def test_a_firmware_that_resets_once_more_is_the_same_reboot(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent() as agent:
+        await eventually(lambda: told(node, "Running"))
+        seen: Seen = agent._guests[A].seen
+        for _ in range(3):
+            node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
+        await eventually(lambda: seen.reboots == 1)
+        await node.start_another()
+        assert seen.reboots == 1
+
+
+async def test_a_guest_that_boots_anew_is_ready_once_it_answers_again(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+
+    async def ready() -> bool:
+        return any(c.type == "Ready" and c.status for c in (await status(node)).conditions)
+
+    async with node.agent() as agent:
+        await eventually(lambda: told(node, "Running"))
+        await eventually(ready)
+        seen: Seen = agent._guests[A].seen
+        first_ns = seen.ready_ns
+        node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
+        await eventually(lambda: seen.ready_ns > first_ns)
+        await eventually(ready)

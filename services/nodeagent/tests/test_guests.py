@@ -1,0 +1,263 @@
+"""What guests say of themselves: by a libvirt that is played here, to who asks over the bus."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import libvirt
+import pytest
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.nodeagent.core.guest_answers import MOST_BYTES, MOST_ITEMS, MOST_PARTS, guest_info
+from virtbus.nodeagent.edge import libvirt_links
+from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.libvirt_calls import Threads
+from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
+from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.wire import encode, validate
+
+UIDS = tuple(f"0192f0c1-2d3e-7abc-8def-{number:012x}" for number in range(9))
+ANSWERS: dict[str, object] = {
+    "hostname": "web",
+    "os.id": "debian",
+    "os.pretty-name": "Debian GNU/Linux 12 (bookworm)",
+    "os.kernel-release": "6.1.0",
+    "timezone.name": "CET",
+    "timezone.offset": 3600,
+    "user.count": 1,
+    "user.0.name": "debian",
+    "user.0.login-time": 1_790_000_000_500,
+    "fs.count": 1,
+    "fs.0.name": "vda1",
+    "fs.0.mountpoint": "/",
+    "fs.0.fstype": "ext4",
+    "fs.0.total-bytes": 2 * 1024**3,
+    "fs.0.used-bytes": 1024**3,
+    "fs.0.disk.count": 1,
+    "fs.0.disk.0.alias": "vda",
+    "if.count": 1,
+    "if.0.name": "enp1s0",
+    "if.0.hwaddr": "52:54:00:12:34:56",
+    "if.0.addr.count": 2,
+    "if.0.addr.0.addr": "10.127.0.5",
+    "if.0.addr.0.prefix": 24,
+    "if.0.addr.1.addr": "fe80::1",
+    "if.0.addr.1.prefix": 64,
+}
+
+
+class Domain:
+    """A libvirt domain whose guest agent answers once it may."""
+
+    def __init__(self, uid: str, host: "Host") -> None:
+        self._uid = uid
+        self._host = host
+
+    def name(self) -> str:
+        return f"vb-{self._uid}"
+
+    def UUIDString(self) -> str:  # noqa: N802  libvirt's name
+        return self._uid
+
+    def agentSetResponseTimeout(self, timeout_s: int) -> int:  # noqa: N802
+        self._host.patience_s = timeout_s
+        return 0
+
+    def guestInfo(self, types: int) -> dict[str, object]:  # noqa: N802
+        self._host.asked.append((self._uid, types))
+        if self._host.error is not None:
+            raise self._host.error
+        if self._uid in self._host.hung:
+            assert self._host.let_go.wait(60)
+        return ANSWERS
+
+
+class Host:
+    """A connection to libvirt, on which guests may hang."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.hung: set[str] = set()
+        self.let_go = threading.Event()
+        self.error: libvirt.libvirtError | None = None
+        self.patience_s = 0
+
+    def lookupByUUIDString(self, uid: str) -> Domain:  # noqa: N802
+        return Domain(uid, self)
+
+    def setKeepAlive(self, *_: int) -> int:  # noqa: N802
+        return 0
+
+    def registerCloseCallback(self, *_: object) -> int:  # noqa: N802
+        return 0
+
+    def close(self) -> int:
+        return 0
+
+
+class Refusal(libvirt.libvirtError):
+    """libvirt's error, without a connection that it came from."""
+
+    def __init__(self, code: int, text: str) -> None:
+        Exception.__init__(self, text)
+        self.err: tuple[int, int, str] = (code, libvirt.VIR_FROM_REMOTE, text)
+
+    def get_error_code(self) -> int:
+        return self.err[0]
+
+    def get_error_domain(self) -> int:
+        return self.err[1]
+
+    def get_error_message(self) -> str:
+        return self.err[2]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    found = Host()
+    monkeypatch.setattr(libvirt, "open", lambda _uri: found)
+    yield found
+    found.let_go.set()
+
+
+@pytest.fixture
+async def guests(host: Host) -> AsyncIterator[LibvirtGuests]:
+    threads = Threads("test")
+    made = LibvirtGuests(Links("qemu:///system", threads, at_once=4, stuck_limit=4))
+    yield made
+    made.close()
+    threads.close()
+
+
+@pytest.fixture
+async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryBus]:
+    server = MemoryServer()
+    path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
+    agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
+    async with agent.serve({UIDS[0]: cast("Guest", None)}):
+        yield MemoryBus(server, "test")
+
+
+async def ask(client: MemoryBus, uid: str = UIDS[0], **words: Any) -> GuestInfo:
+    subject = subjects.rpc("n1", "agent", "guest")
+    answer = await client.request(subject, GuestAsk(uid=uid, **words), timeout_s=10)
+    return validate(GuestInfo, answer)
+
+
+async def test_a_guest_tells_of_itself_over_the_bus(client: MemoryBus, host: Host) -> None:
+    info = await ask(client)
+    assert host.asked == [(UIDS[0], 0)], "all that it knows"
+    assert info.hostname == "web"
+    assert info.os is not None
+    assert (info.os.id, info.os.timezone, info.os.utc_offset_s) == ("debian", "CET", 3600)
+    assert [(user.name, user.login_time_s) for user in info.users] == [("debian", 1_790_000_000.5)]
+    assert [(fs.mountpoint, fs.used_bytes, fs.disks) for fs in info.filesystems] == [
+        ("/", 1024**3, ("vda",))
+    ]
+    assert info.interfaces[0].addresses == ("10.127.0.5/24", "fe80::1/64")
+
+
+async def test_only_what_is_asked_for_is_asked_of_the_guest(client: MemoryBus, host: Host) -> None:
+    await ask(client, about=(GuestQuestion.USERS, GuestQuestion.FILESYSTEMS))
+    wanted = libvirt.VIR_DOMAIN_GUEST_INFO_USERS | libvirt.VIR_DOMAIN_GUEST_INFO_FILESYSTEM
+    assert host.asked == [(UIDS[0], wanted)]
+
+
+async def test_a_vm_of_another_node_is_not_asked(client: MemoryBus, host: Host) -> None:
+    with pytest.raises(VirtbusError) as caught:
+        await ask(client, UIDS[1])
+    assert caught.value.reason == "vm_not_here"
+    assert host.asked == []
+
+
+async def test_an_absent_agent_is_told_with_the_next_step(client: MemoryBus, host: Host) -> None:
+    text = "Guest agent is not responding: QEMU guest agent is not connected"
+    host.error = Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
+    with pytest.raises(VirtbusError) as caught:
+        await ask(client)
+    assert (caught.value.code, caught.value.reason) == (Code.CONFLICT, "guest_agent_absent")
+    assert "install and start qemu-guest-agent" in str(caught.value)
+
+
+async def test_an_agent_that_libvirt_gives_up_is_silent(client: MemoryBus, host: Host) -> None:
+    text = "Guest agent is not responding: Guest agent not available for now"
+    host.error = Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
+    with pytest.raises(VirtbusError) as caught:
+        await ask(client)
+    assert (caught.value.code, caught.value.reason) == (Code.UNAVAILABLE, "guest_agent_silent")
+
+
+async def test_a_hung_guest_costs_its_asker_his_time_and_nobody_else(
+    guests: LibvirtGuests, host: Host
+) -> None:
+    host.hung = {UIDS[0]}
+    for _ in range(6):
+        with pytest.raises(VirtbusError) as caught:
+            await guests.ask(UIDS[0], (), timeout_s=0.05)
+        assert caught.value.reason == "guest_agent_silent"
+    assert host.asked == [(UIDS[0], 0)], "asked once, however often it is tried"
+    for uid in UIDS[1:]:
+        assert await guests.ask(uid, (), timeout_s=10) == ANSWERS
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(guests.ask(UIDS[0], (), timeout_s=10))
+        host.let_go.set()
+    assert waiting.result() == ANSWERS, "and it is asked again once the first call has ended"
+    assert len(host.asked) == 10
+
+
+async def test_libvirt_waits_for_an_answer_no_longer_than_who_asks(
+    guests: LibvirtGuests, host: Host
+) -> None:
+    await guests.ask(UIDS[0], (), timeout_s=3)
+    assert host.patience_s == 3
+    await guests.ask(UIDS[0], (), timeout_s=60)
+    assert host.patience_s == 10
+
+
+async def test_a_refused_connection_leaves_the_next_asker_his_turn(
+    guests: LibvirtGuests, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_uri: str) -> None:
+        raise Refusal(libvirt.VIR_ERR_NO_CONNECT, "no libvirtd")
+
+    monkeypatch.setattr(libvirt_links, "FAIL_FAST_S", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(libvirt, "open", refuse)
+        with pytest.raises(VirtbusError) as caught:
+            await guests.ask(UIDS[0], (), timeout_s=10)
+        assert caught.value.reason == "libvirt_down"
+    assert await guests.ask(UIDS[0], (), timeout_s=10) == ANSWERS
+
+
+def test_a_guest_that_lies_is_cut_to_what_a_message_holds() -> None:
+    huge: dict[str, object] = {
+        "hostname": "x" * 10_000,
+        "os.id": 7,
+        "user.count": 2**63,
+        "fs.count": 2**63,
+        "if.count": "many",
+        "fs.0.total-bytes": "big",
+        "fs.0.disk.count": -3,
+    }
+    for number in range(MOST_ITEMS):
+        huge |= {f"fs.{number}.{key}": "é" * 1000 for key in ("name", "mountpoint", "fstype")}
+        huge[f"fs.{number}.disk.count"] = 2**40
+        huge |= {f"fs.{number}.disk.{part}.alias": "é" * 1000 for part in range(MOST_PARTS)}
+    info = guest_info(huge)
+    assert (len(info.hostname), info.interfaces) == (MOST_BYTES, ())
+    assert (len(info.users), len(info.filesystems)) == (MOST_ITEMS, MOST_ITEMS)
+    assert info.filesystems[0].total_bytes is None
+    assert info.os is not None
+    assert info.os.id == ""
+    assert len(encode(info)) < 1024**2
+
+
+def test_a_guest_that_tells_nothing_is_an_empty_answer() -> None:
+    assert guest_info({}) == GuestInfo()

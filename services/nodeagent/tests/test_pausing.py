@@ -1,0 +1,202 @@
+"""A paused guest: what the record says of it holds over restarts of agent, guest and host."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import Domains, Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.schemas.vm import VmStatus
+
+A = uid(1)
+
+
+class Held(Domains):
+    """Libvirt holds a start before the guest is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def start(self, of: str, *, paused: bool = False) -> None:
+        self.asked.set()
+        await self.go.wait()
+        await super().start(of, paused=paused)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def told(node: Node, state: str) -> bool:
+    return await node.state(A) == state
+
+
+async def status(node: Node) -> VmStatus:
+    found = await node.status(A)
+    assert found is not None
+    return found
+
+
+def state(node: Node) -> DomainState:
+    return node.domains.there[A].state
+
+
+async def test_pause_and_unpause_stop_the_guest_and_let_it_go_on(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        await node.put(record(paused=True, pause_epoch=1))
+        await eventually(lambda: told(node, "Paused"))
+        paused = await status(node)
+        assert paused.pause_epoch == 1
+        why = {one.type: one.reason for one in paused.conditions}
+        assert why == {"Ready": "NotRunning", "Paused": "PausedByUser"}
+        await node.put(record(pause_epoch=2))
+        await eventually(lambda: told(node, "Running"))
+        assert (await status(node)).pause_epoch == 2
+    assert [what for what, _ in node.domains.done] == ["start", "suspend", "resume"]
+
+
+async def test_a_paused_start_brings_a_guest_that_never_ran(node: Node) -> None:
+    await node.join()
+    await node.put(record(paused=True))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused"))
+        await node.start_another()
+        assert state(node) is DomainState.PAUSED
+        assert (await status(node)).started_ns is not None
+        assert ("resume", A) not in node.domains.done
+
+
+async def test_a_paused_guest_is_found_so_by_the_next_agent(node: Node) -> None:
+    await node.join()
+    await node.put(record(paused=True, pause_epoch=1))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused"))
+    done = len(node.domains.done)
+    async with node.agent():
+        await node.start_another()
+        assert await told(node, "Paused")
+        assert all(of != A for _, of in node.domains.done[done:])
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_what_was_asked_while_the_agent_was_down_is_done_when_it_is_back(
+    node: Node, paused: bool
+) -> None:
+    await node.join()
+    await node.put(record(paused=not paused, pause_epoch=1))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running" if paused else "Paused"))
+    await node.put(record(paused=paused, pause_epoch=2))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused" if paused else "Running"))
+        assert (state(node) is DomainState.PAUSED) is paused
+
+
+async def test_a_guest_that_others_paused_stays_so_until_an_unpause(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        node.domains.set(A, DomainState.PAUSED)
+        node.domains.tell(DomainEvent(A, DomainChange.PAUSED))
+        await eventually(lambda: told(node, "Paused"))
+    async with node.agent():
+        await node.start_another()
+        assert await told(node, "Paused")
+        assert ("resume", A) not in node.domains.done
+        await node.put(record(pause_epoch=1))
+        await eventually(lambda: told(node, "Running"))
+
+
+async def test_a_paused_guest_that_others_let_go_on_is_paused_again(node: Node) -> None:
+    await node.join()
+    await node.put(record(paused=True, pause_epoch=1))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused"))
+        node.domains.set(A, DomainState.RUNNING)
+        node.domains.tell(DomainEvent(A, DomainChange.RESUMED))
+        await eventually(lambda: ("suspend", A) in node.domains.done)
+        await eventually(lambda: state(node) is DomainState.PAUSED)
+
+
+async def test_a_paused_guest_whose_host_died_is_started_paused(node: Node) -> None:
+    await node.join()
+    await node.put(record(paused=True, pause_epoch=1))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused"))
+    node.domains.set(A, DomainState.SHUT_OFF, Ending.UNKNOWN)
+    async with node.agent():
+        await eventually(lambda: node.domains.done.count(("start", A)) == 2)
+        await eventually(lambda: told(node, "Paused"))
+        assert state(node) is DomainState.PAUSED
+
+
+async def test_a_paused_guest_is_stopped_and_deleted_without_waiting_for_its_grace(
+    node: Node,
+) -> None:
+    grace = {"termination_grace_s": 3600}
+    await node.join()
+    await node.put(record(paused=True, pause_epoch=1, spec=grace))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused"))
+        await node.put(record(powered=False, power_epoch=1, pause_epoch=1, spec=grace))
+        await eventually(lambda: told(node, "Stopped"))
+        assert ("shutdown", A) not in node.domains.done
+
+
+async def test_a_pause_that_meets_a_start_holds_once_it_has_come(node: Node) -> None:
+    await node.join()
+    async with node.agent():
+        await node.start_another()
+        await node.put(record())
+        await node.put(record(paused=True, pause_epoch=1))
+        await eventually(lambda: told(node, "Paused"))
+        assert (await status(node)).pause_epoch == 1
+
+
+async def test_an_unpause_that_meets_a_paused_start_lets_it_go_on(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.domains = domains = Held()
+    await node.join()
+    await node.put(record(paused=True))
+    async with node.agent() as agent:
+        await domains.asked.wait()
+        await node.put(record(pause_epoch=1))
+        await eventually(lambda: agent._guests[A].record.pause_epoch == 1)
+        domains.go.set()
+        await eventually(lambda: told(node, "Running"))
+
+
+async def test_an_agent_that_died_in_that_start_is_followed_by_one_that_lets_it_go_on(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    node.domains = domains = Held()
+    await node.join()
+    await node.put(record(paused=True))
+    async with node.agent():
+        await domains.asked.wait()
+    await node.put(record(pause_epoch=1))
+    domains.set(A, DomainState.PAUSED)
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+
+
+async def test_pauses_one_after_the_other_end_as_the_last_one_says(node: Node) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        for epoch in range(1, 8):
+            await node.put(record(paused=epoch % 2 == 1, pause_epoch=epoch))
+        await eventually(lambda: told(node, "Paused"))
+        await node.put(record(pause_epoch=8))
+        await eventually(lambda: told(node, "Running"))
+        assert (await status(node)).pause_epoch == 8
+        assert state(node) is DomainState.RUNNING

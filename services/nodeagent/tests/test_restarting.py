@@ -1,0 +1,192 @@
+"""A restart acts once: however often its record comes, and whoever dies in the midst of it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import NODE, Domains, Node, eventually, record, uid
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.schemas import subjects
+from virtbus.schemas.node import Fence, NodeWish
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode
+
+A = uid(1)
+STRATEGIES = ["Always", "RerunOnFailure", "Once", "Manual"]
+
+
+class Stubborn(Domains):
+    """A guest that is asked to shut down and takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def shutdown(self, of: str) -> bool:
+        self.asked.set()
+        return await super().shutdown(of)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def told(node: Node, state: str, power_epoch: int) -> bool:
+    found = await node.status(A)
+    return found is not None and (str(found.state), found.power_epoch) == (state, power_epoch)
+
+
+def vm(strategy: str = "Always", *, grace_s: int = 0, epoch: int = 0) -> VmRecord:
+    """The VM, `epoch`: restarted under that power epoch."""
+    spec = {"run_strategy": strategy, "termination_grace_s": grace_s}
+    return record(power_epoch=epoch, restart_epoch=epoch, spec=spec)
+
+
+def starts(node: Node) -> int:
+    return node.domains.done.count(("start", A))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_restart_ends_the_guest_and_starts_it_once(node: Node, strategy: str) -> None:
+    await node.join()
+    await node.put(vm(strategy))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(strategy, epoch=1))
+        await eventually(lambda: told(node, "Running", 1))
+        for _ in range(3):
+            await node.put(vm(strategy, epoch=1))
+        await node.start_another()
+        assert starts(node) == 2
+    async with node.agent():
+        await node.start_another()
+        assert starts(node) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_agent_that_died_before_it_read_a_restart_does_it(
+    node: Node, strategy: str
+) -> None:
+    await node.join()
+    await node.put(vm(strategy))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+    await node.put(vm(strategy, epoch=1))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 1))
+        assert starts(node) == 2
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+async def test_a_guest_that_an_older_agent_defined_runs_on_until_a_restart_is_asked(
+    node: Node, epoch: int
+) -> None:
+    started = record(power_epoch=epoch, spec={"termination_grace_s": 0})
+    await node.join()
+    await node.put(started)
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", epoch))
+    facts = node.domains.there[A]
+    assert facts.metadata is not None
+    older = replace(facts.metadata, power_epoch=-1, pause_epoch=0)
+    node.domains.there[A] = replace(facts, metadata=older)
+    async with node.agent():
+        await node.start_another()
+        assert ("destroy", A) not in node.domains.done
+        assert starts(node) == 1
+        again = {"power_epoch": epoch + 1, "restart_epoch": epoch + 1}
+        await node.put(started.model_copy(update=again))
+        await eventually(lambda: told(node, "Running", epoch + 1))
+        assert starts(node) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_agent_that_died_between_end_and_start_starts_it(
+    node: Node, strategy: str
+) -> None:
+    node.domains = domains = Stubborn()
+    await node.join()
+    await node.put(vm(strategy, grace_s=3600))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(strategy, grace_s=3600, epoch=1))
+        await domains.asked.wait()
+        await eventually(lambda: told(node, "Stopping", 0))
+    domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 1))
+        assert starts(node) == 2
+
+
+async def test_the_guest_gets_its_grace_before_it_is_started_again(node: Node) -> None:
+    node.domains = domains = Stubborn()
+    await node.join()
+    await node.put(vm(grace_s=3600))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(grace_s=3600, epoch=1))
+        await domains.asked.wait()
+        assert starts(node) == 1
+        domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+        await eventually(lambda: told(node, "Running", 1))
+        assert ("destroy", A) not in domains.done
+
+
+async def test_a_stop_that_comes_in_the_midst_of_a_restart_wins(node: Node) -> None:
+    node.domains = domains = Stubborn()
+    await node.join()
+    await node.put(vm(grace_s=3600))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(grace_s=3600, epoch=1))
+        await domains.asked.wait()
+        stop = vm(grace_s=3600, epoch=1).model_copy(update={"powered": False, "power_epoch": 2})
+        await node.put(stop)
+        await eventually(lambda: told(node, "Stopping", 2))
+        domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+        await eventually(lambda: told(node, "Stopped", 2))
+        await node.start_another()
+        assert starts(node) == 1
+
+
+async def test_a_restart_of_a_paused_guest_brings_one_that_runs(node: Node) -> None:
+    await node.join()
+    await node.put(record(paused=True, pause_epoch=1))
+    async with node.agent():
+        await eventually(lambda: told(node, "Paused", 0))
+        await node.put(record(power_epoch=1, restart_epoch=1, pause_epoch=1))
+        await eventually(lambda: told(node, "Running", 1))
+        assert starts(node) == 2
+
+
+async def test_a_restart_that_meets_a_start_restarts_what_the_start_brings(node: Node) -> None:
+    await node.join()
+    async with node.agent():
+        await node.start_another()
+        await node.put(vm())
+        await node.put(vm(epoch=1))
+        await eventually(lambda: told(node, "Running", 1))
+        domain = node.domains.there[A]
+        assert domain.metadata is not None
+        assert domain.metadata.power_epoch == 1
+
+
+async def test_a_held_vm_is_restarted_once_it_is_let_go(node: Node) -> None:
+    await node.join()
+    await node.put(vm())
+    async with node.agent() as agent:
+        await eventually(lambda: told(node, "Running", 0))
+        guest = agent._guests[A]
+        fence = Fence(by="operator", why="powered off", time_ns=1)
+        await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
+        await eventually(lambda: guest.held)
+        await node.put(vm(epoch=1))
+        await eventually(lambda: guest.record.restart_epoch == 1)
+        node.domains.tell(DomainEvent(A, DomainChange.RESUMED))
+        assert starts(node) == 1
+        await node.bus.purge(subjects.node_wish(NODE))
+        await eventually(lambda: told(node, "Running", 1))
+        assert starts(node) == 2

@@ -1,0 +1,72 @@
+"""A guest whose end nobody heard, and a start that is asked for since: the start is done."""
+
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
+from services.nodeagent.tests.test_host_anew import STRATEGIES, in_state, started
+
+from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+
+A = uid(1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_start_of_a_guest_whose_end_was_unheard_starts_it(
+    tmp_path: Path, strategy: str
+) -> None:
+    node = Node(tmp_path)
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
+        await node.put(record(1, spec={"run_strategy": strategy}, power_epoch=1))
+        await eventually(lambda: node.domains.done == [("start", A)] * 2)
+        await eventually(in_state(node, "Running"))
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.PAUSED])
+async def test_a_start_of_a_guest_that_runs_is_told_as_done_once_libvirt_was_asked(
+    tmp_path: Path, state: DomainState
+) -> None:
+    node = Node(tmp_path)
+    await started(node, "Once")
+    async with node.agent() as agent:
+        await eventually(in_state(node, "Running"))
+        node.domains.set(A, state)
+        await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
+        await eventually(lambda: agent._guests[A].status().power_epoch == 1)
+        await eventually(in_state(node, state.value.capitalize()))
+    assert node.domains.done == [("start", A)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_start_that_was_asked_for_while_the_agent_was_down_is_done(
+    tmp_path: Path, strategy: str
+) -> None:
+    node = Node(tmp_path)
+    await started(node, strategy)
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+    node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
+    await node.put(record(1, spec={"run_strategy": strategy}, power_epoch=1))
+    async with node.agent():
+        await eventually(lambda: node.domains.done == [("start", A)] * 2)
+        await eventually(in_state(node, "Running"))
+
+
+async def test_a_guest_that_ran_for_the_last_start_is_not_started_for_it_again(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    await started(node, "Once")
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+        await eventually(in_state(node, "Succeeded"))
+        await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
+        await eventually(in_state(node, "Running"))
+    node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
+    async with node.agent():
+        await eventually(in_state(node, "Succeeded"))
+    assert node.domains.done == [("start", A)] * 2
