@@ -131,6 +131,17 @@ async def nodes(env: Mapping[str, str]) -> list[dict[str, Any]]:
     return found
 
 
+async def image_on_both(env: Mapping[str, str]) -> None:
+    """Fetch the image: of two empty nodes the one that has it would take all VMs."""
+    pulled = await run("image", "pull", "tiny", env=dict(env))
+    assert pulled.code == 0, pulled.err
+    async with asyncio.timeout(30):
+        while True:
+            listed = await run("image", "list", "-o", "json", env=dict(env))
+            if [sorted(image["nodes"]) for image in listed.json["items"]] == [["n1", "n2"]]:
+                return
+
+
 @pytest.mark.integration
 @pytest.mark.timeout(120)
 async def test_node_joins_a_running_bus_and_runs_vms(tmp_path: Path, here: dict[str, str]) -> None:
@@ -139,6 +150,7 @@ async def test_node_joins_a_running_bus_and_runs_vms(tmp_path: Path, here: dict[
             "n1": "ready",
             "n2": "ready",
         }
+        await image_on_both(here)
         names = [f"vm-{number}" for number in range(4)]
         for name in names:
             created = await run(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 from virtbus.bus.access import BusSettings
@@ -11,7 +12,9 @@ from virtbus.bus.ports import BusError
 from virtbus.bus.tasks import background
 
 GATHER_S = 1.0
-"""How long servers get to say that they are there."""
+"""How long servers get to say that they are there, after the last that did."""
+FIRST_S = 10.0
+"""How long the first gets."""
 RELOAD_S = 60.0
 
 
@@ -29,16 +32,22 @@ async def reload_servers(settings: BusSettings) -> list[str]:
     async with background() as tasks:
         tasks.start(link.run())
         found: dict[str, str] = {}
+        came = asyncio.Event()
 
         def receive(raw: Raw) -> None:
             server = _read(raw.body).get("server") or {}
             if server.get("id"):
                 found[str(server["id"])] = str(server.get("name"))
+                came.set()
 
         inbox = link.inbox()
         subscription = await link.open(inbox, receive)
         await link.send("$SYS.REQ.SERVER.PING", b"", reply=inbox)
-        await asyncio.sleep(GATHER_S)
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(GATHER_S if found else FIRST_S):
+                    await came.wait()
+                came.clear()
         await subscription.close()
         for _ in range(2):
             for identity, name in found.items():
