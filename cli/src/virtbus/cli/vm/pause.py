@@ -4,7 +4,7 @@ import click
 
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.vm.power import switch
+from virtbus.cli.vm.power import switch, waits_until
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 
@@ -17,20 +17,14 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
     )
 )
 @name_argument
-@click.option(
-    "--wait/--no-wait", default=True, show_default=True, help="Wait until it stands still."
-)
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@waits_until("stands still")
 @namespace_option
 @verb
-def command(
-    invocation: Invocation, *, name: str, wait: bool, timeout: float, namespace: str
-) -> None:
+def command(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
     """Let the CPUs of the VM NAME stand still, and keep its memory as it is.
 
     It stays so until `unpause`, `stop` or `restart`; should its host start anew meanwhile, the
     guest starts anew there, and is paused again. A paused guest hears no request to shut down: a
     `stop` or `delete` ends it at once.
     """
-    timeout_s = timeout if wait else None
     switch(invocation, "pause", ref(name, namespace), frozenset({"Paused"}), timeout_s)

@@ -1,7 +1,10 @@
 """What start, stop, restart and pause share: send the wish, then wait for what it asks for."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import click
 
 from virtbus.cli import units
 from virtbus.cli.failures import CliError, Exit, unknown
@@ -9,6 +12,35 @@ from virtbus.cli.invocation import Invocation
 from virtbus.cli.progress import Steps
 from virtbus.cli.vm import view as views
 from virtbus.cli.vm.waiting import Waiting
+
+Function = Callable[..., Any]
+
+
+def waits_until(what: str) -> Callable[[Function], Function]:
+    """`--wait/--no-wait` and `--timeout`, as the parameter `timeout_s`: None with --no-wait."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def with_timeout(*args: Any, wait: bool, timeout: float, **given: Any) -> Any:
+            return function(*args, timeout_s=timeout if wait else None, **given)
+
+        asked = f"Wait until it {what}."
+        late = click.option(
+            "--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait."
+        )(with_timeout)
+        return click.option("--wait/--no-wait", default=True, show_default=True, help=asked)(late)
+
+    return decorate
+
+
+def grace_option(function: Function) -> Function:
+    """`--grace S`; None where it is the VM's own."""
+    return click.option(
+        "--grace",
+        type=int,
+        metavar="S",
+        help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
+    )(function)
 
 
 def switch(

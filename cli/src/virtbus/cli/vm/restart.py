@@ -4,7 +4,7 @@ import click
 
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.vm.power import switch
+from virtbus.cli.vm.power import grace_option, switch, waits_until
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 
@@ -18,14 +18,8 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
     )
 )
 @name_argument
-@click.option(
-    "--grace",
-    type=int,
-    metavar="S",
-    help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
-)
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it runs again.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@grace_option
+@waits_until("runs again")
 @namespace_option
 @verb
 def command(
@@ -33,8 +27,7 @@ def command(
     *,
     name: str,
     grace: int | None,
-    wait: bool,
-    timeout: float,
+    timeout_s: float | None,
     namespace: str,
 ) -> None:
     """End the guest of the VM NAME, and start it again on the same host with the disk it had.
@@ -42,4 +35,4 @@ def command(
     It takes over what changed in its spec meanwhile (the condition RestartRequired).
     """
     query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
-    switch(invocation, "restart", query, None, timeout if wait else None)
+    switch(invocation, "restart", query, None, timeout_s)

@@ -4,7 +4,7 @@ import click
 
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.vm.power import switch
+from virtbus.cli.vm.power import switch, waits_until
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 
@@ -19,8 +19,7 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
 )
 @name_argument
 @click.option("--paused", is_flag=True, help="Leave it paused before its first instruction.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it runs.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@waits_until("runs")
 @namespace_option
 @verb
 def command(
@@ -28,10 +27,9 @@ def command(
     *,
     name: str,
     paused: bool,
-    wait: bool,
-    timeout: float,
+    timeout_s: float | None,
     namespace: str,
 ) -> None:
     """Start the stopped VM NAME with the disk it had."""
     query = ref(name, namespace) | ({"paused": True} if paused else {})
-    switch(invocation, "start", query, None, timeout if wait else None)
+    switch(invocation, "start", query, None, timeout_s)

@@ -4,7 +4,7 @@ import click
 
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.vm.power import switch
+from virtbus.cli.vm.power import grace_option, switch, waits_until
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 _HALTED = frozenset({"Stopped", "Succeeded", "Failed"})
@@ -20,14 +20,8 @@ _HALTED = frozenset({"Stopped", "Succeeded", "Failed"})
     )
 )
 @name_argument
-@click.option(
-    "--grace",
-    type=int,
-    metavar="S",
-    help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
-)
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is off.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@grace_option
+@waits_until("is off")
 @namespace_option
 @verb
 def command(
@@ -35,10 +29,9 @@ def command(
     *,
     name: str,
     grace: int | None,
-    wait: bool,
-    timeout: float,
+    timeout_s: float | None,
     namespace: str,
 ) -> None:
     """Stop the VM NAME; it keeps its disk, its name and its place."""
     query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
-    switch(invocation, "stop", query, _HALTED, timeout if wait else None)
+    switch(invocation, "stop", query, _HALTED, timeout_s)

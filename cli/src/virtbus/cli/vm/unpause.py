@@ -4,7 +4,7 @@ import click
 
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
-from virtbus.cli.vm.power import switch
+from virtbus.cli.vm.power import switch, waits_until
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 
@@ -17,13 +17,9 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
     )
 )
 @name_argument
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it goes on.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@waits_until("goes on")
 @namespace_option
 @verb
-def command(
-    invocation: Invocation, *, name: str, wait: bool, timeout: float, namespace: str
-) -> None:
+def command(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
     """Let the paused VM NAME go on where it stood, whoever paused it."""
-    timeout_s = timeout if wait else None
     switch(invocation, "unpause", ref(name, namespace), frozenset({"Running"}), timeout_s)
