@@ -7,6 +7,7 @@ import pytest
 from services.nodeagent.tests.pretended_node import Domains, Node, eventually, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import VmStatus
 
 A = uid(1)
@@ -23,6 +24,18 @@ class Held(Domains):
         self.asked.set()
         await self.go.wait()
         await super().start(of, paused=paused)
+
+
+class Deaf(Domains):
+    """Libvirt does not answer the first request to suspend."""
+
+    deaf = True
+
+    async def suspend(self, of: str) -> None:
+        if self.deaf:
+            self.deaf = False
+            raise VirtbusError(Code.UNAVAILABLE, "libvirt_unavailable", "libvirt is away")
+        await super().suspend(of)
 
 
 @pytest.fixture
@@ -200,3 +213,18 @@ async def test_pauses_one_after_the_other_end_as_the_last_one_says(node: Node) -
         await eventually(lambda: told(node, "Running"))
         assert (await status(node)).pause_epoch == 8
         assert state(node) is DomainState.RUNNING
+
+
+async def test_trouble_that_is_over_is_told_no_more(node: Node) -> None:
+    node.domains = Deaf()
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        await node.put(record(paused=True, pause_epoch=1))
+        await eventually(lambda: told(node, "Paused"))
+
+        async def quiet() -> bool:
+            return not (await status(node)).message
+
+        await eventually(quiet)

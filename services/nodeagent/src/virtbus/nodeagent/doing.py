@@ -346,13 +346,13 @@ class Doing:
 
     async def _until_done(self, work: Work) -> None:
         """Repeat an ensure step until it went through: what must end may not be given up."""
-        delay_s = RETRY_S[0]
+        delay_s, told = RETRY_S[0], ""
         while True:
             try:
                 await work()
             except* (VirtbusError, BusError) as group:
                 error = group.exceptions[0]
-                self._guest.seen.message = f"tried again: {error}"
+                self._guest.seen.message = told = f"tried again: {error}"
                 self._guest.report()
                 log.warning(
                     "tried again in %.1f s: %s",
@@ -361,6 +361,9 @@ class Doing:
                     extra={"code": "step_retry", "uid": self._record.uid},
                 )
             else:
+                if told and self._guest.seen.message == told:  # it is no trouble any more
+                    self._guest.seen.message = ""
+                    self._guest.report()
                 return
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RETRY_S[1])
