@@ -28,8 +28,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
+from virtbus.schemas.records import read_record
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.wire import decode, validate
 
 log = logging.getLogger(__name__)
 
@@ -162,10 +162,7 @@ class Imaged:
 
     def _record(self, entry: Entry) -> VmRecord | None:
         try:
-            value = decode(entry.value)
-            if isinstance(value, dict) and value.get("tombstone"):
-                return None
-            return validate(VmRecord, value)
+            record = read_record(entry.key, entry.value)
         except VirtbusError as error:
             log.error(
                 "record %s cannot be read: %s",
@@ -174,6 +171,7 @@ class Imaged:
                 extra={"code": "record_unreadable"},
             )
             return None
+        return record if isinstance(record, VmRecord) else None
 
     # --- requests --------------------------------------------------------------------------
     def _endpoints(self) -> list[Endpoint]:

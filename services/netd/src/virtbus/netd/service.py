@@ -46,8 +46,9 @@ from virtbus.schemas.nodework import (
     Released,
     Tele,
 )
+from virtbus.schemas.records import read_record
 from virtbus.schemas.vm import RunStrategy, VmRecord
-from virtbus.schemas.wire import decode, invalid, validate
+from virtbus.schemas.wire import invalid, validate
 
 log = logging.getLogger(__name__)
 
@@ -265,14 +266,12 @@ def _uid(text: str) -> str:
 
 def _record(entry: Entry) -> VmRecord | None:
     try:
-        value = decode(entry.value)
-        if isinstance(value, dict) and value.get("tombstone"):
-            return None
-        return validate(VmRecord, value)
+        record = read_record(entry.key, entry.value)
     except VirtbusError as error:
         extra = {"code": "record_unreadable"}
         log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
         return None
+    return record if isinstance(record, VmRecord) else None
 
 
 async def teardown(settings: Settings) -> None:

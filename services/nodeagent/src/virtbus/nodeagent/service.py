@@ -26,8 +26,9 @@ from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.records import read_record
 from virtbus.schemas.vm import JoinNonce, VmRecord
-from virtbus.schemas.wire import decode, read, validate
+from virtbus.schemas.wire import read, validate
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,9 @@ class NodeAgent:
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
             return
-        self._take_record(uid, validate(VmRecord, decode(entry.value)))
+        record = read_record(entry.key, entry.value)
+        if isinstance(record, VmRecord):
+            self._take_record(uid, record)
 
     def _take_record(self, uid: str, record: VmRecord) -> None:
         self._listed.add(uid)

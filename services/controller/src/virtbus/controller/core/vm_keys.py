@@ -1,12 +1,11 @@
 """What stands at the keys of the bucket `vm`: records, tombstones, name claims, wishes of nodes."""
 
-from typing import Any
-
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
+from virtbus.schemas.records import read_record
 from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
-from virtbus.schemas.wire import decode, validate
+from virtbus.schemas.wire import read
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
@@ -14,16 +13,13 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
     tokens = key.split(".")
     if tokens[-1] == JOIN_KEY:
         return None
-    data: Any = decode(value)
     if tokens[-1] == WISH_KEY:
-        return validate(NodeWish, data)
+        return read(NodeWish, value)
     if tokens[2] == RESERVED:
         return None
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
-        return validate(NameClaim, data)
-    if isinstance(data, dict) and data.get("tombstone"):
-        return validate(Tombstone, data)
-    return validate(VmRecord, data)
+        return read(NameClaim, value)
+    return read_record(key, value)
 
 
 def refuse_foreign(key: str, own: str | bool) -> None:
