@@ -104,6 +104,11 @@ class Lives:
             life.hurt = False
 
 
+GARBLED_NODE = "no_capacity"
+"""All VMs here fit: a node that never could take one has told so by a heart-beat that came
+garbled, and is believed until the next."""
+
+
 def as_wanted(seen: Json | None, wanted: Wanted) -> bool:
     """True where the VM is shown as it shall be."""
     if wanted is Wanted.GONE or seen is None:
@@ -126,7 +131,7 @@ async def insist(bus: NatsBus, verb: str, data: Json, *, within_s: float = END_S
             except VirtbusError as error:
                 if verb == "delete" and error.code == 404 and repeated:
                     return None  # an earlier try of ours was heard
-                if error.body.retry is Retry.NEVER:
+                if error.body.retry is Retry.NEVER and error.reason != GARBLED_NODE:
                     raise
             except BusError:
                 pass
