@@ -9,10 +9,11 @@ from contextlib import suppress
 import pytest
 from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 
+from virtbus.bus.flow import WINDOW_BYTES
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.schemas.envelope import open_envelope
+from virtbus.bus.streams import Stream, accepting
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import ConsoleData, ConsoleOpen, LogsRead
+from virtbus.schemas.streams import ConsoleOpen, LogsRead
 from virtbus.schemas.subjects import rpc
 from virtbus.schemas.wire import validate
 
@@ -25,31 +26,34 @@ class Guest:
     def __init__(self, script: Script) -> None:
         self._bus = script.node
         self.typed = b""
+        self.asked: ConsoleOpen | None = None
+        self.more = 0
         self.detached = asyncio.Event()
 
     async def console(self, request: Request) -> None:
         want = validate(ConsoleOpen, request.data)
         assert want.uid == UID
-        subject = f"{rpc('n1', 'agent', 'console')}.{want.session}"
-        async with self._bus.subscribe(subject) as keys:
-            await request.stream(ConsoleData(input_subject=subject, data=b"login: "))
-            async for key in keys:
-                data = open_envelope(key.body).data
-                if data.get("closed"):
-                    self.detached.set()
-                    return
-                self.typed += data["data"]
-                await request.stream(ConsoleData(data=data["data"].upper()))
-                if b"bye" in self.typed:
-                    await request.stream(ConsoleData(closed="the guest stopped"))
-                    return
+        self.asked = want
+        async with accepting(self._bus, request, want) as stream:
+            await stream.write(b"login: ")
+            await stream.while_open(self._converse(stream))
+            if stream.closed == "detached":
+                self.detached.set()
+
+    async def _converse(self, stream: Stream) -> None:
+        while keys := await stream.read():
+            self.typed += keys
+            await stream.write(keys.upper())
+            if b"bye" in self.typed:
+                stream.end("the guest stopped")
 
     async def logs(self, request: Request) -> None:
         want = validate(LogsRead, request.data)
         if want.tail_bytes == 1:
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", "not on this node")
-        await request.stream(ConsoleData(data=b"boot\r\n\x1b[31mred\n"))
-        await request.stream(ConsoleData(closed="end of log"))
+        async with accepting(self._bus, request, want) as stream:
+            await stream.write(b"boot\r\n\x1b[31mred\n" + b"y" * self.more)
+            stream.end("end of log")
 
 
 @pytest.fixture
@@ -126,6 +130,25 @@ async def test_console_ends_with_the_guest(cli: Cli, guest: Guest) -> None:
 async def test_logs_show_escape_codes_as_text_unless_raw(cli: Cli) -> None:
     assert (await cli("vm", "logs", "web")).out == "boot\n\\x1b[31mred\n"
     assert "\x1b[31mred" in (await cli("vm", "logs", "web", "--raw")).out
+
+
+async def test_a_log_larger_than_the_window_comes_whole(cli: Cli, guest: Guest) -> None:
+    guest.more = 3 * WINDOW_BYTES
+    assert (await cli("vm", "logs", "web")).out.count("y") == 3 * WINDOW_BYTES
+
+
+async def test_much_that_is_piped_in_arrives_whole(cli: Cli, guest: Guest) -> None:
+    typed = "0123456789abcde\n" * 16 * 1024
+    ended = await cli("vm", "console", "web", "--linger", "15", stdin=typed + "bye\n")
+    assert ended.code == 0, ended.err
+    assert guest.typed.decode() == typed + "bye\n"
+
+
+async def test_console_says_what_it_wants(cli: Cli, guest: Guest) -> None:
+    await cli("vm", "console", "web", "--view", "--tail-bytes", "99", "--linger", "0", stdin="")
+    assert guest.asked is not None
+    assert (guest.asked.write, guest.asked.tail_bytes) == (False, 99)
+    assert "@" in guest.asked.owner
 
 
 @pytest.mark.usefixtures("guest")

@@ -15,7 +15,7 @@ from tests.sim.machine import Host
 from tests.sim.wire import Gone
 
 from virtbus.bus.mailbox import Mailbox
-from virtbus.nodeagent.core.ports import ConsoleSession, DomainEvent, DomainFacts, HostFacts
+from virtbus.nodeagent.core.ports import ConsoleViewer, DomainEvent, DomainFacts, HostFacts
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import InterfaceStatus
@@ -360,8 +360,10 @@ class SimAdmin:
 class NoConsole:
     """Keeps `Console`; nobody attaches here."""
 
-    def attach(self, uid: str) -> AbstractAsyncContextManager[ConsoleSession]:
-        raise VirtbusError(Code.CONFLICT, "not_running", uid)
+    def attach(
+        self, uid: str, *, write: bool, tail_bytes: int, owner: str
+    ) -> AbstractAsyncContextManager[ConsoleViewer]:
+        raise VirtbusError(Code.CONFLICT, "not_running", f"{uid} {write} {tail_bytes} {owner}")
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         raise VirtbusError(Code.NOT_FOUND, "no_log", f"{uid} {tail_bytes} {follow}")

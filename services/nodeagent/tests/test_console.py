@@ -3,12 +3,14 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from virtbus.nodeagent.edge.console import BUFFER_BYTES, Consoles
+from virtbus.nodeagent.core.scrollback import ROOM_BYTES
+from virtbus.nodeagent.edge.console import FELL_BEHIND, Consoles, Viewer
 from virtbus.schemas.errors import VirtbusError
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -53,49 +55,96 @@ def consoles(folder: Path) -> Consoles:
     return Consoles(lambda _uid: folder / "console.sock", lambda _uid: folder / "console.log")
 
 
+async def take(viewer: Viewer, size: int) -> bytes:
+    """The next bytes of the guest, at least `size` of them or all there are."""
+    seen = b""
+    async for output in viewer.output():
+        seen += output if isinstance(output, bytes) else b""
+        if len(seen) >= size:
+            break
+    return seen
+
+
+async def next_note(viewer: Viewer) -> str:
+    async for output in viewer.output():
+        if isinstance(output, str):
+            return output
+    return ""
+
+
 async def test_keys_go_in_and_output_comes_out(folder: Path, serial: Serial) -> None:
-    async with asyncio.timeout(5), consoles(folder).attach(UID) as session:
+    async with asyncio.timeout(5), consoles(folder).attach(UID) as viewer:
         await serial.attached.get()
         serial.writers[0].write(b"login: ")
-        async for data in session.output():
-            assert data == b"login: "
-            break
-        await session.write(b"root\n")
+        assert await take(viewer, 7) == b"login: "
+        await viewer.write(b"root\n")
         while bytes(serial.heard) != b"root\n":
             await asyncio.sleep(0)
 
 
-async def test_a_second_client_takes_over_from_one_that_does_not_read(
+async def test_all_who_look_on_see_every_byte_over_one_connection(
     folder: Path, serial: Serial
 ) -> None:
     door = consoles(folder)
-    async with asyncio.timeout(5), door.attach(UID) as first:
+    async with asyncio.timeout(10), AsyncExitStack() as stack:
+        viewers = [await stack.enter_async_context(door.attach(UID)) for _ in range(10)]
+        assert await serial.attached.get() == 1
+        serial.writers[0].write(b"x" * 100_000)
+        for viewer in viewers[1:]:  # the first one reads nothing
+            assert await take(viewer, 100_000) == b"x" * 100_000
+    assert len(serial.writers) == 1
+
+
+async def test_the_last_who_came_to_write_writes_until_they_leave(
+    folder: Path, serial: Serial
+) -> None:
+    door = consoles(folder)
+    async with asyncio.timeout(5), door.attach(UID, owner="ann") as first:
         await serial.attached.get()
-        async with door.attach(UID) as second:
-            await serial.attached.get()
-            assert first.closed == "taken over by another client"
-            assert [data async for data in first.output()] == []
-            await first.write(b"lost")
+        async with door.attach(UID, owner="bob") as second:
+            assert await next_note(first) == "bob writes now; you read on"
+            await first.write(b"dropped")
             await second.write(b"kept")
-            while bytes(serial.heard) != b"kept":
-                await asyncio.sleep(0)
-    assert not door._sessions
-
-
-async def test_a_flood_is_bounded_and_the_newest_is_kept(folder: Path, serial: Serial) -> None:
-    async with asyncio.timeout(10), consoles(folder).attach(UID) as session:
-        await serial.attached.get()
-        for number in range(64):
-            serial.writers[0].write(bytes([65 + number % 26]) * 65_536)
-            await serial.writers[0].drain()
-        serial.writers[0].write(b"the end")
-        serial.writers[0].close()
-        while not session.closed:
+            async with door.attach(UID, write=False) as third:
+                await third.write(b"dropped")
+        assert await next_note(first) == "you write now"
+        await first.write(b" again")
+        while bytes(serial.heard) != b"kept again":
             await asyncio.sleep(0)
-        seen = b"".join([data async for data in session.output()])
-        assert len(seen) == BUFFER_BYTES
-        assert seen.endswith(b"the end")
-        assert session.closed == "the guest stopped"
+    assert not door._ports
+
+
+async def test_who_falls_behind_is_ended_and_the_others_go_on(folder: Path, serial: Serial) -> None:
+    door = consoles(folder)
+    async with asyncio.timeout(10), door.attach(UID) as slow, door.attach(UID) as fast:
+        await serial.attached.get()
+        chunk = b"x" * 65_536
+        for _ in range(ROOM_BYTES // len(chunk) + 2):
+            serial.writers[0].write(chunk)
+            assert len(await take(fast, len(chunk))) >= len(chunk)
+        assert await take(slow, 1) == b""
+        assert slow.closed == FELL_BEHIND
+        serial.writers[0].write(b"the end")
+        assert (await take(fast, 7)).endswith(b"the end")
+        serial.writers[0].close()
+        assert await take(fast, 1) == b""
+        assert fast.closed == "the guest stopped"
+
+
+async def test_what_was_written_before_comes_first_and_nothing_twice(
+    folder: Path, serial: Serial
+) -> None:
+    (folder / "console.log").write_bytes(b"boot messages\nlogin: ")
+    door = consoles(folder)
+    async with asyncio.timeout(5), door.attach(UID, tail_bytes=7) as first:
+        await serial.attached.get()
+        serial.writers[0].write(b"root\n")
+        assert await take(first, 12) == b"login: root\n"
+        async with door.attach(UID, tail_bytes=1000) as second:
+            assert await take(second, 26) == b"boot messages\nlogin: root\n"
+        async with door.attach(UID) as third:
+            serial.writers[0].write(b"more")
+            assert await take(third, 4) == b"more"
 
 
 async def test_five_hundred_attaches_leave_nothing(folder: Path, serial: Serial) -> None:
@@ -104,7 +153,7 @@ async def test_five_hundred_attaches_leave_nothing(folder: Path, serial: Serial)
         for _ in range(500):
             async with door.attach(UID):
                 pass
-    assert not door._sessions
+    assert not door._ports
     assert len(asyncio.all_tasks()) < 510
 
 

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from virtbus.bus import streams
 from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.nodeagent import rpc
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.schemas import subjects
-from virtbus.schemas.nodework import LogsRead
+from virtbus.schemas.streams import LogsRead
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 SUBJECT = subjects.rpc("n1", "agent", "logs")
@@ -44,20 +44,20 @@ async def test_a_follower_of_a_silent_guest_is_answered_at_once(
 async def test_a_follower_that_is_gone_is_let_go(
     client: MemoryBus, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "RENEW_S", 30.0 if leaves else 0.2)
+    monkeypatch.setattr(streams, "SILENT_S", 30.0 if leaves else 0.2)
     want = LogsRead(uid=UID, follow=True)
     async with client.request_stream(SUBJECT, want, idle_timeout_s=5) as answers:
         first: Any = await anext(answers)
         if leaves:
             await client.publish(first["input_subject"], {"closed": "detached"})
         async with asyncio.timeout(5):
-            assert (await anext(answers))["closed"] == "the client went silent"
+            assert (await anext(answers))["closed"] == ("detached" if leaves else streams.SILENT)
 
 
 async def test_a_follower_that_gives_signs_stays(
     client: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "RENEW_S", 0.5)
+    monkeypatch.setattr(streams, "SILENT_S", 0.5)
     want = LogsRead(uid=UID, follow=True)
     async with client.request_stream(SUBJECT, want, idle_timeout_s=5) as answers:
         subject = (await anext(answers))["input_subject"]

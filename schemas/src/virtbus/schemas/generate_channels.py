@@ -12,7 +12,19 @@ from enum import StrEnum
 
 from pydantic import BaseModel
 
-from virtbus.schemas import api, events, guest, image, lease, node, nodework, storage, subjects, vm
+from virtbus.schemas import (
+    api,
+    events,
+    guest,
+    image,
+    lease,
+    node,
+    nodework,
+    storage,
+    streams,
+    subjects,
+    vm,
+)
 from virtbus.schemas.ids import name_token
 
 _SAMPLES = {
@@ -26,6 +38,7 @@ _SAMPLES = {
     "kind": "sample-kind",
     "role": "sample-role",
     "session": "sample-session",
+    "verb": "sample-verb",
     "instance": "sample-instance",
     "number": "1234567",
     "bucket": "sample-bucket",
@@ -38,9 +51,10 @@ PARAMETERS = {
     "service": "netd, imaged or nodeagent; of a dead letter, who gave it up",
     "part": "`image` or `net`",
     "step": "the long step, such as `image`",
+    "verb": "a verb of the agent that opens a stream, such as `console`",
     "kind": "a kind of `virtbus.schemas.events.Kind`; its dot makes two tokens",
     "role": "a singleton's role",
-    "session": "the id that the client chose for its console session",
+    "session": "the stream's own id, which the agent told its client alone",
     "instance": "the controller that serves the watch",
     "number": "the watch among those of its controller",
     "bucket": "a KV bucket, such as `vm`",
@@ -118,7 +132,7 @@ def _api(
 def _rpc(
     service: str, verb: str, want: type[BaseModel], give: type[BaseModel], about: str
 ) -> Channel:
-    streamed = give is nodework.ConsoleData
+    streamed = give is streams.StreamData
     return Channel(
         id=f"{service}.{verb}",
         subject=template(subjects.rpc, service=service, verb=verb),
@@ -294,14 +308,17 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("agent", "join", nodework.JoinBus, nodework.JoinedBus, "Follow a bus made anew."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "What a guest says of itself."),
     _rpc("agent", "command", nodework.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
-    _rpc("agent", "console", nodework.ConsoleOpen, nodework.ConsoleData, "A serial console."),
-    _rpc("agent", "logs", nodework.LogsRead, nodework.ConsoleData, "A console's log."),
+    _rpc("agent", "console", streams.ConsoleOpen, streams.StreamData, "A serial console."),
+    _rpc("agent", "logs", streams.LogsRead, streams.StreamData, "A console's log."),
+    _rpc("agent", "port", streams.PortOpen, streams.StreamData, "A port of a guest."),
+    _rpc("agent", "vnc", streams.StreamOpen, streams.StreamData, "A display, as RFB."),
+    _rpc("agent", "screenshot", streams.StreamOpen, streams.StreamData, "A display, as PNG."),
     _said(
-        subjects.console_input,
+        subjects.stream_input,
         Plane.CORE,
-        nodework.ConsoleData,
+        streams.StreamData,
         "client → nodeagent",
-        "Input of a console session (`data`); an empty one keeps it alive.",
+        "What a stream's client sends; one without `data` says that it is there.",
     ),
     _said(
         subjects.progress,

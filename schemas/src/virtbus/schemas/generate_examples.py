@@ -92,7 +92,7 @@ _VALUES: dict[str, Any] = {
     "schema_version": 1,
     "EventList.after": 42,
     "Envelope.data": {"name": "web", "image": "tiny"},
-    "ConsoleData.data": b"login: \x00\xff",
+    "StreamData.data": b"login: \x00\xff",
     "VmStatus.state": "Running",
     "VmView.state": "Running",
     "VmSpec.volumes": [

@@ -141,36 +141,6 @@ class ForgottenImage(Fact):
     """The VMs (uids) whose disks still read the image."""
 
 
-class ConsoleOpen(Fact):
-    """`rpc.agent.console`: attach to a VM's serial console.
-
-    The answers to this request are the output (`ConsoleData`); the first names the subject that
-    takes input. A further open takes the console over; the former session is told so and ends.
-    """
-
-    uid: str
-    session: str
-
-
-class ConsoleData(Fact):
-    """Output of a console; `input_subject` only in the first, `closed` says why it ended."""
-
-    data: bytes = b""
-    input_subject: str = ""
-    closed: str = ""
-
-
-class LogsRead(Fact):
-    """`rpc.agent.logs`: a VM's console log: the last `tail_bytes`, then more if `follow`.
-
-    The first answer to a follower names the subject where it must give a sign every 30 s.
-    """
-
-    uid: str
-    tail_bytes: int = 65_536
-    follow: bool = False
-
-
 class ArmNic(Fact):
     """`-device` of one interface: QEMU's properties, `driver` first, without `netdev` and `mac`."""
 

@@ -130,9 +130,9 @@ def watch_renewal(instance: str, number: str) -> str:
     return f"{API}.watch.renew.{check_id(instance)}.{check_id(number)}"
 
 
-def console_input(node: str, session: str) -> str:
-    """`virtbus.node.<id>.rpc.agent.console.<session>`: what the client types."""
-    return f"{rpc(node, 'agent', 'console')}.{check_id(session)}"
+def stream_input(node: str, verb: str, session: str) -> str:
+    """`virtbus.node.<id>.rpc.agent.<verb>.<session>`: what the client of a stream sends."""
+    return f"{rpc(node, 'agent', verb)}.{check_id(session)}"
 
 
 def client_span() -> str:

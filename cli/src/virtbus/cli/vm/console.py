@@ -24,12 +24,15 @@ ESCAPE = b"\x1d"
 GUEST_STOPPED = "the guest stopped"
 _DRAIN_S = 1.0
 _CHUNK = 4096
+_TAIL_BYTES = 4096
+"""A screen or two, so that who comes sees where they are."""
 
 
 @click.command(
     epilog=examples(
         """
         virtbus vm console web                       leave with ^] (Ctrl and ])
+        virtbus vm console web --view                look on, and type nothing
         echo uname -a | virtbus vm console web       type from a pipe
         """
     )
@@ -42,25 +45,45 @@ _CHUNK = 4096
     metavar="S",
     help="With piped input: how long to go on reading after its end.",
 )
+@click.option("--view", is_flag=True, help="Only look on; who types goes on typing.")
+@click.option(
+    "--tail-bytes",
+    type=click.IntRange(0, 1024 * 1024),
+    metavar="N",
+    help="How much of what was written before comes first.  [default: a terminal 4096, else 0]",
+)
 @namespace_option
 @verb
-def command(invocation: Invocation, *, name: str, linger: float, namespace: str) -> None:
+def command(
+    invocation: Invocation,
+    *,
+    name: str,
+    linger: float,
+    view: bool,
+    tail_bytes: int | None,
+    namespace: str,
+) -> None:
     """Enter the serial console of the VM NAME.
 
-    Keys go to the guest as they are; only ^] is kept, it leaves. Whoever attaches later takes
-    the console over.
+    Keys go to the guest as they are; only ^] is kept, it leaves. Any number of people see a
+    console at once; of those who came without --view, the last one types.
     """
-    view = fetch(invocation, name, namespace)
-    stream = SerialStream(invocation.session, node_subject(view, "console"), _to_stdout)
+    vm = fetch(invocation, name, namespace)
+    subject = node_subject(vm, "console")
+    stream = SerialStream(invocation.session, subject, _to_stdout, _remark)
     source = sys.stdin.fileno()
     typed = os.isatty(source)
+    if tail_bytes is None:
+        tail_bytes = _TAIL_BYTES if typed else 0
     try:
         # raw before the first output: whoever sees it may type, and Ctrl-C is the guest's
         with _raw(source, typed=typed):
             if typed:
-                name_shown = output.safe(view.get("name"))
+                name_shown = output.safe(vm.get("name"))
                 output.write(f"console of {name_shown}; leave with ^]\r", sys.stderr)
-            stream.open({"uid": view.get("uid"), "session": uuid7()})
+            # `session`: for agents of 0.1.0
+            query = {"write": not view, "tail_bytes": tail_bytes, "session": uuid7()}
+            stream.open({"uid": vm.get("uid"), **query})
             _converse(stream, source, linger_s=0.0 if typed else linger)
     finally:
         stream.leave()
@@ -104,6 +127,10 @@ def _raw(descriptor: int, *, typed: bool) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _remark(text: str) -> None:
+    output.write(f"\r\n[{output.safe(text)}]\r", sys.stderr)
 
 
 def _to_stdout(data: bytes) -> None:

@@ -1,9 +1,14 @@
-"""A node's streams of serial output: many answers (`ConsoleData`) to one request, in msgpack."""
+"""A VM's console and log as streams (ADR 0023), in msgpack, by the command's own client.
 
+`virtbus.bus.streams` is the other client of the same protocol, for who runs an event loop.
+"""
+
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from virtbus.bus.flow import SIGN_S, SILENT_S, WINDOW_BYTES, BrokenStreamError, Flow
 from virtbus.cli.failures import CliError, Exit, unavailable
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import Message
@@ -11,21 +16,32 @@ from virtbus.cli.wire.session import NOBODY, Session, nobody, refusal_of
 
 FIRST_ANSWER_S = 5.0
 _PUMP_S = 0.5
-PRESENT_EVERY_S = 10.0
-"""The agent ends a stream that it has not heard of for 30 s."""
 _STREAM_MS = 3_600_000
 
 
 class SerialStream:
-    """Output of one VM's console or log; `write` gets the bytes as they come."""
+    """Output of one VM's console or log; `write` gets the bytes as they come.
 
-    def __init__(self, session: Session, subject: str, write: Callable[[bytes], None]) -> None:
+    While `write` waits, no more than the window comes. `note` gets what is said to people.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        subject: str,
+        write: Callable[[bytes], None],
+        note: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self._session = session
         self._subject = subject
         self._write = write
+        self._note = note
+        self._flow = Flow(WINDOW_BYTES)
+        self._counted = False
+        """The agent keeps count, too; one of 0.1.0 does not."""
         self._heard = False
         self._reply = ""
-        self._present_s = time.monotonic()
+        self._present_s = self._heard_s = time.monotonic()
         self.input_subject = ""
         self.closed = ""
         session.on_reconnect(self._lost)
@@ -37,7 +53,8 @@ class SerialStream:
             CliError: refused, or the node's agent does not answer.
         """
         self._reply = self._session.inbox(self._receive)
-        frame = bodies.envelope(self._subject, self._reply, _STREAM_MS, dict(query))
+        asked = {**query, "window": WINDOW_BYTES, "owner": _owner()}
+        frame = bodies.envelope(self._subject, self._reply, _STREAM_MS, asked)
         headers = {bodies.CONTENT_TYPE: bodies.MSGPACK}
         self._session.publish(
             self._subject, bodies.to_msgpack(frame), reply=self._reply, headers=headers
@@ -56,20 +73,30 @@ class SerialStream:
         """
         self._session.pump(_PUMP_S, also)
         now_s = time.monotonic()
-        if self.input_subject and now_s - self._present_s > PRESENT_EVERY_S:
+        if self.input_subject and now_s - self._present_s > SIGN_S:
             self._present_s = now_s
-            self.send(b"")
+            self._say({"upto": self._flow.upto})
+        if self._counted and now_s - self._heard_s > SILENT_S:
+            self.closed = self.closed or "the node's agent went silent; attach again"
 
     def send(self, data: bytes) -> None:
-        """Type `data` into the guest."""
-        frame = bodies.envelope(self.input_subject, self._reply, None, {"data": data})
-        self._session.publish(self.input_subject, bodies.to_msgpack(frame))
+        """Type `data` into the guest; waits while it takes no more."""
+        while data and not self.closed:
+            room = max(0, self._flow.room)
+            piece, data = data[:room], data[room:]
+            if piece:
+                self._say({"data": piece, "at": self._flow.sending(len(piece))})
+            else:
+                self.pump()
 
     def leave(self) -> None:
         """Tell the agent that nobody listens any more."""
         if self.input_subject and not self.closed:
-            frame = bodies.envelope(self.input_subject, self._reply, None, {"closed": "detached"})
-            self._session.publish(self.input_subject, bodies.to_msgpack(frame))
+            self._say({"closed": "detached"})
+
+    def _say(self, said: dict[str, Any]) -> None:
+        frame = bodies.envelope(self.input_subject, self._reply, None, said)
+        self._session.publish(self.input_subject, bodies.to_msgpack(frame))
 
     def _lost(self) -> None:
         self.closed = self.closed or "the connection to the bus was lost; attach again"
@@ -78,18 +105,39 @@ class SerialStream:
         refusal = refusal_of(item)
         if refusal is not None:
             raise nobody(self._subject) if refusal.reason == NOBODY else refusal
-        self._heard = True
         try:
             value = bodies.read(item.body)
         except bodies.UnreadableError as error:
             raise CliError(Exit.REFUSED, "unreadable", str(error)) from None
-        if not isinstance(value, Mapping):
+        if isinstance(value, Mapping) and not self.closed:
+            self._take(value)
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if not self._heard and not said.get("upto"):
+            self._flow = Flow(None)
+            self._flow.unlimited()
+        self._counted = self._counted or bool(said.get("upto"))
+        self._heard, self._heard_s = True, time.monotonic()
+        self.input_subject = str(said.get("input_subject") or self.input_subject)
+        data = bytes(said.get("data") or b"")
+        try:
+            self._flow.came(int(said.get("at") or 0), len(data))
+        except BrokenStreamError as error:
+            self.closed = str(error)
             return
-        self.input_subject = str(value.get("input_subject") or self.input_subject)
-        data = value.get("data") or b""
+        self._flow.limited(int(said.get("upto") or 0))
+        if said.get("note"):
+            self._note(str(said["note"]))
         if data:
-            self._write(data if isinstance(data, bytes) else str(data).encode())
-        self.closed = str(value.get("closed") or self.closed)
+            self._write(data)
+            if self._flow.took(len(data)):
+                self._say({"upto": self._flow.upto})
+        self.closed = str(said.get("closed") or "")
+
+
+def _owner() -> str:
+    """Who opens a stream, for the others at the same console."""
+    return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"[:128]
 
 
 def node_subject(view: Mapping[str, Any], verb: str) -> str:

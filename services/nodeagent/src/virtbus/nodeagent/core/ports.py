@@ -240,22 +240,24 @@ class NetdAdmin(Protocol):
         """Let the wrapper fetch its tap fds; raises VirtbusError when netd refuses or is away."""
 
 
-class ConsoleSession(Protocol):
-    """One attachment to a VM's serial console; `closed` says why `output` ended."""
+class ConsoleViewer(Protocol):
+    """One who looks at a VM's serial console; `closed` says why `output` ended."""
 
     closed: str
 
-    def output(self) -> AsyncIterator[bytes]: ...
+    def output(self) -> AsyncIterator[bytes | str]:
+        """What the guest writes, as bytes; as text what is to be said of the session."""
+
     async def write(self, data: bytes) -> None: ...
-    def end(self, why: str) -> None:
-        """End the session; `output` runs out."""
 
 
 class Console(Protocol):
     """Serial consoles and their logs."""
 
-    def attach(self, uid: str) -> AbstractAsyncContextManager[ConsoleSession]:
-        """Take the console over; raises VirtbusError 409 where the guest does not run."""
+    def attach(
+        self, uid: str, *, write: bool, tail_bytes: int, owner: str
+    ) -> AbstractAsyncContextManager[ConsoleViewer]:
+        """Look on, with others; raises VirtbusError 409 where the guest does not run."""
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
         """The last `tail_bytes`, then what is added (`follow`)."""

@@ -1,0 +1,271 @@
+"""Streams over the bus: order, limits, ends; on the memory bus, which keeps the same contract."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from virtbus.bus import streams
+from virtbus.bus.flow import CHUNK_BYTES, BrokenStreamError, Flow
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.streams import (
+    INPUT_WINDOW_BYTES,
+    Stream,
+    StreamEndedError,
+    accepting,
+    carry,
+    opening,
+)
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.streams import StreamData, StreamOpen
+from virtbus.schemas.subjects import rpc
+from virtbus.schemas.wire import validate
+
+SUBJECT = rpc("n1", "agent", "port")
+WANT = StreamOpen(uid="0192f0c1-2d3e-7abc-8def-0123456789ab")
+Serve = Callable[[Stream], Awaitable[None]]
+
+
+@asynccontextmanager
+async def served(
+    serve: Serve, *, window: int = 256 * 1024, datagrams: bool = False
+) -> AsyncIterator[tuple[MemoryBus, MemoryBus, Stream]]:
+    """A client's end of a stream whose other end is with `serve`."""
+    server = MemoryServer()
+    service, client = MemoryBus(server, "service"), MemoryBus(server, "client")
+
+    async def handle(request: Request) -> None:
+        want = validate(StreamOpen, request.data)
+        async with accepting(service, request, want, datagrams=datagrams) as stream:
+            await serve(stream)
+
+    info = ServiceInfo("test", "0", "test")
+    async with (
+        asyncio.timeout(10),
+        service.serve(info, [Endpoint("port", SUBJECT, handle)]),
+        opening(client, SUBJECT, WANT, window=window, datagrams=datagrams) as stream,
+    ):
+        yield service, client, stream
+
+
+async def everything(stream: Stream) -> bytes:
+    found = b""
+    while data := await stream.read():
+        found += data
+    return found
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.read():
+        await stream.write(data)
+    await stream.finish()
+    stream.end("said all")
+
+
+async def test_many_times_the_window_goes_through_both_ways_in_order() -> None:
+    sent = bytes(range(256)) * 8 * 1024
+
+    async def send(stream: Stream) -> None:
+        await stream.write(sent)
+        await stream.finish()
+
+    async with served(echo, window=CHUNK_BYTES) as (_, _, stream):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send(stream))
+            assert await everything(stream) == sent
+        assert stream.closed == "said all"
+
+
+async def test_who_does_not_read_makes_the_other_wait_with_no_more_than_the_window() -> None:
+    written = 0
+
+    async def flood(stream: Stream) -> None:
+        nonlocal written
+        while True:
+            await stream.write(b"x" * 1000)
+            written += 1000
+
+    async with served(lambda s: s.while_open(flood(s)), window=50_000) as (_, _, stream):
+        seen = -1
+        while seen != written:
+            seen = written
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert written == 50_000
+        assert len(await stream.read()) >= 1000
+        while written == seen:
+            await asyncio.sleep(0)
+
+
+async def test_many_small_pieces_cost_no_more_than_a_large_one() -> None:
+    async def drip(stream: Stream) -> None:
+        for _ in range(5000):
+            await stream.write(b"x")
+            await asyncio.sleep(0)  # as a connection would
+        stream.end("done")
+
+    async with served(drip) as (_, _, stream):
+        while not stream.closed:
+            await asyncio.sleep(0)
+        assert len(stream._came) == 1  # nothing else shows what is held
+        assert await everything(stream) == b"x" * 5000
+
+
+async def ended(service: Stream, told: "asyncio.Future[str]") -> None:
+    await everything(service)
+    told.set_result(service.closed)
+
+
+async def test_a_client_that_leaves_ends_the_stream() -> None:
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with served(lambda s: ended(s, told)) as (_, _, stream):
+        await stream.write(b"last words")
+    assert await told == "detached"
+
+
+async def test_a_client_that_goes_silent_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SILENT_S", 0.2)
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with served(lambda s: ended(s, told)) as (_, client, _):
+        client.disconnect()
+        assert await told == streams.SILENT
+
+
+async def test_a_client_that_gives_signs_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SILENT_S", 1.0)
+    monkeypatch.setattr(streams, "SIGN_S", 0.05)
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with served(lambda s: ended(s, told)) as (_, _, stream):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await asyncio.shield(told)
+        await stream.write(b"x")
+    assert await told == "detached"
+
+
+async def test_a_lost_message_ends_the_stream_and_leaves_no_gap() -> None:
+    async def say(stream: Stream) -> None:
+        await stream.write(b"one")
+        stream._flow.sending(3)  # lost on the way
+        await stream.write(b"three")
+        await stream.while_open(streams_end(stream))
+
+    async with served(say) as (_, _, stream):
+        assert await everything(stream) in {b"one", b""}
+        assert "lost on the way" in stream.closed
+        with pytest.raises(StreamEndedError, match="lost on the way"):
+            await stream.write(b"x")
+
+
+async def streams_end(stream: Stream) -> None:
+    while not stream.closed:
+        await stream.read()
+
+
+async def test_a_client_that_sends_more_than_may_is_ended_and_nothing_of_it_kept() -> None:
+    ends: asyncio.Queue[Stream] = asyncio.Queue()
+
+    async def hold(stream: Stream) -> None:
+        ends.put_nowait(stream)
+        while not stream.closed:
+            await asyncio.sleep(0)
+
+    async with served(hold) as (_, _, stream):
+        stream._flow.unlimited()
+        await stream.write(b"x" * (INPUT_WINDOW_BYTES + 1))
+        theirs = await ends.get()
+        while not theirs.closed:
+            await asyncio.sleep(0)
+        assert "does not keep to its limit" in theirs.closed
+        assert not theirs._came
+
+
+async def test_what_cannot_be_read_ends_the_stream() -> None:
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with served(lambda s: ended(s, told)) as (_, client, stream):
+        assert "cannot be read" in await said(client, stream, {"at": -1}, told)
+
+
+async def said(
+    client: MemoryBus, stream: Stream, what: dict[str, Any], told: "asyncio.Future[str]"
+) -> str:
+    """What the service's end ends with when `what` comes instead of a piece."""
+    cells = stream._tell.__closure__ or ()
+    first = next(c.cell_contents for c in cells if isinstance(c.cell_contents, StreamData))
+    await client.publish(first.input_subject, what)
+    return await told
+
+
+async def test_a_refusal_comes_out_as_it_is() -> None:
+    server = MemoryServer()
+    service, client = MemoryBus(server, "service"), MemoryBus(server, "client")
+
+    async def refuse(_: Request) -> None:
+        raise VirtbusError(Code.CONFLICT, "no_console", "the guest does not run")
+
+    async with service.serve(ServiceInfo("t", "0", "t"), [Endpoint("port", SUBJECT, refuse)]):
+        with pytest.raises(VirtbusError) as raised:
+            async with opening(client, SUBJECT, WANT):
+                pass
+    assert raised.value.reason == "no_console"
+
+
+async def test_datagrams_stay_whole_and_what_has_no_room_is_lost() -> None:
+    async def say(stream: Stream) -> None:
+        await stream.write_datagram(b"a" * 600)
+        await stream.write_datagram(b"b" * 600)  # no room
+        await stream.write_datagram(b"c" * 400)
+        stream.end("done")
+
+    async with served(say, window=1000, datagrams=True) as (_, _, stream):
+        assert await stream.read() == b"a" * 600
+        assert await stream.read() == b"c" * 400
+        assert await stream.read() == b""
+
+
+async def test_a_connection_is_carried_with_its_half_close() -> None:
+    async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.read()  # to the client's own end
+        writer.write(asked.upper())
+        await writer.drain()
+        writer.close()
+
+    target = await asyncio.start_server(shout, "127.0.0.1", 0)
+    port = target.sockets[0].getsockname()[1]
+
+    async def connect(stream: Stream) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            await carry(stream, reader, writer)
+        finally:
+            writer.close()
+
+    async with target, served(connect) as (_, _, stream):
+        await stream.write(b"hello")
+        await stream.finish()
+        assert await everything(stream) == b"HELLO"
+
+
+def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
+    flow = Flow(100)
+    flow.limited(50)
+    flow.limited(20)
+    assert flow.room == 50
+    assert flow.sending(50) == 0
+    assert flow.room == 0
+    flow.limited(80)
+    assert flow.room == 30
+
+
+def test_a_limit_is_told_when_half_the_window_was_read() -> None:
+    flow = Flow(100)
+    flow.came(0, 100)
+    assert not flow.took(49)
+    assert flow.took(1)
+    assert flow.upto == 150
+    flow.came(100, 50)
+    with pytest.raises(BrokenStreamError, match="limit"):
+        flow.came(150, 1)
