@@ -49,6 +49,26 @@ class Invocation:
         creds = Path(self._creds) if self._creds else None
         return BusSettings.found(run_dir, "admin", server=server, creds=creds)
 
+    def client(self) -> "BusSettings":
+        """The same bus and user as `session`, for the services' own client; raises CliError."""
+        from virtbus.bus.access import BusSettings  # only few verbs need the services' own client
+
+        found = access.find(self._server, self._creds, os.environ)
+        return BusSettings(
+            url=",".join(address.url for address in found.servers),
+            user=found.user or found.servers[0].user,
+            password=found.password or found.servers[0].password,
+            nkey_seed=found.nkey_seed,
+            ca=found.ca,
+            inbox_prefix=found.inbox_prefix,
+        )
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment in which another `virtbus` finds the same bus."""
+        told = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
+        return dict(os.environ) | {name: value for name, value in told.items() if value}
+
     @property
     def for_eyes(self) -> bool:
         """True for tables."""

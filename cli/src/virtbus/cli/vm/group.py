@@ -23,6 +23,8 @@ _HERE = "virtbus.cli.vm"
         "soft-reboot": (f"{_HERE}.soft_reboot", "Ask a VM's guest to boot anew."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),
+        "ssh": (f"{_HERE}.ssh", "Log in to a VM's guest, by way of the bus."),
+        "port-forward": (f"{_HERE}.port_forward", "Reach ports of a VM's guest from here."),
         "guest": (f"{_HERE}.guest", "What a VM's guest says of itself."),
         "logs": (f"{_HERE}.logs", "Print what a VM wrote to its serial console."),
         "events": (f"{_HERE}.events", "What happened to a VM, step by step."),

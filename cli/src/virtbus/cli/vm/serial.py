@@ -53,7 +53,7 @@ class SerialStream:
             CliError: refused, or the node's agent does not answer.
         """
         self._reply = self._session.inbox(self._receive)
-        asked = {**query, "window": WINDOW_BYTES, "owner": _owner()}
+        asked = {**query, "window": WINDOW_BYTES, "owner": owner()}
         frame = bodies.envelope(self._subject, self._reply, _STREAM_MS, asked)
         headers = {bodies.CONTENT_TYPE: bodies.MSGPACK}
         self._session.publish(
@@ -135,7 +135,7 @@ class SerialStream:
         self.closed = str(said.get("closed") or "")
 
 
-def _owner() -> str:
+def owner() -> str:
     """Who opens a stream, for the others at the same console."""
     return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"[:128]
 

@@ -22,6 +22,12 @@ class Address(NamedTuple):
     password: str = ""
     tls: bool = False
 
+    @property
+    def url(self) -> str:
+        """As a NATS URL, without who we are."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
+
 
 class Access(NamedTuple):
     """All a connection needs. `source` says where it was found, for error texts."""

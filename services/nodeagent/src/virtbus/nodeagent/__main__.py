@@ -14,6 +14,7 @@ from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.doors import GuestDoors
 from virtbus.nodeagent.edge.driver_file import test_host
 from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
@@ -109,6 +110,7 @@ async def serve(settings: Settings) -> None:
                 settings.node,
                 Consoles(files.console_socket, files.console_log),
                 None if settings.simulate else hypervisor.guests,
+                None if settings.simulate else GuestDoors(),
             ),
             auditor=None
             if settings.simulate

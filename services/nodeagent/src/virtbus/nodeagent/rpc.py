@@ -7,10 +7,11 @@ from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info
 from virtbus.nodeagent.core.ports import Console, GuestAgents
 from virtbus.nodeagent.guest import Guest
-from virtbus.nodeagent.streams import Streams
+from virtbus.nodeagent.streams import Doors, Streams
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo
+from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.nodework import Held, Inspect
 from virtbus.schemas.wire import validate
 
@@ -22,12 +23,17 @@ class AgentRpc:
     """What others may ask of the agent."""
 
     def __init__(
-        self, bus: Bus, node: str, console: Console, agents: GuestAgents | None = None
+        self,
+        bus: Bus,
+        node: str,
+        console: Console,
+        agents: GuestAgents | None = None,
+        doors: Doors | None = None,
     ) -> None:
-        """`agents` None: nobody answers for guests, which are simulated."""
+        """`agents` and `doors` None: nobody answers for guests, which are simulated."""
         self._bus = bus
         self._node = node
-        self._streams = Streams(bus, node, console, self.known)
+        self._streams = Streams(bus, node, console, doors, self._interfaces, known=self.known)
         self._agents = agents
         self._guests: Mapping[str, Guest] = {}
         self._recovering: Callable[[], bool] = lambda: True
@@ -80,6 +86,11 @@ class AgentRpc:
         if uid not in self._guests:
             message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
+
+    def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
+        """What netd told of the network of a VM that is here."""
+        net = self._guests[uid].net.latest
+        return net.interfaces if net else ()
 
     async def _guest(self, request: Request) -> GuestInfo:
         want = validate(GuestAsk, request.data)

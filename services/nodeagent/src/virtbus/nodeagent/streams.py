@@ -1,12 +1,16 @@
-"""The streams of a node's VMs: consoles and their logs (ADR 0023)."""
+"""The streams of a node's VMs: consoles, their logs, and ports of the guest (ADR 0023)."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from virtbus.bus.ports import Bus, Endpoint, Request
 from virtbus.bus.streams import Stream, accepting
 from virtbus.nodeagent.core.ports import Console, ConsoleViewer
 from virtbus.schemas import subjects
-from virtbus.schemas.streams import ConsoleOpen, LogsRead
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen
 from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
@@ -14,14 +18,40 @@ STREAMS_AT_ONCE = 200
 END_OF_LOG = "end of log"
 
 
+Carry = Callable[[Stream], Awaitable[None]]
+"""Carries bytes between a stream and a connection, until neither has more."""
+
+
+class Doors(Protocol):
+    """Connections that the node makes to its guests."""
+
+    def port(self, address: str, want: PortOpen) -> AbstractAsyncContextManager[Carry]:
+        """A connection to a port of the guest.
+
+        Raises:
+            VirtbusError: 409 `port_refused`, 503 `port_silent`.
+        """
+
+
 class Streams:
     """What clients may open; each stream lives as long as its request's handler."""
 
-    def __init__(self, bus: Bus, node: str, console: Console, known: Callable[[str], None]) -> None:
-        """`known` raises for a VM that is not here."""
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        console: Console,
+        doors: Doors | None,
+        interfaces: Callable[[str], Sequence[InterfaceStatus]],
+        *,
+        known: Callable[[str], None],
+    ) -> None:
+        """`known` raises for a VM that is not here; `doors` None: guests are simulated."""
         self._bus = bus
         self._node = node
         self._console = console
+        self._doors = doors
+        self._interfaces = interfaces
         self._known = known
 
     def endpoints(self) -> list[Endpoint]:
@@ -29,6 +59,7 @@ class Streams:
         handlers: dict[str, Callable[[Request], Awaitable[None]]] = {
             "console": self._view,
             "logs": self._read,
+            "port": self._connect,
         }
         return [
             Endpoint(
@@ -50,6 +81,24 @@ class Streams:
         async with console as viewer, accepting(self._bus, request, want) as stream:
             await stream.while_open(_show(viewer, stream), _type(stream, viewer))
 
+    async def _connect(self, request: Request) -> None:
+        want = validate(PortOpen, request.data)
+        self._known(want.uid)
+        doors = self._real()
+        udp = want.protocol == "udp"
+        async with (
+            doors.port(_address(self._interfaces(want.uid)), want) as carry,
+            accepting(self._bus, request, want, datagrams=udp) as stream,
+        ):
+            await carry(stream)
+            stream.end("the guest closed the connection")
+
+    def _real(self) -> Doors:
+        if self._doors is None:
+            message = f"the guests of node {self._node} are simulated: there is nothing to connect"
+            raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)
+        return self._doors
+
     async def _read(self, request: Request) -> None:
         want = validate(LogsRead, request.data)
         self._known(want.uid)
@@ -61,6 +110,15 @@ class Streams:
         async for output in log:
             await stream.write(output)
         stream.end(END_OF_LOG)
+
+
+def _address(interfaces: Sequence[InterfaceStatus]) -> str:
+    """Where the guest is reached from its node: the first address, of IPv4 where there is one."""
+    found = [a.partition("/")[0] for interface in interfaces for a in interface.addresses]
+    if not found:
+        message = "the guest has no address (yet); `virtbus vm get` shows its interfaces"
+        raise VirtbusError(Code.CONFLICT, "no_address", message, after_ms=1000)
+    return next((address for address in found if ":" not in address), found[0])
 
 
 async def _show(viewer: ConsoleViewer, stream: Stream) -> None:

@@ -1,0 +1,179 @@
+"""Ports of a guest, here: each local connection becomes a stream of its own (ADR 0023)."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import connect
+from virtbus.bus.flow import CHUNK_BYTES
+from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.streams import Stream, carry, opening
+from virtbus.bus.tasks import Background
+from virtbus.cli.failures import CliError, Exit
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.streams import PortOpen
+
+UDP_IDLE_S = 60.0
+"""A local address that sent nothing for this long is forgotten, as NAT does."""
+MAX_DATAGRAMS = 64
+
+Say = Callable[[str], None]
+Address = tuple[str | int, ...]
+
+
+class Target(NamedTuple):
+    """The VM, and the subject of its node that opens ports."""
+
+    bus: Bus
+    subject: str
+    uid: str
+    owner: str
+
+    def want(self, port: int, protocol: str = "tcp") -> PortOpen:
+        """What is asked of the node."""
+        values = {"uid": self.uid, "port": port, "protocol": protocol, "owner": self.owner}
+        return PortOpen.model_validate(values)
+
+
+@asynccontextmanager
+async def reaching(
+    settings: BusSettings, subject: str, uid: str, owner: str
+) -> AsyncIterator[Target]:
+    """A connection to the bus; raises CliError where there is none, or a stream was refused."""
+    try:
+        async with connect(settings, name="virtbus-cli") as bus:
+            yield Target(bus, subject, uid, owner)
+    except VirtbusError as error:
+        raise CliError.answered(error.body.model_dump(mode="json")) from None
+    except BusError as error:
+        raise CliError(Exit.UNAVAILABLE, "bus", str(error)) from None
+
+
+async def listen_tcp(
+    target: Target, tasks: Background, local: tuple[str, int], port: int, say: Say
+) -> int:
+    """Forward every connection to `local` until `tasks` end; the port that was bound.
+
+    Raises:
+        OSError: `local` cannot be bound.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with opening(target.bus, target.subject, target.want(port)) as stream:
+                await carry(stream, reader, writer)
+        except (VirtbusError, BusError) as error:
+            say(f"port {port}: {error}")
+        finally:
+            writer.close()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.start(serve(reader, writer))
+
+    server = await asyncio.start_server(connected, *local)
+    tasks.start(_keep(server))
+    bound: int = server.sockets[0].getsockname()[1]
+    return bound
+
+
+async def _keep(server: asyncio.Server) -> None:
+    async with server:
+        await server.serve_forever()
+
+
+class _Local(asyncio.DatagramProtocol):
+    """A local UDP port: one stream for each address that sends to it."""
+
+    def __init__(self, target: Target, tasks: Background, port: int, say: Say) -> None:
+        self._target = target
+        self._tasks = tasks
+        self._port = port
+        self._say = say
+        self._senders: dict[Address, asyncio.Queue[bytes]] = {}
+        self.transport: asyncio.DatagramTransport | None = None
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        queue = self._senders.get(addr)
+        if queue is None:
+            queue = self._senders[addr] = asyncio.Queue(MAX_DATAGRAMS)
+            self._tasks.start(self._serve(addr, queue))
+        if not queue.full():
+            queue.put_nowait(data)
+
+    async def _serve(self, addr: Address, queue: asyncio.Queue[bytes]) -> None:
+        want = self._target.want(self._port, "udp")
+        try:
+            async with opening(
+                self._target.bus, self._target.subject, want, datagrams=True
+            ) as stream:
+                await stream.while_open(_send(queue, stream), self._answer(stream, addr))
+        except (VirtbusError, BusError) as error:
+            self._say(f"port {self._port}/udp: {error}")
+        finally:
+            del self._senders[addr]
+
+    async def _answer(self, stream: Stream, addr: Address) -> None:
+        while data := await stream.read():
+            if self.transport is not None:
+                self.transport.sendto(data, addr)
+
+
+async def _send(queue: asyncio.Queue[bytes], stream: Stream) -> None:
+    try:
+        while True:
+            async with asyncio.timeout(UDP_IDLE_S):
+                data = await queue.get()
+            await stream.write_datagram(data)
+    except TimeoutError:
+        stream.end("nothing was sent for a while")
+
+
+async def listen_udp(
+    target: Target, tasks: Background, local: tuple[str, int], port: int, say: Say
+) -> int:
+    """The same for datagrams."""
+    loop = asyncio.get_running_loop()
+    made = _Local(target, tasks, port, say)
+    transport, _ = await loop.create_datagram_endpoint(lambda: made, local_addr=local)
+    made.transport = transport
+    tasks.start(_close(transport))
+    bound: int = transport.get_extra_info("sockname")[1]
+    return bound
+
+
+async def _close(transport: asyncio.BaseTransport) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        transport.close()
+
+
+async def stdio(target: Target, port: int) -> str:
+    """Carry standard input and output, as ssh's ProxyCommand wants it; why it ended."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    out_fd = sys.stdout.fileno()
+
+    async def out() -> None:
+        while data := await stream.read():
+            await asyncio.to_thread(_write_all, out_fd, data)
+        stream.end("the guest closed the connection")
+
+    async def back() -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            await stream.write(data)
+        await stream.finish()
+
+    async with opening(target.bus, target.subject, target.want(port)) as stream:
+        await stream.while_open(out(), back())
+        return stream.closed
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,70 @@
+"""`virtbus vm ssh`."""
+
+import os
+import shlex
+import sys
+
+import click
+
+from virtbus.cli import known
+from virtbus.cli.failures import CliError, Exit
+from virtbus.cli.invocation import Invocation, verb
+from virtbus.cli.lazy import examples
+from virtbus.cli.vm.get import fetch
+from virtbus.cli.vm.serial import node_subject
+from virtbus.cli.vm.target import namespace_option
+
+
+@click.command(
+    epilog=examples(
+        """
+        virtbus vm ssh root@web
+        virtbus vm ssh root@web -- uname -a
+        virtbus vm ssh debian@db -i ~/.ssh/lab -n team
+        """
+    )
+)
+@click.argument("target", metavar="[USER@]NAME", shell_complete=known.vms)
+@click.argument("words", nargs=-1, metavar="[-- CMD...]", type=click.UNPROCESSED)
+@click.option("-i", "--identity", metavar="FILE", help="The private key, as of ssh.")
+@click.option("-p", "--port", default=22, show_default=True, type=click.IntRange(1, 65535))
+@namespace_option
+@verb
+def command(
+    invocation: Invocation,
+    *,
+    target: str,
+    words: tuple[str, ...],
+    identity: str | None,
+    port: int,
+    namespace: str,
+) -> None:
+    """Log in to the guest of the VM NAME with this system's ssh.
+
+    Its connection travels over the bus (`vm port-forward --stdio`). The guest's host key is kept
+    under the VM's uid: a VM made anew under an old name is another one.
+    """
+    user, at, name = target.rpartition("@")
+    view = fetch(invocation, name, namespace)
+    node_subject(view, "port")  # says now what is wrong, not within ssh
+    uid = str(view.get("uid"))
+    argv = ["ssh", *ssh_options(uid, port)]
+    argv += ["-i", identity] if identity else []
+    argv += ["--", f"{user}{at}{uid}", *words]
+    invocation.close()
+    try:
+        os.execvpe("ssh", argv, invocation.environ)  # noqa: S606, S607  the user's own ssh
+    except FileNotFoundError:
+        hint = "apt-get install openssh-client"
+        raise CliError(Exit.REFUSED, "no_ssh", "there is no ssh here", hint=hint) from None
+
+
+def ssh_options(uid: str, port: int) -> list[str]:
+    """What makes ssh go by way of the bus."""
+    ours = [sys.executable, "-m", "virtbus.cli", "vm", "port-forward", uid, str(port), "--stdio"]
+    options = {
+        "ProxyCommand": shlex.join(ours).replace("%", "%%"),
+        "HostKeyAlias": f"virtbus-{uid}",
+        "StrictHostKeyChecking": "accept-new",
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

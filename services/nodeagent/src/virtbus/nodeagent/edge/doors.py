@@ -1,0 +1,84 @@
+"""Connections from the node's host to its guests, for streams (ADR 0023)."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from virtbus.bus.streams import Stream, carry
+from virtbus.nodeagent.streams import Carry
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.streams import PortOpen
+
+CONNECT_S = 5.0
+MAX_DATAGRAMS = 64
+
+
+class GuestDoors:
+    """The `Doors` port."""
+
+    @asynccontextmanager
+    async def port(self, address: str, want: PortOpen) -> AsyncIterator[Carry]:
+        opened = _udp(address, want.port) if want.protocol == "udp" else _tcp(address, want.port)
+        async with opened as carrying:
+            yield carrying
+
+
+@asynccontextmanager
+async def _tcp(address: str, port: int) -> AsyncIterator[Carry]:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(address, port)
+    except ConnectionRefusedError:
+        message = f"nothing listens on port {port} of the guest ({address})"
+        raise VirtbusError(Code.CONFLICT, "port_refused", message) from None
+    except (OSError, TimeoutError) as error:
+        why = str(error) or "no answer in time"
+        message = (
+            f"the guest does not answer at {address} port {port} ({why}); "
+            "`virtbus vm get` shows whether it runs"
+        )
+        raise VirtbusError(Code.UNAVAILABLE, "port_silent", message, after_ms=1000) from None
+    try:
+        yield partial(carry, reader=reader, writer=writer)
+    finally:
+        writer.close()
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """What came and is not sent on yet; over the limit the oldest are lost."""
+
+    def __init__(self) -> None:
+        self.came: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
+        self.wake = asyncio.Event()
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        del addr
+        self.came.append(data)
+        self.wake.set()
+
+    def error_received(self, exc: Exception) -> None:
+        """Nothing listens there, perhaps not yet: datagrams are lost, as any may be."""
+
+
+@asynccontextmanager
+async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
+    loop = asyncio.get_running_loop()
+    transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=(address, port))
+
+    async def out(stream: Stream) -> None:
+        while data := await stream.read():
+            transport.sendto(data)
+
+    async def back(stream: Stream) -> None:
+        while True:
+            await came.wake.wait()
+            came.wake.clear()
+            while came.came:
+                await stream.write_datagram(came.came.popleft())
+
+    try:
+        yield lambda stream: stream.while_open(out(stream), back(stream))
+    finally:
+        transport.close()
