@@ -18,7 +18,7 @@ from virtbus.bus import server
 from virtbus.bus.client import connect
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.edge.console import Consoles
-from virtbus.nodeagent.edge.doors import GuestDoors
+from virtbus.nodeagent.edge.doors import Displays, GuestDoors
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.schemas.network import InterfaceStatus
@@ -50,7 +50,9 @@ async def files(tmp_path: Path) -> AsyncIterator[server.ServerFiles]:
         connect(running.settings("controller"), name="controller") as controller,
         connect(running.settings("node-n1"), name="n1") as node,
         controller.serve(ServiceInfo("c", "0", "c"), [Endpoint("vm-get", api("vm", "get"), view)]),
-        AgentRpc(node, "n1", none, doors=GuestDoors()).serve({UID: guest("127.0.0.1/8")}),
+        AgentRpc(node, "n1", none, doors=GuestDoors(cast("Displays", None))).serve(
+            {UID: guest("127.0.0.1/8")}
+        ),
     ):
         yield files
 

@@ -116,12 +116,17 @@ LARGE = VmSpec(
     networks=(Network(name="a"), Network(name="b", network="lan")),
 )
 BARE = VmSpec(domain=Domain(devices=Devices(disks=(Disk(name="root"),))), volumes=(ROOT,))
+DISPLAY = VmSpec(
+    domain=Domain(devices=Devices(disks=(Disk(name="root"),), autoattach_graphics_device=True)),
+    volumes=(ROOT,),
+)
 
 CASES = {
     "small": inputs(SMALL),
     "small-kvm": inputs(SMALL, accelerator="kvm"),
     "large": inputs(LARGE),
     "no-network": inputs(BARE),
+    "display": inputs(DISPLAY),
     "bench": inputs(SMALL, skip_cpu_queries=True),
 }
 

@@ -121,6 +121,8 @@ class Devices(Command):
 
     disks: tuple[Disk, ...] = Field((), max_length=24)
     interfaces: tuple[Interface, ...] = Field((), max_length=8)
+    autoattach_graphics_device: bool | None = None
+    """A VGA display with VNC. Unset: none, as it costs each guest 3 MiB (ADR 0023)."""
 
 
 class Firmware(Command):

@@ -257,7 +257,15 @@ def _detail(item: ErrorDetails, prefix: str, model: type[BaseModel] | None) -> D
     return Detail(path=path, message=message, hint=hint)
 
 
-HASHED_WHEN_SET = frozenset({"eviction_strategy", "placement", "start_strategy", "container_disk"})
+HASHED_WHEN_SET = frozenset(
+    {
+        "eviction_strategy",
+        "placement",
+        "start_strategy",
+        "container_disk",
+        "autoattach_graphics_device",
+    }
+)
 """Fields that came after the first release: unset they leave older hashes as they are."""
 
 

@@ -64,6 +64,7 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
     shell_complete=known.networks,
     help="Network to join.  [default: default]",
 )
+@click.option("--display", is_flag=True, help="A VGA display, for `vm vnc` and `vm screenshot`.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
 @click.option("--uid", metavar="UUID", help="Your own id: the same command may then be repeated.")
 @click.option("-f", "--file", "file", metavar="FILE", help="YAML or JSON with the VM; - is stdin.")
@@ -125,6 +126,9 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
         raise usage("NAME is missing", "virtbus vm create NAME --image tiny")
     if not wanted.get("image") and not wanted.get("spec"):
         raise usage("--image is missing", "`virtbus image list` shows what nodes have; try tiny")
+    if flags["display"]:
+        domain = wanted.setdefault("spec", {}).setdefault("domain", {})
+        domain.setdefault("devices", {})["autoattach_graphics_device"] = True
     wanted.setdefault("uid", uuid7())
     return wanted
 

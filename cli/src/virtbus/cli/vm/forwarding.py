@@ -15,7 +15,7 @@ from virtbus.bus.streams import Stream, carry, opening
 from virtbus.bus.tasks import Background
 from virtbus.cli.failures import CliError, Exit
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.streams import PortOpen
+from virtbus.schemas.streams import PortOpen, StreamOpen
 
 UDP_IDLE_S = 60.0
 """A local address that sent nothing for this long is forgotten, as NAT does."""
@@ -33,8 +33,8 @@ class Target(NamedTuple):
     uid: str
     owner: str
 
-    def want(self, port: int, protocol: str = "tcp") -> PortOpen:
-        """What is asked of the node."""
+    def port(self, port: int, protocol: str = "tcp") -> PortOpen:
+        """A port of it."""
         values = {"uid": self.uid, "port": port, "protocol": protocol, "owner": self.owner}
         return PortOpen.model_validate(values)
 
@@ -54,9 +54,9 @@ async def reaching(
 
 
 async def listen_tcp(
-    target: Target, tasks: Background, local: tuple[str, int], port: int, say: Say
+    target: Target, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """Forward every connection to `local` until `tasks` end; the port that was bound.
+    """Make every connection to `local` a stream until `tasks` end; the port that was bound.
 
     Raises:
         OSError: `local` cannot be bound.
@@ -64,10 +64,10 @@ async def listen_tcp(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with opening(target.bus, target.subject, target.want(port)) as stream:
+            async with opening(target.bus, target.subject, want) as stream:
                 await carry(stream, reader, writer)
         except (VirtbusError, BusError) as error:
-            say(f"port {port}: {error}")
+            say(str(error))
         finally:
             writer.close()
 
@@ -88,10 +88,10 @@ async def _keep(server: asyncio.Server) -> None:
 class _Local(asyncio.DatagramProtocol):
     """A local UDP port: one stream for each address that sends to it."""
 
-    def __init__(self, target: Target, tasks: Background, port: int, say: Say) -> None:
+    def __init__(self, target: Target, tasks: Background, want: StreamOpen, say: Say) -> None:
         self._target = target
         self._tasks = tasks
-        self._port = port
+        self._want = want
         self._say = say
         self._senders: dict[Address, asyncio.Queue[bytes]] = {}
         self.transport: asyncio.DatagramTransport | None = None
@@ -105,14 +105,13 @@ class _Local(asyncio.DatagramProtocol):
             queue.put_nowait(data)
 
     async def _serve(self, addr: Address, queue: asyncio.Queue[bytes]) -> None:
-        want = self._target.want(self._port, "udp")
         try:
             async with opening(
-                self._target.bus, self._target.subject, want, datagrams=True
+                self._target.bus, self._target.subject, self._want, datagrams=True
             ) as stream:
                 await stream.while_open(_send(queue, stream), self._answer(stream, addr))
         except (VirtbusError, BusError) as error:
-            self._say(f"port {self._port}/udp: {error}")
+            self._say(str(error))
         finally:
             del self._senders[addr]
 
@@ -133,11 +132,11 @@ async def _send(queue: asyncio.Queue[bytes], stream: Stream) -> None:
 
 
 async def listen_udp(
-    target: Target, tasks: Background, local: tuple[str, int], port: int, say: Say
+    target: Target, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
     """The same for datagrams."""
     loop = asyncio.get_running_loop()
-    made = _Local(target, tasks, port, say)
+    made = _Local(target, tasks, want, say)
     transport, _ = await loop.create_datagram_endpoint(lambda: made, local_addr=local)
     made.transport = transport
     tasks.start(_close(transport))
@@ -169,7 +168,7 @@ async def stdio(target: Target, port: int) -> str:
             await stream.write(data)
         await stream.finish()
 
-    async with opening(target.bus, target.subject, target.want(port)) as stream:
+    async with opening(target.bus, target.subject, target.port(port)) as stream:
         await stream.while_open(out(), back())
         return stream.closed
 

@@ -25,6 +25,8 @@ _HERE = "virtbus.cli.vm"
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),
         "ssh": (f"{_HERE}.ssh", "Log in to a VM's guest, by way of the bus."),
         "port-forward": (f"{_HERE}.port_forward", "Reach ports of a VM's guest from here."),
+        "vnc": (f"{_HERE}.vnc", "Show a VM's display to a VNC viewer here."),
+        "screenshot": (f"{_HERE}.screenshot", "Take a picture of a VM's display."),
         "guest": (f"{_HERE}.guest", "What a VM's guest says of itself."),
         "logs": (f"{_HERE}.logs", "Print what a VM wrote to its serial console."),
         "events": (f"{_HERE}.events", "What happened to a VM, step by step."),

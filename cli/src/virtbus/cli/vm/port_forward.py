@@ -103,11 +103,10 @@ async def _listen(
         for forward in forwards:
             listen = listeners[forward.protocol]
             try:
-                bound = await listen(
-                    target, tasks, (address, forward.local), forward.port, _complain
-                )
+                want = target.port(forward.port, forward.protocol)
+                bound = await listen(target, tasks, (address, forward.local), want, complain)
             except OSError as error:
-                raise _taken(address, forward, error) from None
+                raise taken(address, forward.local, error) from None
             here = f"{address}:{bound}"
             said = {"local": here, "port": forward.port, "protocol": forward.protocol}
             if invocation.for_eyes:
@@ -118,11 +117,12 @@ async def _listen(
         await asyncio.Event().wait()
 
 
-def _taken(address: str, forward: Forward, error: OSError) -> CliError:
-    said = f"cannot listen on {address} port {forward.local}: {error.strerror}"
-    hint = f"choose another: 0:{forward.port} takes any free port"
-    return CliError(Exit.REFUSED, "local_port", said, hint=hint)
+def taken(address: str, port: int, error: OSError) -> CliError:
+    """A local port that cannot be had."""
+    said = f"cannot listen on {address} port {port}: {error.strerror}"
+    return CliError(Exit.REFUSED, "local_port", said, hint="0 takes any free port")
 
 
-def _complain(text: str) -> None:
+def complain(text: str) -> None:
+    """Say what one connection was refused for; the others go on."""
     output.write(output.safe(text), sys.stderr)

@@ -110,7 +110,7 @@ async def serve(settings: Settings) -> None:
                 settings.node,
                 Consoles(files.console_socket, files.console_log),
                 None if settings.simulate else hypervisor.guests,
-                None if settings.simulate else GuestDoors(),
+                None if settings.simulate else GuestDoors(hypervisor.displays),
             ),
             auditor=None
             if settings.simulate

@@ -1,4 +1,4 @@
-"""The streams of a node's VMs: consoles, their logs, and ports of the guest (ADR 0023)."""
+"""The streams of a node's VMs: consoles, their logs, displays, ports of the guest (ADR 0023)."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -10,12 +10,14 @@ from virtbus.nodeagent.core.ports import Console, ConsoleViewer
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen
+from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen, StreamOpen
 from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
 """Of each kind on one node."""
 END_OF_LOG = "end of log"
+END_OF_PICTURE = "end of picture"
+DISPLAY_ENDED = "the guest stopped, or closed the connection"
 
 
 Carry = Callable[[Stream], Awaitable[None]]
@@ -31,6 +33,16 @@ class Doors(Protocol):
         Raises:
             VirtbusError: 409 `port_refused`, 503 `port_silent`.
         """
+
+    def display(self, uid: str) -> AbstractAsyncContextManager[Carry]:
+        """A connection to the guest's VNC server.
+
+        Raises:
+            VirtbusError: 409 `no_display`, `domain_state`.
+        """
+
+    async def screenshot(self, uid: str) -> bytes:
+        """The display as PNG; errors as `display`."""
 
 
 class Streams:
@@ -60,6 +72,8 @@ class Streams:
             "console": self._view,
             "logs": self._read,
             "port": self._connect,
+            "vnc": self._watch,
+            "screenshot": self._shoot,
         }
         return [
             Endpoint(
@@ -92,6 +106,23 @@ class Streams:
         ):
             await carry(stream)
             stream.end("the guest closed the connection")
+
+    async def _watch(self, request: Request) -> None:
+        want = validate(StreamOpen, request.data)
+        self._known(want.uid)
+        async with (
+            self._real().display(want.uid) as carry,
+            accepting(self._bus, request, want) as stream,
+        ):
+            await carry(stream)
+            stream.end(DISPLAY_ENDED)
+
+    async def _shoot(self, request: Request) -> None:
+        want = validate(StreamOpen, request.data)
+        self._known(want.uid)
+        picture = await self._real().screenshot(want.uid)
+        async with accepting(self._bus, request, want) as stream:
+            await stream.while_open(_tell(picture, stream))
 
     def _real(self) -> Doors:
         if self._doors is None:
@@ -128,6 +159,11 @@ async def _show(viewer: ConsoleViewer, stream: Stream) -> None:
         else:
             await stream.write(output)
     stream.end(viewer.closed)
+
+
+async def _tell(picture: bytes, stream: Stream) -> None:
+    await stream.write(picture)
+    stream.end(END_OF_PICTURE)
 
 
 async def _type(stream: Stream, viewer: ConsoleViewer) -> None:

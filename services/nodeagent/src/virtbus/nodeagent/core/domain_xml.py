@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
+from virtbus.nodeagent.core.display import display_elements
 from virtbus.nodeagent.core.element import Element, el, to_text
 from virtbus.nodeagent.core.metadata import metadata
 from virtbus.nodeagent.core.slots import Slots
@@ -113,6 +114,7 @@ def _devices(inputs: DomainInputs) -> Element:
         el("memballoon", slots.address(), model="virtio"),
         el("rng", el("backend", "/dev/urandom", model="random"), slots.address(), model="virtio"),
         _serial(inputs),
+        *display_elements(spec),
         el(
             "channel",
             el("source", mode="bind"),

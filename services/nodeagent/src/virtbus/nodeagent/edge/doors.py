@@ -1,15 +1,28 @@
 """Connections from the node's host to its guests, for streams (ADR 0023)."""
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Protocol
 
 from virtbus.bus.streams import Stream, carry
 from virtbus.nodeagent.streams import Carry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen
+
+
+class Displays(Protocol):
+    """Guests' displays, by libvirt."""
+
+    async def connect(self, uid: str) -> socket.socket:
+        """A connection to the guest's VNC server; whoever has it closes it."""
+
+    async def screenshot(self, uid: str) -> bytes:
+        """PNG."""
+
 
 CONNECT_S = 5.0
 MAX_DATAGRAMS = 64
@@ -17,6 +30,25 @@ MAX_DATAGRAMS = 64
 
 class GuestDoors:
     """The `Doors` port."""
+
+    def __init__(self, displays: Displays) -> None:
+        self._displays = displays
+
+    @asynccontextmanager
+    async def display(self, uid: str) -> AsyncIterator[Carry]:
+        connected = await self._displays.connect(uid)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=connected)
+        except BaseException:
+            connected.close()
+            raise
+        try:
+            yield partial(carry, reader=reader, writer=writer)
+        finally:
+            writer.close()
+
+    async def screenshot(self, uid: str) -> bytes:
+        return await self._displays.screenshot(uid)
 
     @asynccontextmanager
     async def port(self, address: str, want: PortOpen) -> AsyncIterator[Carry]:

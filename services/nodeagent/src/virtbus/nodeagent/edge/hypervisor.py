@@ -16,6 +16,7 @@ import libvirt
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainFacts
 from virtbus.nodeagent.edge.libvirt_calls import STUCK_LIMIT, Calls, Threads
+from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_domains import facts_of, is_ours, on_ours
 from virtbus.nodeagent.edge.libvirt_events import listen, start_event_loop
 from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
@@ -75,6 +76,7 @@ class LibvirtHypervisor:
             self._events = links(1)
         asks = self._reads if self._in_process else links(GUESTS_ASKED_AT_ONCE)
         self.guests = LibvirtGuests(asks)
+        self.displays = LibvirtDisplays(asks)
 
     async def __aenter__(self) -> Self:
         start_event_loop()

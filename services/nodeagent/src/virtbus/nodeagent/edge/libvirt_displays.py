@@ -1,0 +1,104 @@
+"""Guests' displays by libvirt: a connection to QEMU's VNC server, and pictures.
+
+QEMU makes the PNG itself (7.1 and newer), so that no image library is needed.
+"""
+
+import os
+import socket
+
+import libvirt
+
+from virtbus.nodeagent.edge.libvirt_domains import on_ours
+from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.schemas.errors import Code, VirtbusError
+
+CONNECT_S = 5.0
+SCREENSHOT_S = 10.0
+MAX_PICTURE_BYTES = 32 * 1024 * 1024
+PNG = "image/png"
+_CHUNK_BYTES = 256 * 1024
+
+
+class LibvirtDisplays:
+    """The `Displays` port."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    async def connect(self, uid: str) -> socket.socket:
+        """A connection to the guest's VNC server, made by QEMU for us alone.
+
+        Raises:
+            VirtbusError: 409 `no_display`, `domain_state`; 503 of libvirt.
+        """
+        made: list[int] = []
+        lost = False
+
+        def run(domain: libvirt.virDomain) -> None:
+            _check(domain)
+            made.append(domain.openGraphicsFD(0, libvirt.VIR_DOMAIN_OPEN_GRAPHICS_SKIPAUTH))
+
+        def ended() -> None:
+            if lost:
+                _close(made)
+
+        try:
+            await on_ours(
+                self._links, uid, run, "open the display", timeout_s=CONNECT_S, ended=ended
+            )
+        except BaseException:
+            lost = True
+            _close(made)
+            raise
+        if not made:
+            raise _off()
+        return socket.socket(fileno=made.pop())
+
+    async def screenshot(self, uid: str) -> bytes:
+        """The display as PNG; errors as `connect`, and 501 `no_png`."""
+
+        def run(domain: libvirt.virDomain) -> tuple[str, bytes]:
+            _check(domain)
+            stream = domain.connect().newStream(0)
+            kind = domain.screenshot(stream, 0, 0)
+            picture = bytearray()
+            while data := stream.recv(_CHUNK_BYTES):
+                picture += data
+                if len(picture) > MAX_PICTURE_BYTES:
+                    stream.abort()
+                    break
+            else:
+                stream.finish()
+            return kind, bytes(picture)
+
+        found = await on_ours(
+            self._links, uid, run, "take a picture of the display", timeout_s=SCREENSHOT_S
+        )
+        if found is None:
+            raise _off()
+        kind, picture = found
+        if kind != PNG or len(picture) > MAX_PICTURE_BYTES:
+            message = f"QEMU gave {len(picture)} bytes of {kind}, not a PNG; QEMU 7.1 or newer does"
+            raise VirtbusError(Code.UNSUPPORTED, "no_png", message)
+        return picture
+
+
+def _close(made: list[int]) -> None:
+    while made:
+        os.close(made.pop())
+
+
+def _check(domain: libvirt.virDomain) -> None:
+    if not domain.isActive():
+        raise _off()
+    if "<graphics " not in domain.XMLDesc():
+        message = (
+            "the VM has no display; set spec.domain.devices.autoattach_graphics_device: true, "
+            "then restart it"
+        )
+        raise VirtbusError(Code.CONFLICT, "no_display", message)
+
+
+def _off() -> VirtbusError:
+    message = "the guest is not running here; `virtbus vm get` shows its state"
+    return VirtbusError(Code.CONFLICT, "domain_state", message)
