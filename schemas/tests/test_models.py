@@ -14,7 +14,8 @@ from virtbus.schemas.generate_reference import all_models
 from virtbus.schemas.image import check_image_ref, parse_image_ref
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import check_mac
-from virtbus.schemas.vm import CloudInitNoCloud, Cpu, Disk, Firmware, VmSpec
+from virtbus.schemas.seed import CloudInitNoCloud
+from virtbus.schemas.vm import Cpu, Disk, Firmware, VmSpec
 
 UID = generate_examples.UID
 KEY = generate_examples.SSH_KEY

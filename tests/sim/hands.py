@@ -150,7 +150,7 @@ class Hand:
                     virtual_size_bytes=1,
                 )
                 for volume in record.spec.volumes
-                if volume.cloud_init_no_cloud is None
+                if not volume.is_iso
             }
             return ImageReady(uid=uid, epoch=epoch, generation=record.generation, disks=disks)
         known = self._host.networks.get(uid)

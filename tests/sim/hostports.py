@@ -307,7 +307,7 @@ class SimSeeds:
         return {
             volume.name: folder / f"seed-{volume.name}.iso"
             for volume in record.spec.volumes
-            if volume.cloud_init_no_cloud is not None
+            if volume.is_iso
         }
 
     def stand(self, record: VmRecord) -> bool:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from services.controller.tests.fleets import GIB, SSH_KEY, uid
 
-from virtbus.controller.core.admission import Admitted, admit, secret_bytes, split_secrets
+from virtbus.controller.core.admission import Admitted, admit
+from virtbus.controller.core.secret_inputs import secret_bytes, split_secrets
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import RunStrategy, VmRecord, VmSpec
 from virtbus.schemas.wire import encode, read, spec_hash

@@ -8,14 +8,15 @@ from services.controller.tests.fleets import record, uid
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import EntryKind
-from virtbus.controller.core.admission import secret_bytes
 from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.edge.commit import Commits, Committed
 from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.vm import CloudInitNoCloud, NameClaim, VmRecord, VmSecrets, VmSpec
+from virtbus.schemas.seed import CloudInitNoCloud
+from virtbus.schemas.vm import NameClaim, VmRecord, VmSecrets, VmSpec
 from virtbus.schemas.wire import decode, encode, read
 
 CLAIM = subjects.name_claim("default", "web")

@@ -16,8 +16,8 @@ from pathlib import Path
 import aiohttp
 from services.imaged.tests.registry_under_test import INDEX, Registry
 
-from virtbus.imaged.core.challenges import Login
 from virtbus.imaged.edge.containers import Registries
+from virtbus.schemas.registry_login import Login
 
 USER = "me:$2b$04$UMQ3yuKh9CcPG7.zOvgdxubwuVh6I5ZIsbTKdn199lddVurzeeq0i"
 """The password is `secret`."""

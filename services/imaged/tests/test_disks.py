@@ -33,6 +33,12 @@ async def refused(disks: Disks, wanted: VmRecord) -> VirtbusError:
     return caught.value
 
 
+async def test_an_empty_disk_has_whole_mebibytes_as_kubevirts(make_node: NodeMaker) -> None:
+    async with make_node() as node:
+        made = await node.disks.ensure(record(empty(2_000_000_000)))
+        assert made.ready.disks["data"].virtual_size_bytes == 1907 * MIB
+
+
 async def test_ensure_makes_overlay_and_empty_disk_that_qemu_img_accepts(
     make_node: NodeMaker, server: Web
 ) -> None:

@@ -12,8 +12,8 @@ from virtbus.nodeagent.core.slots import nic_devices
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.nodework import DiskFile
+from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
-    CloudInitNoCloud,
     Cpu,
     Devices,
     Disk,

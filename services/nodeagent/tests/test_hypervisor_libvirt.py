@@ -24,8 +24,8 @@ from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.nodework import DiskFile
+from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
-    CloudInitNoCloud,
     Devices,
     Disk,
     DiskBus,

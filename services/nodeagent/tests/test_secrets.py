@@ -6,7 +6,8 @@ from pathlib import Path
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
 from virtbus.schemas import subjects
-from virtbus.schemas.vm import CloudInitNoCloud, VmSecrets
+from virtbus.schemas.seed import CloudInitNoCloud
+from virtbus.schemas.vm import VmSecrets
 from virtbus.schemas.wire import encode
 
 A = uid(1)

@@ -1,7 +1,9 @@
 """NoCloud seeds: a user's text is kept, ours is beside it, and nothing is spliced into text."""
 
 import email
+import gzip
 import io
+import json
 import stat
 from email.message import Message
 from pathlib import Path
@@ -13,11 +15,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files, user_data
-from virtbus.nodeagent.edge.seed_iso import SeedIsos, iso
+from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
 from virtbus.schemas.vm import (
-    CloudInitNoCloud,
     Domain,
     VmRecord,
     VmSecrets,
@@ -69,7 +72,7 @@ def test_the_users_network_data_is_passed_on_as_it_is() -> None:
 
 def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
     text = "#cloud-config\nhostname: mine\nruncmd: [[ls, -l]]\nssh_authorized_keys: [k2]\n"
-    made = user_data(text, "web", (KEY,))
+    made = user_data(text.encode(), "web", (KEY,))
     assert made.startswith(b"#cloud-config\n")
     assert yaml.safe_load(made) == {
         "hostname": "mine",
@@ -89,8 +92,8 @@ def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
     ],
 )
 def test_another_kind_goes_untouched_beside_ours(text: str, kind: str) -> None:
-    assert user_data(text, "web", ()) == text.encode()
-    ours, theirs = parts(user_data(text, "web", (KEY,)))
+    assert user_data(text.encode(), "web", ()) == text.encode()
+    ours, theirs = parts(user_data(text.encode(), "web", (KEY,)))
     assert ours.get_content_type() == "text/cloud-config"
     assert theirs.get_content_type() == kind
     payload = theirs.get_payload(decode=True)
@@ -102,7 +105,7 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         'Content-Type: multipart/mixed; boundary="b"\nMIME-Version: 1.0\n\n'
         "--b\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n--b--\n"
     )
-    kinds = [p.get_content_type() for p in parts(user_data(text, "web", (KEY,)))]
+    kinds = [p.get_content_type() for p in parts(user_data(text.encode(), "web", (KEY,)))]
     assert kinds == ["text/cloud-config", "text/x-shellscript"]
 
 
@@ -118,14 +121,14 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
     ],
 )
 def test_a_cloud_config_that_is_none_reaches_the_guest_unchanged(text: str) -> None:
-    assert user_data(text, "web", (KEY,)) == text.encode()
+    assert user_data(text.encode(), "web", (KEY,)) == text.encode()
 
 
 def test_aliases_stay_aliases_so_that_a_bomb_stays_small() -> None:
     text = "#cloud-config\na0: &a0 [x, x]\n" + "".join(
         f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)
     )
-    assert len(user_data(text, "web", ())) < 2 * len(text)
+    assert len(user_data(text.encode(), "web", ())) < 2 * len(text)
 
 
 plain: Any = st.recursive(
@@ -138,7 +141,7 @@ plain: Any = st.recursive(
 @given(st.dictionaries(st.text(min_size=1, max_size=12), plain, max_size=6))
 def test_any_mapping_comes_back_as_it_was(value: dict[str, Any]) -> None:
     text = "#cloud-config\n" + yaml.safe_dump(value)
-    back = yaml.safe_load(user_data(text, "web", ()))
+    back = yaml.safe_load(user_data(text.encode(), "web", ()))
     assert back == {"hostname": "web"} | value
 
 
@@ -152,7 +155,7 @@ def test_an_ssh_key_is_never_more_than_one_value(key: str) -> None:
 def test_the_iso_bears_the_label_and_plain_names_in_both_extensions() -> None:
     contents = {"meta-data": b"m", "user-data": b"", "network-config": b"n" * 5000}
     image = pycdlib.PyCdlib()
-    image.open_fp(io.BytesIO(iso(contents)))
+    image.open_fp(io.BytesIO(iso(contents, NO_CLOUD)))
     assert image.pvd.volume_identifier.rstrip() == b"cidata"
     for name, data in contents.items():
         for where in ({"rr_path": f"/{name}"}, {"joliet_path": f"/{name}"}):
@@ -172,3 +175,78 @@ async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: 
     assert [path] == list((tmp_path / UID).iterdir())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert b"CANARY" in path.read_bytes()
+
+
+def test_what_is_no_text_goes_as_it_is() -> None:
+    packed = gzip.compress(b"#cloud-config\n")
+    assert user_data(packed, "web", (KEY,)) == packed
+
+
+def test_a_config_drive_has_openstacks_layout_and_leaves_the_users_data_alone() -> None:
+    seed = CloudInitConfigDrive(user_data="#!/bin/sh\n", ssh_keys=(KEY,))
+    nic = InterfaceStatus(name="a", mac="02:00:00:00:00:01")
+    made = config_drive_files(drive(seed), seed, (nic,))
+    assert json.loads(made["openstack/latest/meta_data.json"]) == {
+        "uuid": UID,
+        "name": "web",
+        "hostname": "web",
+        "public_keys": {"key-0": KEY},
+    }
+    assert json.loads(made["openstack/latest/network_data.json"]) == {
+        "links": [{"id": "vb0", "type": "phy", "ethernet_mac_address": nic.mac}],
+        "networks": [{"id": "vb0", "type": "ipv4_dhcp", "link": "vb0"}],
+        "services": [],
+    }
+    assert made["openstack/latest/user_data"] == b"#!/bin/sh\n"
+    own = CloudInitConfigDrive(network_data_base64="e30=")
+    made = config_drive_files(drive(own), own, (nic,))
+    assert made["openstack/latest/network_data.json"] == b"{}"
+    assert "openstack/latest/user_data" not in made
+
+
+def drive(seed: CloudInitConfigDrive) -> VmRecord:
+    volume = Volume(name="ci", cloud_init_config_drive=seed)
+    spec = VmSpec(domain=Domain(), volumes=(volume,))
+    return record(CloudInitNoCloud()).model_copy(update={"spec": spec})
+
+
+async def test_config_drives_and_files_are_isos_with_their_labels_and_folders(
+    tmp_path: Path,
+) -> None:
+    seeds, seed = SeedIsos(tmp_path), CloudInitConfigDrive(user_data="CANARY")
+    shown = FilesVolume(volume_label="app")
+    volumes = (
+        Volume(name="ci", cloud_init_config_drive=seed.without_secrets()),
+        Volume(name="app", files=shown),
+    )
+    made = drive(seed).model_copy(update={"spec": VmSpec(volumes=volumes)})
+    files = FilesVolume(
+        volume_label="app", data={".x": "größe", "n" * 64: ""}, binary_data={"k": "AP8="}
+    )
+    secrets = VmSecrets(uid=UID, cloud_init={"ci": seed}, files={"app": files})
+    await seeds.write(made, secrets, ())
+    found = {name: read_iso(path.read_bytes()) for name, path in seeds.paths(made).items()}
+    assert found["app"] == ("app", {".x": "größe".encode(), "n" * 64: b"", "k": b"\0\xff"})
+    label, tree = found["ci"]
+    assert label == "config-2"
+    assert tree["openstack/latest/user_data"] == b"CANARY"
+    assert json.loads(tree["openstack/latest/meta_data.json"])["uuid"] == UID
+
+
+def read_iso(data: bytes) -> tuple[str, dict[str, bytes]]:
+    """The label, and contents by path; as told by both of the ISO's trees of names."""
+    image = pycdlib.PyCdlib()
+    image.open_fp(io.BytesIO(data))
+    trees: list[dict[str, bytes]] = []
+    for kind in ("rr_path", "joliet_path"):
+        tree = {}
+        for folder, _, names in image.walk(**{kind: "/"}):
+            for name in names:
+                path, out = f"{folder.rstrip('/')}/{name}", io.BytesIO()
+                image.get_file_from_iso_fp(out, **{kind: path})
+                tree[path.lstrip("/")] = out.getvalue()
+        trees.append(tree)
+    label = image.pvd.volume_identifier.decode().rstrip()
+    image.close()
+    assert trees[0] == trees[1]
+    return label, trees[0]

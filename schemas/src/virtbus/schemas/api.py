@@ -11,6 +11,7 @@ from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
 from virtbus.schemas.nodework import Finding, ForgottenImage
 from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.seed import SshKey
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import (
     CORES_MAX,
@@ -20,7 +21,6 @@ from virtbus.schemas.vm import (
     MEMORY_MIN,
     Annotations,
     Labels,
-    SshKey,
     VmSpec,
     VmView,
 )

@@ -8,13 +8,13 @@ import re
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, StringConstraints, ValidationInfo, field_validator
 
 from virtbus.schemas.model import Command
+from virtbus.schemas.registry_login import DOCKER_HUB, SECRET_BYTES, login_for
 
 SCHEME = "docker://"
 """As skopeo, podman and KubeVirt's importer write an image in a registry."""
-DOCKER_HUB = "docker.io"
 _LATEST = "latest"
 _WORD = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _HOST = r"[A-Za-z0-9-]+"
@@ -119,6 +119,8 @@ class ContainerDisk(Command):
 
     The file is the only one in the image's /disk, or `path`. What the guest writes is its own and
     goes with the VM. Without `image_pull_policy`: Always for the tag latest, else IfNotPresent.
+    `image_pull_secret` is a `config.json` as `docker login` writes it; only its login for this
+    image is taken, in place of the node's own. It is a secret: a record shows it empty.
     """
 
     image: Annotated[str, StringConstraints(max_length=1024), AfterValidator(check_image)]
@@ -126,6 +128,25 @@ class ContainerDisk(Command):
         None
     )
     image_pull_policy: ImagePullPolicy | None = None
+    image_pull_secret: Annotated[str, StringConstraints(max_length=SECRET_BYTES)] | None = None
+
+    @field_validator("image_pull_secret")
+    @classmethod
+    def _only_its_login(cls, text: str | None, info: ValidationInfo) -> str | None:
+        image = info.data.get("image")
+        if not text or image is None:
+            return text
+        ref = _split(image)[0]
+        login = login_for(ref.image, text.encode())
+        if login is None:
+            msg = f"holds no login for {ref.registry}; `docker login {ref.registry}` writes one"
+            raise ValueError(msg)
+        return login.config(ref.registry)
+
+    def without_secrets(self) -> "ContainerDisk":
+        """What of it may stand in a record: that there is a secret, and not which."""
+        secret = None if self.image_pull_secret is None else ""
+        return self.model_copy(update={"image_pull_secret": secret})
 
     @property
     def ref(self) -> str:

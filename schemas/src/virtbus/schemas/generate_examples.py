@@ -22,6 +22,12 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl web"
 NOW_NS = 1_790_000_000_123_456_789
 
+_FILES = {
+    "volume_label": "app",
+    "data": {"app.conf": "on = yes\n"},
+    "binary_data": {"key.der": "AAEC"},
+}
+_LOGINS = '{"auths": {"quay.io": {"auth": "dXNlcjpodW50ZXIy"}}}'
 _VALUES: dict[str, Any] = {
     "uid": UID,
     "uuid": OTHER_UID,
@@ -69,6 +75,10 @@ _VALUES: dict[str, Any] = {
     "committed_memory_bytes": 2 * 1024**3,
     "user_data": "#cloud-config\npackages: [nginx]\n",
     "network_data": "version: 2\nethernets: {}\n",
+    "user_data_base64": "I2Nsb3VkLWNvbmZpZwo=",
+    "network_data_base64": "e30K",
+    "CloudInitConfigDrive.network_data": "{}",
+    "FilesVolume.binary_data": {"key.der": "AAEC"},
     "ssh_keys": [SSH_KEY],
     "labels": {"app": "web"},
     "annotations": {"example.org/owner": "größe@team-a"},
@@ -103,6 +113,7 @@ _VALUES: dict[str, Any] = {
                 "image": "quay.io/team/tools:2",
                 "path": "/disk/tools.qcow2",
                 "image_pull_policy": "Always",
+                "image_pull_secret": _LOGINS,
             },
         },
         {"name": "data", "empty_disk": {"capacity": 1024**3}},
@@ -115,7 +126,24 @@ _VALUES: dict[str, Any] = {
                 "ssh_keys": [SSH_KEY],
             },
         },
+        {
+            "name": "drive",
+            "cloud_init_config_drive": {
+                "user_data_base64": "I2Nsb3VkLWNvbmZpZwo=",
+                "network_data_base64": "e30K",
+                "hostname": "web",
+                "ssh_keys": [SSH_KEY],
+            },
+        },
+        {"name": "settings", "files": _FILES},
     ],
+    "VmSecrets.cloud_init": {
+        "cloudinit": {"user_data": "#cloud-config\n", "network_data": "version: 2\n"},
+        "drive": {"user_data_base64": "I2Nsb3VkLWNvbmZpZwo=", "hostname": "web"},
+    },
+    "ContainerDisk.image": "quay.io/team/tools:2",
+    "image_pull_secret": _LOGINS,
+    "VmSecrets.files": {"settings": _FILES},
 }
 
 VERSION_FIELDS = frozenset({"schema_version", "tombstone"})

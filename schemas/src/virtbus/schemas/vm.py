@@ -16,6 +16,7 @@ from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import InterfaceStatus, Mac
 from virtbus.schemas.quantity import Bytes, Count
+from virtbus.schemas.seed import CloudInit, CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
 from virtbus.schemas.states import VmState
 
 MIB = 1024**2
@@ -34,10 +35,6 @@ LabelValue = Annotated[
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[str, str], Field(max_length=64)]
-
-
-SshKey = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")]
-"""One line of an authorized_keys file (INJ-10)."""
 
 
 class RunStrategy(StrEnum):
@@ -155,15 +152,6 @@ class EmptyDisk(Command):
     capacity: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
 
 
-class CloudInitNoCloud(Command):
-    """A NoCloud seed. `user_data` and `network_data` are secrets: they travel in `$KV.sec` only."""
-
-    user_data: str | None = Field(None, max_length=64 * 1024)
-    network_data: str | None = Field(None, max_length=64 * 1024)
-    hostname: Id | None = None
-    ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
-
-
 class Volume(Command):
     """The contents of the disk of the same name; exactly one source is set."""
 
@@ -172,6 +160,18 @@ class Volume(Command):
     container_disk: ContainerDisk | None = None
     empty_disk: EmptyDisk | None = None
     cloud_init_no_cloud: CloudInitNoCloud | None = None
+    cloud_init_config_drive: CloudInitConfigDrive | None = None
+    files: FilesVolume | None = None
+
+    @property
+    def cloud_init(self) -> CloudInit | None:
+        """The seed, in whatever form."""
+        return self.cloud_init_no_cloud or self.cloud_init_config_drive
+
+    @property
+    def is_iso(self) -> bool:
+        """True for a disk that the platform writes anew for each start of the guest."""
+        return self.cloud_init is not None or self.files is not None
 
     @property
     def image_ref(self) -> str:
@@ -225,9 +225,7 @@ class VmSpec(Command):
             if disk.readonly or disk.device == "cdrom"
         }
         return tuple(
-            volume.name
-            for volume in self.volumes
-            if volume.cloud_init_no_cloud is None and volume.name not in fixed
+            volume.name for volume in self.volumes if not volume.is_iso and volume.name not in fixed
         )
 
 
@@ -309,7 +307,10 @@ class VmSecrets(Fact):
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
-    cloud_init: dict[str, CloudInitNoCloud] = Field(default_factory=dict)
+    cloud_init: dict[str, CloudInit] = Field(default_factory=dict)
+    files: dict[str, FilesVolume] = Field(default_factory=dict)
+    image_pull: dict[str, str] = Field(default_factory=dict)
+    """Logins of container disks: `config.json`, each with the one of its registry."""
 
 
 class Condition(Fact):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -16,6 +16,7 @@ from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Listener
 from virtbus.imaged.images import Images
+from virtbus.imaged.pull_secrets import PullSecrets
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
@@ -53,12 +54,14 @@ class Disks:
         files: DiskFiles,
         threads: DiskThreads,
         max_virtual_bytes: int,
+        secrets: PullSecrets,
     ) -> None:
         self._images = images
         self._store = store
         self._files = files
         self._threads = threads
         self._max_virtual_bytes = max_virtual_bytes
+        self._secrets = secrets
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._released: OrderedDict[str, int] = OrderedDict()
@@ -77,7 +80,7 @@ class Disks:
         self._fence(record)
         async with self._serial(record.uid):
             self._fence(record)
-            found = await self._all(record.uid, wanted, listener)
+            found = await self._all(record, wanted, listener)
         ready = ImageReady(
             uid=record.uid,
             epoch=record.epoch,
@@ -88,8 +91,9 @@ class Disks:
         return Ensured(ready, any(disk.made for disk in found.values()))
 
     async def _all(
-        self, uid: str, wanted: tuple[WantedDisk, ...], listener: Listener | None
+        self, record: VmRecord, wanted: tuple[WantedDisk, ...], listener: Listener | None
     ) -> dict[str, _Found]:
+        uid = record.uid
         cached = {disk.volume: self._cached(disk) for disk in wanted}
         with contextlib.ExitStack() as leases:
             for image in cached.values():
@@ -98,15 +102,17 @@ class Disks:
             made = await self._threads.run(self._ensure_many, uid, wanted, cached)
             for disk in wanted:
                 if disk.volume not in made and disk.source is not None:
-                    image = await self._images.ensure(disk.source, listener, uid, disk.pull_policy)
+                    image = await self._images.ensure(
+                        *(disk.source, listener, uid, disk.pull_policy),
+                        pull_secret=await self._pull_secret(record, disk),
+                    )
                     leases.enter_context(self._store.lease(image.digest))
                     more = await self._threads.run(
                         self._ensure_many, uid, (disk,), {disk.volume: image}
                     )
                     made |= more
-            lost = [d.digest for d in made.values() if d.digest and not self._have(d.digest)]
-            if lost:
-                await self._restore(uid, wanted, made, lost, listener)
+            if any(disk.digest and not self._have(disk.digest) for disk in made.values()):
+                await self._restore(record, wanted, {d: made[d].digest for d in made}, listener)
         return made
 
     def _cached(self, disk: WantedDisk) -> ImageInfo | None:
@@ -119,17 +125,24 @@ class Disks:
 
     async def _restore(
         self,
-        uid: str,
+        record: VmRecord,
         wanted: tuple[WantedDisk, ...],
-        made: dict[str, _Found],
-        lost: list[str],
+        digests: Mapping[str, str],
         listener: Listener | None,
     ) -> None:
         """Fetch again the very images that disks rest on and the store has lost."""
         for disk in wanted:
-            digest = made[disk.volume].digest
-            if disk.source is not None and digest in lost:
-                await self._images.restore(disk.source, digest, listener, uid)
+            digest = digests[disk.volume]
+            if disk.source is not None and not self._have(digest):
+                secret = await self._pull_secret(record, disk)
+                await self._images.restore(
+                    disk.source, digest, listener, record.uid, pull_secret=secret
+                )
+
+    async def _pull_secret(self, record: VmRecord, disk: WantedDisk) -> str:
+        if not disk.has_pull_secret:
+            return ""
+        return (await self._secrets.of(record)).get(disk.volume, "")
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
@@ -48,6 +49,7 @@ class HttpSource(Protocol):
 class ContainerSource(Protocol):
     """`edge.containers.Containers`."""
 
+    def with_secret(self, pull_secret: str) -> "ContainerSource": ...
     async def fetch(
         self,
         locator: str,
@@ -113,6 +115,8 @@ class Images:
         listener: Listener | None = None,
         uid: str = "",
         policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
+        *,
+        pull_secret: str = "",
     ) -> ImageInfo:
         """The image, fetched if the store does not have it; errors as `refresh`.
 
@@ -127,10 +131,16 @@ class Images:
                 f"{shown(source.ref)} is not on this node and the pull policy is Never; fetch it "
                 f"with 'virtbus image pull {source.ref}', or use IfNotPresent",
             )
-        return image or await self.refresh(source, listener, uid)
+        return image or await self.refresh(source, listener, uid, pull_secret=pull_secret)
 
     async def restore(
-        self, source: ImageSource, digest: str, listener: Listener | None, uid: str
+        self,
+        source: ImageSource,
+        digest: str,
+        listener: Listener | None,
+        uid: str,
+        *,
+        pull_secret: str = "",
     ) -> None:
         """Fetch again the very bytes that a disk rests on; errors as `refresh`."""
         url, pin = await self._resolve(source)
@@ -140,17 +150,23 @@ class Images:
         link = self._store.link(source.ref)
         if pin is None and link is not None and link.digest == digest:
             pin = link.etag
-        image = await self.refresh(ImageSource(url, pin), listener, uid)
+        image = await self.refresh(ImageSource(url, pin), listener, uid, pull_secret=pull_secret)
         if image.digest != digest:
             raise _mismatch(url, digest, f"its disk is {image.digest} by now")
 
     async def refresh(
-        self, source: ImageSource, listener: Listener | None = None, uid: str = ""
+        self,
+        source: ImageSource,
+        listener: Listener | None = None,
+        uid: str = "",
+        *,
+        pull_secret: str = "",
     ) -> ImageInfo:
         """The image as its source has it now; nothing is transferred where that is unchanged.
 
         `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
-        All askers of one URL and digest share one transfer. Cancelled as the last of them, the
+        All askers of one URL and digest with the same `pull_secret` (else the node's logins) share
+        one transfer: nobody gets what another's login opened. Cancelled as the last of them, the
         transfer ends and its bytes are gone.
 
         Raises:
@@ -163,9 +179,10 @@ class Images:
 
         async def work(flight: Flight) -> tuple[ImageInfo, Fetched]:
             with self._span("virtbus pull image", uid=uid):
-                return await self._transfer(flight, url, pin, known)
+                return await self._transfer(flight, url, pin, known, pull_secret)
 
-        key = f"{url}\n{pin or ''}"
+        asker = hashlib.sha256(pull_secret.encode()).hexdigest() if pull_secret else ""
+        key = f"{url}\n{pin or ''}\n{asker}"
         image, fetched = await self._flights.join(key, work, listener)
         await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
         self._changed()
@@ -210,7 +227,7 @@ class Images:
         return Validators(link.etag, link.last_modified)
 
     async def _transfer(
-        self, flight: Flight, url: str, pin: str | None, known: Validators
+        self, flight: Flight, url: str, pin: str | None, known: Validators, pull_secret: str
     ) -> tuple[ImageInfo, Fetched]:
         key = f"{url}\n{pin or ''}"
         async with (
@@ -218,23 +235,28 @@ class Images:
             self._pulls,
             open_part(self._store, self._threads, key, lambda: flight.abandoned) as part,
         ):
-            fetched = await self._fetch(flight, url, pin, part, known)
+            fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
             # A container's pin is of its manifest, and was held against that.
             of_file = None if url.startswith(CONTAINER_SCHEME) else pin
             image = await self._adopt(url, of_file, part, known, fetched)
         return image, fetched
 
     async def _fetch(
-        self, flight: Flight, url: str, pin: str | None, part: Part, known: Validators
+        self,
+        flight: Flight,
+        url: str,
+        pin: str | None,
+        into: tuple[Part, Validators],
+        pull_secret: str,
     ) -> Fetched:
+        part, known = into
         log.info("fetching %s", shown(url), extra={"code": "image_pulling"})
         told = flight.on_bytes
         if url.startswith("file://"):
             return await self._files.fetch(url, part, known, told)
         if url.startswith(CONTAINER_SCHEME):
-            return await self._containers.fetch(
-                url, pin, part, known, told, lambda: flight.abandoned
-            )
+            containers = self._containers.with_secret(pull_secret)
+            return await containers.fetch(url, pin, part, known, told, lambda: flight.abandoned)
         return await self._http.fetch(url, part, known, told, pinned=pin is not None)
 
     async def _adopt(

@@ -19,6 +19,7 @@ from virtbus.imaged.edge.namefiles import NameFiles
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.facts import Facts
 from virtbus.imaged.images import Images
+from virtbus.imaged.pull_secrets import PullSecrets
 from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
 from virtbus.imaged.spans import Spans, no_span
@@ -89,7 +90,8 @@ class Imaged:
             changed=self._changed.set,
             span=self._span,
         )
-        disks = Disks(images, store, files, threads, limits.max_virtual_bytes)
+        secrets = PullSecrets(self._bus)
+        disks = Disks(images, store, files, threads, limits.max_virtual_bytes, secrets)
         facts = Facts(self._bus, self._settings.node)
         work = Work(group, disks, facts, self._span)
         self._store = store

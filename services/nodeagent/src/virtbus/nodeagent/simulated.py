@@ -122,7 +122,7 @@ class SimulatedNode:
                 virtual_size_bytes=0,
             )
             for volume in record.spec.volumes
-            if volume.cloud_init_no_cloud is None
+            if not volume.is_iso
         }
         return ImageReady(uid=record.uid, epoch=record.epoch, disks=disks)
 
@@ -256,7 +256,7 @@ class NoSeeds:
         return {
             volume.name: Path("/simulated") / record.uid / f"seed-{volume.name}.iso"
             for volume in record.spec.volumes
-            if volume.cloud_init_no_cloud is not None
+            if volume.is_iso
         }
 
 

@@ -1,16 +1,16 @@
 """Admission: shorthand, defaults, every problem in one answer, and the secrets taken out."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
-    CloudInitNoCloud,
     Cpu,
     Disk,
     ImageVolume,
@@ -22,10 +22,10 @@ from virtbus.schemas.vm import (
     VmSpec,
     Volume,
 )
-from virtbus.schemas.wire import encode, invalid, problems, spec_hash
+from virtbus.schemas.wire import invalid, problems, spec_hash
 
 ROOT, SEED = "root", "cloudinit"
-MAX_SECRET_BYTES = 512 * 1024
+_SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 _SHORTHAND = {  # field of VmCreate → what it would overwrite in a full spec
     "cpus": ("domain", "cpu"),
     "memory": ("domain", "memory"),
@@ -121,7 +121,7 @@ def complete(create: VmCreate) -> VmSpec:
 
 
 def _disk(volume: Volume) -> Disk:
-    return Disk(name=volume.name, readonly=volume.cloud_init_no_cloud is not None)
+    return Disk(name=volume.name, readonly=volume.is_iso)
 
 
 def _volumes(spec: VmSpec, create: VmCreate) -> tuple[Volume, ...]:
@@ -129,19 +129,23 @@ def _volumes(spec: VmSpec, create: VmCreate) -> tuple[Volume, ...]:
     if create.image is not None:
         root = Volume(name=ROOT, image=ImageVolume(ref=create.image, size=create.disk))
         volumes.insert(0, root)
-    seeds = [i for i, volume in enumerate(volumes) if volume.cloud_init_no_cloud is not None]
-    if not seeds:
+    if all(volume.cloud_init is None for volume in volumes):
         volumes.append(Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud()))
-        seeds = [len(volumes) - 1]
-    seed = volumes[seeds[0]].cloud_init_no_cloud or CloudInitNoCloud()
+    index, kind, seed = next(
+        (index, kind, seed)
+        for index, volume in enumerate(volumes)
+        for kind in _SEEDS
+        if (seed := getattr(volume, kind)) is not None
+    )
     seed = seed.model_copy(
         update={
             "hostname": seed.hostname or create.name,
             "ssh_keys": seed.ssh_keys + create.ssh_keys,
-            "user_data": create.user_data if create.user_data is not None else seed.user_data,
         }
     )
-    volumes[seeds[0]] = volumes[seeds[0]].model_copy(update={"cloud_init_no_cloud": seed})
+    if create.user_data is not None:
+        seed = seed.model_copy(update={"user_data": create.user_data, "user_data_base64": None})
+    volumes[index] = volumes[index].model_copy(update={kind: seed})
     return tuple(volumes)
 
 
@@ -151,25 +155,6 @@ def _networks(spec: VmSpec, create: VmCreate) -> tuple[Network, ...]:
     if "networks" in spec.model_fields_set or spec.networks:
         return spec.networks  # an explicit empty list means: no network
     return (Network(name="default"),)
-
-
-def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
-    """The spec without user-data and network-data, and these by volume name (design §3 rule 8)."""
-    secret: dict[str, CloudInitNoCloud] = {}
-    volumes = []
-    for volume in spec.volumes:
-        seed = volume.cloud_init_no_cloud
-        if seed is not None and (seed.user_data is not None or seed.network_data is not None):
-            secret[volume.name] = seed
-            bare = seed.model_copy(update={"user_data": None, "network_data": None})
-            volumes.append(volume.model_copy(update={"cloud_init_no_cloud": bare}))
-        else:
-            volumes.append(volume)
-    if not secret:
-        return spec, None
-    return spec.model_copy(update={"volumes": tuple(volumes)}), VmSecrets(
-        uid=uid, cloud_init=secret
-    )
 
 
 # --- problems between fields -----------------------------------------------------------------
@@ -244,12 +229,25 @@ def _duplicates(path: str, items: list[Mapping[str, Any]]) -> list[Detail]:
 
 def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
     found = []
-    kinds = ("image", "container_disk", "empty_disk", "cloud_init_no_cloud")
+    kinds = ("image", "container_disk", "empty_disk", *_SEEDS, "files")
     for index, volume in enumerate(volumes):
         given = [kind for kind in kinds if volume.get(kind) is not None]
         if len(given) != 1:
             message = f"exactly one of {', '.join(kinds)} is needed; {len(given)} given"
             found.append(Detail(path=f"spec.volumes[{index}]", message=message))
+        found += _seed_forms(index, volume)
+    return found
+
+
+def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
+    found = []
+    for kind in _SEEDS:
+        seed = _map(volume.get(kind))
+        for name in ("user_data", "network_data"):
+            if seed.get(name) is not None and seed.get(f"{name}_base64") is not None:
+                message = f"give either {name} or {name}_base64, not both"
+                path = f"spec.volumes[{index}].{kind}.{name}"
+                found.append(Detail(path=path, message=message))
     return found
 
 
@@ -267,17 +265,9 @@ def _partners(
 
 
 def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
-    texts = [data.get("user_data")]
-    for volume in volumes:
-        seed = _map(volume.get("cloud_init_no_cloud"))
-        texts += [seed.get("user_data"), seed.get("network_data")]
-    size = len(json.dumps([text for text in texts if isinstance(text, str)]).encode())
-    if size > MAX_SECRET_BYTES:
-        message = f"user-data and network-data have {size} bytes; {MAX_SECRET_BYTES} at most"
-        return [Detail(path="user_data", message=message)]
+    shorthand = data.get("user_data")
+    size = secret_size([*volumes, {"cloud_init_no_cloud": {"user_data": shorthand}}])
+    if size > MAX_BYTES:
+        message = f"user data, network data and files have {size} bytes; {MAX_BYTES} at most"
+        return [Detail(path="user_data" if shorthand else "spec.volumes", message=message)]
     return []
-
-
-def secret_bytes(secrets: VmSecrets) -> bytes:
-    """The entry of `$KV.sec`; its SHA-256 is the record's `sec_digest`."""
-    return encode(secrets)

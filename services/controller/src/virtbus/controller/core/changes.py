@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from virtbus.controller.core.admission import split_secrets, starts_by_itself
+from virtbus.controller.core.admission import starts_by_itself
+from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import VmRecord, VmSpec
 from virtbus.schemas.wire import spec_hash
@@ -59,15 +60,11 @@ def updated(
     if annotations is not None:
         update["annotations"] = dict(annotations)
     if spec is not None:
-        public, secrets = split_secrets(spec, record.uid)
-        paths = list(
-            changed_paths(
-                record.spec.model_dump(mode="json"), public.model_dump(mode="json"), "spec"
-            )
-        )
+        public, _ = split_secrets(spec, record.uid)
+        there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
+        paths = list(changed_paths(there, plain, "spec"))
         fixed = [p for p in paths if not (_live(p) or p.startswith(AT_RESTART))]
-        if secrets is not None:
-            fixed.append("spec.volumes[].cloud_init_no_cloud")
+        fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # secrets
         if fixed:
             message = "these fields cannot change while the VM exists; delete it and create it anew"
             details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)

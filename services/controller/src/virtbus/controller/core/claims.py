@@ -7,10 +7,11 @@ the ADR is a table here too.
 from enum import StrEnum
 
 from virtbus.controller.core.changes import changed_paths
+from virtbus.controller.core.secret_inputs import secret_paths
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.vm import Tombstone, VmRecord
 
-SECRETS_DIFFER = "its user_data or network_data is another"
+SECRETS_DIFFER = "its secret part is another"
 
 
 class Standing(StrEnum):
@@ -107,11 +108,7 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
             Detail(path=path, message="is another") for path in changed_paths(before, after, "spec")
         ]
     if last.sec_digest != wanted.sec_digest:
-        found += [
-            Detail(path=f"spec.volumes[{index}].cloud_init_no_cloud", message=SECRETS_DIFFER)
-            for index, volume in enumerate(wanted.spec.volumes)
-            if volume.cloud_init_no_cloud is not None
-        ]
+        found += [Detail(path=path, message=SECRETS_DIFFER) for path in secret_paths(wanted.spec)]
     return tuple(found)
 
 

@@ -5,7 +5,6 @@ import logging
 from dataclasses import dataclass
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Write
-from virtbus.controller.core.admission import secret_bytes
 from virtbus.controller.core.claims import (
     CommitStep,
     NameStep,
@@ -18,6 +17,7 @@ from virtbus.controller.core.claims import (
 )
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.core.secret_inputs import secret_bytes
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
 from virtbus.schemas import subjects

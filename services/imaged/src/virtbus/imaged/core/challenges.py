@@ -3,20 +3,17 @@
 `WWW-Authenticate`: RFC 9110, 11.6.1; tokens: the distribution project's "Token Authentication".
 """
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from virtbus.schemas.container import DOCKER_HUB, ContainerRef
+from virtbus.schemas.container import ContainerRef
+from virtbus.schemas.registry_login import DOCKER_HUB
 
 HUB_HOST = "registry-1.docker.io"
 """Where the API of docker.io is."""
-HUB_KEY = "https://index.docker.io/v1/"
-"""How `docker login` names it."""
 REALMS = {DOCKER_HUB: "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
 """The hosts that give tokens for well-known registries, besides each registry itself."""
 MAX_TOKEN = 64 * 1024
@@ -29,19 +26,6 @@ class Challenge(NamedTuple):
 
     realm: str = ""
     service: str = ""
-
-
-class Login(NamedTuple):
-    """A user's name and password, for one registry."""
-
-    user: str
-    password: str
-
-    @property
-    def header(self) -> str:
-        """The value of `Authorization`."""
-        text = f"{self.user}:{self.password}".encode()
-        return "Basic " + base64.b64encode(text).decode()
 
 
 def challenge_of(headers: Iterable[str]) -> Challenge | None:
@@ -88,44 +72,3 @@ def token_of(body: bytes) -> str:
         return ""
     token = value.get("token") or value.get("access_token")
     return token if isinstance(token, str) and _TOKEN.fullmatch(token) else ""
-
-
-def login_for(ref: ContainerRef, text: bytes) -> Login | None:
-    """The login for `ref` in a `config.json` of Docker's or podman's: the longest name that fits.
-
-    Raises:
-        ValueError: it cannot be read; what it holds is not repeated.
-    """
-    auths = _auths(text)
-    parts = ref.image.split("/")
-    names = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    names += [f"https://{ref.registry}", f"http://{ref.registry}"]
-    names += [HUB_KEY, f"index.{DOCKER_HUB}"] if ref.registry == DOCKER_HUB else []
-    entry = next((auths[name] for name in names if name in auths), None)
-    return _login(entry) if entry is not None else None
-
-
-def _auths(text: bytes) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-        auths = dict(value.get("auths", {}).items())
-        return {name.removesuffix("/") if name != HUB_KEY else name: auths[name] for name in auths}
-    except (ValueError, RecursionError, AttributeError, TypeError):
-        msg = 'it must be {"auths": {"<registry>": {"auth": "<base64 of user:password>"}}}'
-        raise ValueError(msg) from None
-
-
-def _login(entry: object) -> Login:
-    if isinstance(entry, dict):
-        user, password = entry.get("username"), entry.get("password")
-        if isinstance(entry.get("auth"), str):
-            try:
-                text = base64.b64decode(entry["auth"], validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError):
-                text = ""
-            user, colon, password = text.partition(":")
-            user = user if colon else None
-        if user and isinstance(user, str) and isinstance(password, str):
-            return Login(user, password)
-    msg = "an entry needs auth (base64 of user:password), or username and password"
-    raise ValueError(msg)

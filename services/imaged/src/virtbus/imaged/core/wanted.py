@@ -6,7 +6,7 @@ from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 from virtbus.schemas.quantity import format_bytes
-from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.vm import MIB, VmSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class WantedDisk:
     size_bytes: int | None
     ref: str = ""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    has_pull_secret: bool = False
 
 
 def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:
@@ -40,10 +41,12 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
                     None,
                     container.ref,
                     container.pull_policy,
+                    container.image_pull_secret is not None,
                 )
             )
         elif volume.empty_disk is not None:
-            wanted.append(WantedDisk(volume.name, None, volume.empty_disk.capacity))
+            whole = volume.empty_disk.capacity // MIB * MIB  # as KubeVirt; a guest sees sectors
+            wanted.append(WantedDisk(volume.name, None, whole))
     large = tuple(
         Detail(
             path=f"spec.volumes[{disk.volume}]",

@@ -9,12 +9,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from virtbus.imaged.core import challenges, manifests
+from virtbus.imaged.core import manifests
 from virtbus.imaged.core.archive import Archive, DamagedError
-from virtbus.imaged.core.challenges import Login
 from virtbus.imaged.core.decoding import decoded
 from virtbus.imaged.core.layers import Search
 from virtbus.imaged.core.limits import Limits
@@ -29,6 +28,7 @@ from virtbus.imaged.edge.registry import Document, Registry
 from virtbus.imaged.edge.store import Store
 from virtbus.schemas.container import ContainerRef, parse_locator
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.registry_login import Login, login_for
 
 MAX_AUTH_FILE_BYTES = 1024**2
 _READ_BYTES = 256 * 1024
@@ -43,10 +43,17 @@ class Registries:
     insecure: frozenset[str] = frozenset()
     """`host[:port]` of those that are asked by plain http."""
     auth_file: Path | None = None
+    pull_secret: str = field(default="", repr=False)
+    """A VM's own logins, in the form of `auth_file`, which they replace."""
     realms: tuple[tuple[str, str], ...] = ()
     """(registry, host that may be told its password besides itself)"""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
     """As Go and images call it: amd64."""
+
+    @property
+    def login_from(self) -> str:
+        """Where a login stands, in people's words."""
+        return "the VM's image_pull_secret" if self.pull_secret else "the node's registry-auth.json"
 
     def login(self, ref: ContainerRef) -> Login | None:
         """The login for `ref`, read anew. Blocks on the disk.
@@ -54,12 +61,14 @@ class Registries:
         Raises:
             VirtbusError: 503 `registry_auth_invalid`.
         """
+        if self.pull_secret:
+            return login_for(ref.image, self.pull_secret.encode())
         if self.auth_file is None:
             return None
         try:
             with self.auth_file.open("rb") as file:
                 text = file.read(MAX_AUTH_FILE_BYTES)
-            return challenges.login_for(ref, text)
+            return login_for(ref.image, text)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -88,6 +97,11 @@ class Containers:
         self._limits = limits
         self._registries = registries
 
+    def with_secret(self, pull_secret: str) -> "Containers":
+        """The same for a VM that brings logins of its own; empty: it brings none."""
+        registries = replace(self._registries, pull_secret=pull_secret)
+        return Containers(self._store, self._threads, self._downloads, self._limits, registries)
+
     async def fetch(
         self,
         locator: str,
@@ -115,6 +129,7 @@ class Containers:
             ref,
             insecure=ref.registry in self._registries.insecure,
             login=await self._threads.run(self._registries.login, ref),
+            login_from=self._registries.login_from,
             realms=dict(self._registries.realms),
         )
         document = await self._manifest(registry, pin or ref.tag)

@@ -8,13 +8,14 @@ from typing import NamedTuple, NoReturn
 import aiohttp
 
 from virtbus.imaged.core import challenges
-from virtbus.imaged.core.challenges import Challenge, Login
+from virtbus.imaged.core.challenges import Challenge
 from virtbus.imaged.core.sources import redirect_target, shown
 from virtbus.imaged.edge.http import Http
 from virtbus.imaged.edge.site import Site
 from virtbus.imaged.edge.transient import AgainError
-from virtbus.schemas.container import DOCKER_HUB, ContainerRef
+from virtbus.schemas.container import ContainerRef
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.registry_login import DOCKER_HUB, Login
 
 
 class Document(NamedTuple):
@@ -35,12 +36,14 @@ class Registry(Site):
         *,
         insecure: bool,
         login: Login | None,
+        login_from: str,
         realms: Mapping[str, str],
     ) -> None:
         super().__init__(ref.locator)
         self._http = http
         self._ref = ref
         self._login = login
+        self._login_from = login_from
         self._realms = realms
         self._authorization = ""
         self._unproved = False
@@ -146,12 +149,13 @@ class Registry(Site):
             step = (
                 "check its name, for registries say so of one that is not there too; if it is "
                 f"private, put a login for {self._ref.registry} into the node's "
-                "registry-auth.json (setting registry_auth_file)"
+                "registry-auth.json (setting registry_auth_file), or give the disk an "
+                "image_pull_secret"
             )
         else:
             step = (
-                f"the login of user {self._login.user} for {self._ref.registry} in the node's "
-                "registry-auth.json is not accepted, or may not pull it: mend it there, or ask "
+                f"the login of user {self._login.user} for {self._ref.registry} in "
+                f"{self._login_from} is not accepted, or may not pull it: mend it there, or ask "
                 "for the right to pull"
             )
         return VirtbusError(

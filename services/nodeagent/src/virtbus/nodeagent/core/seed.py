@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from virtbus.schemas.network import InterfaceStatus
-from virtbus.schemas.vm import CloudInitNoCloud, VmRecord
+from virtbus.schemas.seed import CloudInit
+from virtbus.schemas.vm import VmRecord
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml writes what PyYAML does, in a quarter of the time."""
@@ -33,7 +34,7 @@ _KINDS = (
 
 
 def seed_files(
-    record: VmRecord, seed: CloudInitNoCloud, interfaces: Sequence[InterfaceStatus]
+    record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
     """File name to contents. Values go through a YAML dumper, never into text (INJ-10)."""
     hostname = seed.hostname or record.name
@@ -42,17 +43,22 @@ def seed_files(
         meta["public-keys"] = list(seed.ssh_keys)
     return {
         "meta-data": _yaml(meta),
-        "user-data": user_data(seed.user_data, hostname, seed.ssh_keys),
+        "user-data": user_data(seed.user_bytes, hostname, seed.ssh_keys),
         "network-config": _network(seed, interfaces),
     }
 
 
-def user_data(text: str | None, hostname: str, ssh_keys: Sequence[str]) -> bytes:
-    """The user's own text, with the platform's part beside it.
+def user_data(data: bytes | None, hostname: str, ssh_keys: Sequence[str]) -> bytes:
+    """The user's own data, with the platform's part beside it.
 
     A cloud-config is merged key by key, the user's keys winning; any other kind (a script, MIME,
-    an include) becomes a second part of a MIME message, untouched.
+    an include) becomes a second part of a MIME message, untouched. What is no text (gzip) goes as
+    it is, alone.
     """
+    try:
+        text = data.decode() if data is not None else None
+    except UnicodeDecodeError:
+        return data or b""
     ours: dict[str, Any] = {"hostname": hostname}
     if ssh_keys:
         ours["ssh_authorized_keys"] = list(ssh_keys)
@@ -122,10 +128,10 @@ def _part(text: str, kind: str) -> MIMEText:
     return part
 
 
-def _network(seed: CloudInitNoCloud, interfaces: Sequence[InterfaceStatus]) -> bytes:
+def _network(seed: CloudInit, interfaces: Sequence[InterfaceStatus]) -> bytes:
     """Network-config v2: DHCP on each of our MACs, or the user's own text."""
-    if seed.network_data is not None:
-        return seed.network_data.encode()
+    if (network := seed.network_bytes) is not None:
+        return network
     ethernets = {
         f"vb{index}": {"match": {"macaddress": interface.mac}, "dhcp4": True}
         for index, interface in enumerate(interfaces)

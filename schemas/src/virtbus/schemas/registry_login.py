@@ -1,0 +1,74 @@
+"""Logins for registries, in the form that `docker login` writes and Kubernetes keeps."""
+
+import base64
+import binascii
+import json
+from typing import NamedTuple
+
+DOCKER_HUB = "docker.io"
+HUB_KEY = "https://index.docker.io/v1/"
+"""How `docker login` names it."""
+SECRET_BYTES = 64 * 1024
+
+
+class Login(NamedTuple):
+    """A user's name and password, for one registry."""
+
+    user: str
+    password: str
+
+    @property
+    def auth(self) -> str:
+        """Base64 of `user:password`, as files and headers have it."""
+        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+    @property
+    def header(self) -> str:
+        """The value of `Authorization`."""
+        return f"Basic {self.auth}"
+
+    def config(self, registry: str) -> str:
+        """The file that holds this login only."""
+        return json.dumps({"auths": {registry: {"auth": self.auth}}})
+
+
+def login_for(image: str, text: bytes) -> Login | None:
+    """The login for `registry/repository` in a `config.json`: the longest name that fits.
+
+    Raises:
+        ValueError: it cannot be read; what it holds is not repeated.
+    """
+    auths = _auths(text)
+    parts = image.split("/")
+    registry = parts[0]
+    names = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    names += [f"https://{registry}", f"http://{registry}"]
+    names += [HUB_KEY, f"index.{DOCKER_HUB}"] if registry == DOCKER_HUB else []
+    entry = next((auths[name] for name in names if name in auths), None)
+    return _login(entry) if entry is not None else None
+
+
+def _auths(text: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+        auths = dict(value.get("auths", {}).items())
+        return {name.removesuffix("/") if name != HUB_KEY else name: auths[name] for name in auths}
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        msg = 'it must be {"auths": {"<registry>": {"auth": "<base64 of user:password>"}}}'
+        raise ValueError(msg) from None
+
+
+def _login(entry: object) -> Login:
+    if isinstance(entry, dict):
+        user, password = entry.get("username"), entry.get("password")
+        if isinstance(entry.get("auth"), str):
+            try:
+                text = base64.b64decode(entry["auth"], validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                text = ""
+            user, colon, password = text.partition(":")
+            user = user if colon else None
+        if user and isinstance(user, str) and isinstance(password, str):
+            return Login(user, password)
+    msg = "an entry needs auth (base64 of user:password), or username and password"
+    raise ValueError(msg)

@@ -1,0 +1,144 @@
+"""What the platform writes for a guest to read, each as a small ISO disk: seeds and files.
+
+Their contents are secrets: they travel in `$KV.sec` only, and no record or status has them.
+"""
+
+import base64
+import binascii
+import json
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from virtbus.schemas.ids import Id
+from virtbus.schemas.model import Command
+
+SEED_BYTES = 64 * 1024
+FILE_CHARACTERS = 512 * 1024
+FILES = 128
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of `text`, line ends ignored; raises ValueError."""
+    try:
+        return base64.b64decode("".join(text.split("\n")).replace("\r", ""), validate=True)
+    except (binascii.Error, ValueError):
+        msg = "must be base64 (RFC 4648, 4), as `base64 -w0 FILE` writes it"
+        raise ValueError(msg) from None
+
+
+def check_base64(text: str) -> str:
+    """Return `text` where it is base64, else raise ValueError."""
+    decode_base64(text)
+    return text
+
+
+Base64 = Annotated[str, StringConstraints(max_length=FILE_CHARACTERS), AfterValidator(check_base64)]
+SeedBase64 = Annotated[
+    str, StringConstraints(max_length=SEED_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
+]
+SshKey = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")]
+"""One line of an authorized_keys file (INJ-10)."""
+
+
+class CloudInit(Command):
+    """What cloud-init is told at a first boot, in whatever datasource's form.
+
+    User and network data are given as text or as base64 (not both), which may be anything (gzip).
+    """
+
+    user_data: str | None = Field(None, max_length=SEED_BYTES)
+    user_data_base64: SeedBase64 | None = None
+    network_data: str | None = Field(None, max_length=SEED_BYTES)
+    network_data_base64: SeedBase64 | None = None
+    hostname: Id | None = None
+    ssh_keys: tuple[SshKey, ...] = Field((), max_length=64)
+
+    @property
+    def user_bytes(self) -> bytes | None:
+        """The user data, whichever way it was given."""
+        return _bytes(self.user_data, self.user_data_base64)
+
+    @property
+    def network_bytes(self) -> bytes | None:
+        """The network data, whichever way it was given."""
+        return _bytes(self.network_data, self.network_data_base64)
+
+    def without_secrets(self) -> Self:
+        """What of it may stand in a record."""
+        return self.model_copy(update=dict.fromkeys(_SECRET))
+
+
+_SECRET = ("user_data", "user_data_base64", "network_data", "network_data_base64")
+
+
+class CloudInitNoCloud(CloudInit):
+    """A seed of the datasource NoCloud (label `cidata`); network data is a network-config."""
+
+
+class CloudInitConfigDrive(CloudInit):
+    """A seed of the datasource ConfigDrive (label `config-2`), in OpenStack's layout.
+
+    The network data is OpenStack's network_data.json.
+    """
+
+    @model_validator(mode="after")
+    def _json_network(self) -> Self:
+        network = self.network_bytes
+        if network is not None and not _is_json_object(network):
+            msg = (
+                "the network data of a config drive must be OpenStack's network_data.json, a JSON "
+                "object; a network-config goes with cloud_init_no_cloud"
+            )
+            raise ValueError(msg)
+        return self
+
+
+FileName = Annotated[
+    str, StringConstraints(pattern=r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$", max_length=64)
+]
+"""A key of a ConfigMap or Secret, as long as Joliet's names may be."""
+
+
+class FilesVolume(Command):
+    """Files by name on a read-only ISO: a ConfigMap, a Secret or a Sysprep answer (KubeVirt's).
+
+    `data` is text, `binary_data` base64. A running guest sees the files of its last start.
+    """
+
+    volume_label: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,16}$")] = "cfgdata"
+    data: dict[FileName, Annotated[str, StringConstraints(max_length=FILE_CHARACTERS)]] = Field(
+        default_factory=dict, max_length=FILES
+    )
+    binary_data: dict[FileName, Base64] = Field(default_factory=dict, max_length=FILES)
+
+    @model_validator(mode="after")
+    def _one_each(self) -> Self:
+        twice = sorted(set(self.data) & set(self.binary_data))
+        if twice:
+            msg = f"{twice[0]} is both in data and in binary_data"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """Bytes by file name."""
+        text = {name: value.encode() for name, value in self.data.items()}
+        return text | {name: decode_base64(value) for name, value in self.binary_data.items()}
+
+    def without_secrets(self) -> Self:
+        """What of it may stand in a record."""
+        return self.model_copy(update={"data": {}, "binary_data": {}})
+
+
+def _bytes(text: str | None, in_base64: str | None) -> bytes | None:
+    if in_base64 is not None:
+        return decode_base64(in_base64)
+    return text.encode() if text is not None else None
+
+
+def _is_json_object(data: bytes) -> bool:
+    try:
+        return isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,79 @@
+"""The secret inputs of a VM, apart from its record (design §3 rule 8)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from virtbus.schemas.vm import VmSecrets, VmSpec, Volume
+from virtbus.schemas.wire import encode
+
+MAX_BYTES = 512 * 1024
+"""Of one entry of `$KV.sec`."""
+_TEXTS = (
+    *("user_data", "user_data_base64", "network_data", "network_data_base64"),
+    "image_pull_secret",
+)
+_HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "container_disk")
+
+
+def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
+    """The spec without its secrets, and these by volume name."""
+    bare = tuple(_bare(volume) for volume in spec.volumes)
+    held = [old for old, new in zip(spec.volumes, bare, strict=True) if old != new]
+    if not held:
+        return spec, None
+    return spec.model_copy(update={"volumes": bare}), VmSecrets(
+        uid=uid,
+        cloud_init={v.name: v.cloud_init for v in held if v.cloud_init is not None},
+        files={v.name: v.files for v in held if v.files is not None},
+        image_pull={
+            v.name: v.container_disk.image_pull_secret
+            for v in held
+            if v.container_disk is not None and v.container_disk.image_pull_secret
+        },
+    )
+
+
+def _bare(volume: Volume) -> Volume:
+    update = {}
+    for kind in _HOLDERS:
+        holder = getattr(volume, kind)
+        if holder is not None:
+            update[kind] = holder.without_secrets()
+    return volume.model_copy(update=update) if update else volume
+
+
+def secret_bytes(secrets: VmSecrets) -> bytes:
+    """The entry of `$KV.sec`; its SHA-256 is the record's `sec_digest`."""
+    return encode(secrets)
+
+
+def secret_paths(spec: VmSpec) -> tuple[str, ...]:
+    """Where in a spec secrets may have been."""
+    return tuple(
+        f"spec.volumes[{index}].{kind}"
+        for index, volume in enumerate(spec.volumes)
+        for kind in _HOLDERS
+        if _may_hold(getattr(volume, kind))
+    )
+
+
+def _may_hold(holder: object) -> bool:
+    return holder is not None and getattr(holder, "image_pull_secret", "") is not None
+
+
+def secret_size(volumes: list[Mapping[str, Any]]) -> int:
+    """About how many bytes of secrets a request's volumes hold, as they came, junk and all."""
+    return sum(len(text.encode(errors="replace")) for v in volumes for text in _texts(v))
+
+
+def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
+    for kind in _HOLDERS:
+        holder = volume.get(kind)
+        if not isinstance(holder, Mapping):
+            continue
+        found = [holder.get(name) for name in _TEXTS]
+        for name in ("data", "binary_data"):
+            files = holder.get(name)
+            if isinstance(files, Mapping):
+                found += [*files, *files.values()]
+        yield from (text for text in found if isinstance(text, str))

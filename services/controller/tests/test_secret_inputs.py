@@ -1,0 +1,121 @@
+"""What of a VM is secret leaves its record, whatever volume it came in."""
+
+import json
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import uid
+
+from virtbus.controller.core.admission import admit
+from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_bytes, secret_paths
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.wire import encode
+
+ROOT = {"name": "root", "image": {"ref": "tiny"}}
+DRIVE = {"name": "drive", "cloud_init_config_drive": {"user_data_base64": "aHVudGVyMg=="}}
+FILES = {
+    "name": "app",
+    "files": {"data": {"app.conf": "hunter2"}, "binary_data": {"k.der": "aHVudGVyMg=="}},
+}
+
+
+PULLED = {
+    "name": "tools",
+    "container_disk": {
+        "image": "quay.io/team/tools:1",
+        "image_pull_secret": json.dumps(
+            {"auths": {"quay.io": {"username": "me", "password": "hunter2"}, "other": {}}}
+        ),
+    },
+}
+
+
+def request(*volumes: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "web", "spec": {"volumes": [ROOT, *volumes]}}
+
+
+def details(data: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(VirtbusError) as refused:
+        admit(data, uid(1))
+    assert "hunter2" not in refused.value.body.model_dump_json()
+    return {detail.path: detail.message for detail in refused.value.body.details}
+
+
+def test_config_drives_and_files_leave_the_record_and_keep_their_labels() -> None:
+    done = admit(request(DRIVE, FILES), uid(1))
+    assert [volume.name for volume in done.spec.volumes] == ["root", "drive", "app"]
+    assert [disk.readonly for disk in done.spec.domain.devices.disks] == [False, True, True]
+    for secret in (b"hunter2", b"aHVudGVyMg"):
+        assert secret not in encode(done.spec)
+    assert done.secrets is not None
+    assert b"hunter2" in secret_bytes(done.secrets)
+    assert done.secrets.cloud_init["drive"].user_bytes == b"hunter2"
+    assert done.secrets.cloud_init["drive"].hostname == "web"
+    assert done.secrets.files["app"].contents == {"app.conf": b"hunter2", "k.der": b"hunter2"}
+    assert done.spec.local_disks == ("root",)
+
+
+def test_a_pull_secret_leaves_the_record_and_goes_with_its_own_registry_alone() -> None:
+    done = admit(request(PULLED), uid(1))
+    disk = done.spec.volumes[1].container_disk
+    assert disk is not None
+    assert disk.image_pull_secret == ""
+    assert done.secrets is not None
+    held = json.loads(done.secrets.image_pull["tools"])
+    assert held == {"auths": {"quay.io": {"auth": "bWU6aHVudGVyMg=="}}}
+    assert secret_paths(done.spec) == (
+        "spec.volumes[1].container_disk",
+        "spec.volumes[2].cloud_init_no_cloud",
+    )
+
+
+def test_the_shorthand_goes_into_a_config_drive_where_that_is_the_seed() -> None:
+    done = admit(request(DRIVE) | {"user_data": "#!/bin/sh\n"}, uid(1))
+    assert done.secrets is not None
+    assert done.secrets.cloud_init["drive"].user_bytes == b"#!/bin/sh\n"
+
+
+@pytest.mark.parametrize(
+    ("volume", "path", "words"),
+    [
+        (
+            {"cloud_init_no_cloud": {"user_data": "a", "user_data_base64": "YQ=="}},
+            "cloud_init_no_cloud.user_data",
+            "not both",
+        ),
+        (
+            {"cloud_init_no_cloud": {"user_data_base64": "hunter2"}},
+            "cloud_init_no_cloud.user_data_base64",
+            "base64",
+        ),
+        (
+            {"cloud_init_config_drive": {"network_data": "version: 2\n"}},
+            "cloud_init_config_drive",
+            "network_data.json",
+        ),
+        ({"files": {"data": {"../x": "hunter2"}}}, "files.data.../x", "match"),
+        ({"files": {"data": {"..": "hunter2"}}}, "files.data...", "match"),
+        ({"files": {"data": {"a" * 65: "hunter2"}}}, f"files.data.{'a' * 65}", "64"),
+        ({"files": {"data": {"a": "x"}, "binary_data": {"a": "YQ=="}}}, "files", "both"),
+        ({"files": {"binary_data": {"a": "?"}}}, "files.binary_data.a", "base64"),
+        ({"files": {"volume_label": "a label"}}, "files.volume_label", "match"),
+        ({"files": {"data": {f"f{n}": "" for n in range(129)}}}, "files.data", "128"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_with_its_path(
+    volume: dict[str, Any], path: str, words: str
+) -> None:
+    found = details(request({"name": "x"} | volume))
+    assert list(found) == [f"spec.volumes[1].{path}"]
+    assert words in found[f"spec.volumes[1].{path}"]
+
+
+def test_more_than_the_bus_holds_is_refused() -> None:
+    half = {"data": {"a": "x" * (MAX_BYTES // 2)}}
+    found = details(request({"name": "a", "files": half}, {"name": "b", "files": half}))
+    assert json.dumps(found) == json.dumps(
+        {
+            "spec.volumes": f"user data, network data and files have {MAX_BYTES + 2} bytes; "
+            f"{MAX_BYTES} at most"
+        }
+    )

@@ -1,0 +1,50 @@
+"""A config drive's files, in OpenStack's layout (cloud-init: reference/datasources/configdrive).
+
+Unlike a NoCloud seed it is for any kind of guest (Windows' cloudbase-init reads it, too): the
+user's data is left as it is, and what the platform says is in the metadata alone.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.seed import CloudInit
+from virtbus.schemas.vm import VmRecord
+
+LATEST = "openstack/latest"
+
+
+def config_drive_files(
+    record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
+) -> dict[str, bytes]:
+    """Path to contents; the guest's instance id is the VM's uid."""
+    hostname = seed.hostname or record.name
+    meta: dict[str, Any] = {"uuid": record.uid, "name": record.name, "hostname": hostname}
+    if seed.ssh_keys:
+        meta["public_keys"] = {f"key-{number}": key for number, key in enumerate(seed.ssh_keys)}
+    network = seed.network_bytes
+    files = {
+        f"{LATEST}/meta_data.json": _json(meta),
+        f"{LATEST}/network_data.json": _json(_network(interfaces)) if network is None else network,
+    }
+    if (user := seed.user_bytes) is not None:
+        files[f"{LATEST}/user_data"] = user
+    return files
+
+
+def _network(interfaces: Sequence[InterfaceStatus]) -> dict[str, Any]:
+    """DHCP on each of our MACs."""
+    names = [f"vb{index}" for index, _ in enumerate(interfaces)]
+    return {
+        "links": [
+            {"id": name, "type": "phy", "ethernet_mac_address": interface.mac}
+            for name, interface in zip(names, interfaces, strict=True)
+        ],
+        "networks": [{"id": name, "type": "ipv4_dhcp", "link": name} for name in names],
+        "services": [],
+    }
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()
