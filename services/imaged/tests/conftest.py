@@ -13,7 +13,6 @@ from aiohttp import web
 # pytest's importlib mode puts no test folder on the path; what tests share is imported from here.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from services.imaged.tests.records import Secrets
 from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web
 
 from virtbus.imaged.disks import Disks
@@ -25,7 +24,6 @@ from virtbus.imaged.edge.localfile import LocalFiles
 from virtbus.imaged.edge.namefiles import NameFiles
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.images import Images
-from virtbus.imaged.pull_secrets import PullSecrets, Reader
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
     @contextlib.asynccontextmanager
     async def make(
         *, state: Path | None = None, min_free_bytes: int = 0, checkpoint_bytes: int = 64 * 1024,
-        registries: Registries | None = None, secrets: Reader | None = None, **limits: float,
+        registries: Registries | None = None, **limits: float,
     ) -> AsyncIterator[Node]:  # fmt: skip
         bounds = replace(FAST, **limits)  # type: ignore[arg-type]  # ints and floats by name
         state = state or tmp_path / "state"
@@ -87,10 +85,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                     containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
-                disks = Disks(
-                    *(images, store, files, threads, bounds.max_virtual_bytes),
-                    PullSecrets(secrets or Secrets()),
-                )
+                disks = Disks(images, store, files, threads, bounds.max_virtual_bytes)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)
                 images.stop()
         finally:

@@ -1,22 +1,10 @@
 """Records of VMs as the controller writes them."""
 
-from virtbus.bus.ports import Entry
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.vm import EmptyDisk, ImageVolume, VmRecord, VmSpec, Volume
 
 NODE = "n1"
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
-
-
-class Secrets:
-    """`$KV.sec` as far as imaged reads it."""
-
-    def __init__(self, entries: dict[str, bytes] | None = None) -> None:
-        self.entries = entries or {}
-
-    async def get(self, key: str) -> Entry | None:
-        value = self.entries.get(key)
-        return Entry(key, value, 1) if value is not None else None
 
 
 def uid(number: int) -> str:

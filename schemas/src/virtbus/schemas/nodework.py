@@ -14,9 +14,13 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Ensure(Fact):
-    """`rpc.<imaged|netd>.ensure`: make what this record needs; the answer is the ready event."""
+    """`rpc.<imaged|netd>.ensure`: make what this record needs; the answer is the ready event.
+
+    `image_pull` are the logins that the VM brings, by volume, for imaged, which reads no secrets.
+    """
 
     record: VmRecord
+    image_pull: dict[str, str] = Field(default_factory=dict)
 
 
 ANY_EPOCH = 2**62

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core import overlay
@@ -16,7 +17,6 @@ from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Listener
 from virtbus.imaged.images import Images
-from virtbus.imaged.pull_secrets import PullSecrets
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
@@ -54,20 +54,25 @@ class Disks:
         files: DiskFiles,
         threads: DiskThreads,
         max_virtual_bytes: int,
-        secrets: PullSecrets,
     ) -> None:
         self._images = images
         self._store = store
         self._files = files
         self._threads = threads
         self._max_virtual_bytes = max_virtual_bytes
-        self._secrets = secrets
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._epochs: OrderedDict[str, int] = OrderedDict()
         self._released: OrderedDict[str, int] = OrderedDict()
 
-    async def ensure(self, record: VmRecord, listener: Listener | None = None) -> Ensured:
+    async def ensure(
+        self,
+        record: VmRecord,
+        listener: Listener | None = None,
+        logins: Mapping[str, str] = MappingProxyType({}),
+    ) -> Ensured:
         """Every disk of the record, made where it is missing; what exists is checked and kept.
+
+        `logins` are the VM's own by volume, each a `config.json`.
 
         A VM whose disks exist, or whose images are in the store, needs no network and no source.
 
@@ -80,7 +85,7 @@ class Disks:
         self._fence(record)
         async with self._serial(record.uid):
             self._fence(record)
-            found = await self._all(record, wanted, listener)
+            found = await self._all(record.uid, wanted, listener, logins)
         ready = ImageReady(
             uid=record.uid,
             epoch=record.epoch,
@@ -91,9 +96,12 @@ class Disks:
         return Ensured(ready, any(disk.made for disk in found.values()))
 
     async def _all(
-        self, record: VmRecord, wanted: tuple[WantedDisk, ...], listener: Listener | None
+        self,
+        uid: str,
+        wanted: tuple[WantedDisk, ...],
+        listener: Listener | None,
+        logins: Mapping[str, str],
     ) -> dict[str, _Found]:
-        uid = record.uid
         cached = {disk.volume: self._cached(disk) for disk in wanted}
         with contextlib.ExitStack() as leases:
             for image in cached.values():
@@ -104,15 +112,15 @@ class Disks:
                 if disk.volume not in made and disk.source is not None:
                     image = await self._images.ensure(
                         *(disk.source, listener, uid, disk.pull_policy),
-                        pull_secret=await self._pull_secret(record, disk),
+                        pull_secret=logins.get(disk.volume, ""),
                     )
                     leases.enter_context(self._store.lease(image.digest))
                     more = await self._threads.run(
                         self._ensure_many, uid, (disk,), {disk.volume: image}
                     )
                     made |= more
-            if any(disk.digest and not self._have(disk.digest) for disk in made.values()):
-                await self._restore(record, wanted, {d: made[d].digest for d in made}, listener)
+            for disk in wanted:
+                await self._restore(uid, disk, made[disk.volume].digest, listener, logins)
         return made
 
     def _cached(self, disk: WantedDisk) -> ImageInfo | None:
@@ -125,24 +133,16 @@ class Disks:
 
     async def _restore(
         self,
-        record: VmRecord,
-        wanted: tuple[WantedDisk, ...],
-        digests: Mapping[str, str],
+        uid: str,
+        disk: WantedDisk,
+        digest: str,
         listener: Listener | None,
+        logins: Mapping[str, str],
     ) -> None:
-        """Fetch again the very images that disks rest on and the store has lost."""
-        for disk in wanted:
-            digest = digests[disk.volume]
-            if disk.source is not None and not self._have(digest):
-                secret = await self._pull_secret(record, disk)
-                await self._images.restore(
-                    disk.source, digest, listener, record.uid, pull_secret=secret
-                )
-
-    async def _pull_secret(self, record: VmRecord, disk: WantedDisk) -> str:
-        if not disk.has_pull_secret:
-            return ""
-        return (await self._secrets.of(record)).get(disk.volume, "")
+        """Fetch again the very image that a disk rests on, where the store has lost it."""
+        if disk.source is not None and not self._have(digest):
+            secret = logins.get(disk.volume, "")
+            await self._images.restore(disk.source, digest, listener, uid, pull_secret=secret)
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(

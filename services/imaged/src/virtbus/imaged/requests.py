@@ -55,10 +55,10 @@ class Requests:
 
     async def ensure(self, request: Request) -> ImageReady:
         """The VM's disks, or why not; 503 `image_pulling` when the deadline comes first."""
-        record = validate(Ensure, request.data).record
+        want = validate(Ensure, request.data)
         try:
             async with asyncio.timeout_at(request.deadline_s - ANSWER_BEFORE_S):
-                return await self._work.ensure(record)
+                return await self._work.ensure(want.record, want.image_pull)
         except TimeoutError:
             raise VirtbusError(
                 Code.UNAVAILABLE,

@@ -9,6 +9,7 @@ from typing import Any
 
 from virtbus.bus import process
 from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
+from virtbus.imaged.core.wanted import brings_login
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.diskfiles import DiskFiles
@@ -19,7 +20,6 @@ from virtbus.imaged.edge.namefiles import NameFiles
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.facts import Facts
 from virtbus.imaged.images import Images
-from virtbus.imaged.pull_secrets import PullSecrets
 from virtbus.imaged.requests import Requests
 from virtbus.imaged.settings import Settings
 from virtbus.imaged.spans import Spans, no_span
@@ -90,8 +90,7 @@ class Imaged:
             changed=self._changed.set,
             span=self._span,
         )
-        secrets = PullSecrets(self._bus)
-        disks = Disks(images, store, files, threads, limits.max_virtual_bytes, secrets)
+        disks = Disks(images, store, files, threads, limits.max_virtual_bytes)
         facts = Facts(self._bus, self._settings.node)
         work = Work(group, disks, facts, self._span)
         self._store = store
@@ -160,7 +159,8 @@ class Imaged:
             work.drop(uid)  # the agent alone says when disks go
             return
         work.listed.add(uid)
-        work.want(record)
+        if not brings_login(record.spec):  # else its agent asks, and has it
+            work.want(record)
 
     def _record(self, entry: Entry) -> VmRecord | None:
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from virtbus.bus.backoff import delays
@@ -31,6 +32,8 @@ class _Job:
     task: "asyncio.Task[None] | None" = None
     failed: ImageReady | None = None
     again: asyncio.Event = field(default_factory=asyncio.Event)
+    logins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The VM's own, for as long as its disks are in work."""
 
     @property
     def for_good(self) -> bool:
@@ -58,22 +61,23 @@ class Work:
         self.listed: set[str] = set()
         """The uids that the bus has a record of which is not ending."""
 
-    def want(self, record: VmRecord) -> None:
+    def want(self, record: VmRecord, logins: Mapping[str, str] | None = None) -> None:
         """Ensure the record's disks, now; a newer record replaces the attempt of an older one."""
         job = self._jobs.get(record.uid)
         age = record.epoch, record.generation
         if job is not None and age < job.age:
             return
         if job is not None and age == job.age:
+            job.logins = logins or job.logins
             job.again.set()
             return
         if job is not None:
             self._cancel(job)
-        job = _Job(record, asyncio.get_running_loop().create_future())
+        job = _Job(record, asyncio.get_running_loop().create_future(), logins=logins or {})
         self._jobs[record.uid] = job
         job.task = self._group.create_task(self._run(job))
 
-    async def ensure(self, record: VmRecord) -> ImageReady:
+    async def ensure(self, record: VmRecord, logins: Mapping[str, str] | None = None) -> ImageReady:
         """The outcome for this record: of the attempt that runs, else of the last one if it failed.
 
         What failed for good is tried again: who asks has reason to, as its cause may be mended.
@@ -86,7 +90,7 @@ class Work:
         if job is not None and age < job.age:
             error = VirtbusError(Code.CONFLICT, "stale_epoch", "a newer record is in work")
             return _refused(record, error)
-        self.want(record)
+        self.want(record, logins)
         return await asyncio.shield(self._jobs[record.uid].outcome)
 
     def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
@@ -116,7 +120,7 @@ class Work:
         attempt = 0
         while True:
             attempt += 1
-            ready = await self._attempt(job.record, attempt)
+            ready = await self._attempt(job, attempt)
             await self._facts.ready(ready)
             if not job.outcome.done():
                 job.outcome.set_result(ready)
@@ -130,12 +134,14 @@ class Work:
             await _pause(job, None if job.for_good else next(pauses))
             job.failed = None
 
-    async def _attempt(self, record: VmRecord, attempt: int) -> ImageReady:
+    async def _attempt(self, job: _Job, attempt: int) -> ImageReady:
+        record = job.record
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
             with self._span("virtbus ensure image", uid=record.uid, parent=record.traceparent):
-                done = await self._disks.ensure(record, self._facts.listener(record))
+                listener = self._facts.listener(record)
+                done = await self._disks.ensure(record, listener, job.logins)
         except VirtbusError as error:
             log.warning("%s", error, extra={"code": error.reason, "uid": record.uid})
             return self._failed(record, error, attempt)

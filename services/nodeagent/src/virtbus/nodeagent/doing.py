@@ -131,8 +131,9 @@ class Doing:
             try:
                 await self._save()
                 net = await guest.net.get(record, ask_after_s=after_s) if has_nics(record) else None
-                await self._seed(record, net)
-                await guest.image.get(record, ask_after_s=after_s)
+                secrets = await self._seed(record, net)
+                logins = secrets.image_pull if secrets is not None else {}
+                await guest.image.get(record, ask_after_s=after_s, image_pull=logins)
             except VirtbusError as error:
                 guest.failed(error, Kind.VM_FAILED)
                 final = error.body.retry is Retry.NEVER
@@ -141,15 +142,18 @@ class Doing:
         if guest.phase is Phase.PREPARING and guest.record.powered:
             guest.post(Event.PARTS_READY)
 
-    async def _seed(self, record: VmRecord, net: NetReady | None) -> None:
-        """Write the seeds; where the bus lost the secrets, those that stand hold them still."""
+    async def _seed(self, record: VmRecord, net: NetReady | None) -> VmSecrets | None:
+        """Write the seeds; where the bus lost the secrets, those that stand hold them still.
+
+        Returns the secrets, where there are any.
+        """
         secrets: VmSecrets | None = None
         if record.sec_digest is not None:
             secrets = await self._secrets(record)
             if secrets is None and self._tools.seeds.stand(record):
                 extra = {"code": "secrets_lost", "uid": record.uid}
                 log.warning("the bus has lost the secrets; the seed stays as it is", extra=extra)
-                return
+                return None
             if secrets is None:  # or the server that we read from has them a moment later
                 message = (
                     "the bus does not have the VM's secrets, and this host has no seed of it; it "
@@ -157,6 +161,7 @@ class Doing:
                 )
                 raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
         await self._tools.seeds.write(record, secrets, net.interfaces if net else ())
+        return secrets
 
     async def _secrets(self, record: VmRecord) -> VmSecrets | None:
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from virtbus.bus.ports import Bus, BusError
@@ -56,14 +56,19 @@ class Awaited(Generic[Part]):
         self._told = None
         self._arrived.clear()
 
-    async def get(self, record: VmRecord, *, ask_after_s: float) -> Part:
+    async def get(
+        self, record: VmRecord, *, ask_after_s: float, image_pull: Mapping[str, str] | None = None
+    ) -> Part:
         """The part for this record's epoch and generation, however long it takes.
+
+        With logins of the VM's own (`image_pull`) it is asked for at once: only the agent has them.
 
         Raises:
             VirtbusError: the service says that it cannot.
         """
+        wanted = Ensure(record=record, image_pull=dict(image_pull or {}))
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(self._ask(record, ask_after_s))
+            asking = group.create_task(self._ask(wanted, 0.0 if image_pull else ask_after_s))
             try:
                 part = await self._next(record.epoch)
             finally:
@@ -80,15 +85,16 @@ class Awaited(Generic[Part]):
             self._arrived.clear()
             await self._arrived.wait()
 
-    async def _ask(self, record: VmRecord, after_s: float) -> None:
+    async def _ask(self, wanted: Ensure, after_s: float) -> None:
         """Ask again and again, ever slower; an answer counts as an event."""
+        record = wanted.record
         delay_s = after_s
         while True:
             await asyncio.sleep(delay_s)
             try:
                 answer = await self._bus.request(
                     subjects.rpc(record.node, self._service, "ensure"),
-                    Ensure(record=record),
+                    wanted,
                     timeout_s=ASK_TIMEOUT_S,
                 )
                 self._say("")

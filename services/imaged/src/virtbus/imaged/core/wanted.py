@@ -18,7 +18,6 @@ class WantedDisk:
     size_bytes: int | None
     ref: str = ""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
-    has_pull_secret: bool = False
 
 
 def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:
@@ -41,7 +40,6 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
                     None,
                     container.ref,
                     container.pull_policy,
-                    container.image_pull_secret is not None,
                 )
             )
         elif volume.empty_disk is not None:
@@ -64,6 +62,12 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
             details=large,
         )
     return tuple(wanted)
+
+
+def brings_login(spec: VmSpec) -> bool:
+    """True for a VM with a login of its own for a registry; its record does not hold it."""
+    disks = (volume.container_disk for volume in spec.volumes)
+    return any(disk is not None and disk.image_pull_secret is not None for disk in disks)
 
 
 def overlay_size(disk: WantedDisk, image_virtual_bytes: int) -> int:
