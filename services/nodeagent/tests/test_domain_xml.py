@@ -29,6 +29,7 @@ from virtbus.schemas.vm import (
     VmSpec,
     Volume,
 )
+from virtbus.schemas.watchdog import I6300esb, Watchdog
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
@@ -121,7 +122,19 @@ DISPLAY = VmSpec(
     volumes=(ROOT,),
 )
 
+GUARDED = VmSpec(
+    domain=Domain(
+        devices=Devices(
+            disks=(Disk(name="root"),),
+            interfaces=(Interface(name="default"),),
+            watchdog=Watchdog(i6300esb=I6300esb(action="poweroff")),
+        )
+    ),
+    volumes=(ROOT,),
+    networks=(Network(name="default"),),
+)
 CASES = {
+    "watchdog": inputs(GUARDED),
     "small": inputs(SMALL),
     "small-kvm": inputs(SMALL, accelerator="kvm"),
     "large": inputs(LARGE),

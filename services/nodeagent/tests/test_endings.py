@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.nodeagent.core.seen import Seen
+from virtbus.schemas import subjects
+from virtbus.schemas.envelope import Envelope
+from virtbus.schemas.events import Kind
 from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.wire import read
 
 A = uid(1)
 
@@ -63,6 +67,65 @@ async def test_what_ended_a_guest_by_itself_is_told_with_its_time(
     async with node.agent():
         await node.start_another()
         assert (await status(node)).last_end == end
+
+
+@pytest.mark.parametrize("strategy", ["Once", "Always", "RerunOnFailure", "Manual"])
+@pytest.mark.parametrize(
+    ("change", "how", "words"),
+    [
+        (DomainChange.PANICKED, "panicked", "the guest panicked"),
+        (DomainChange.WATCHDOG_POWEROFF, "watchdog", "the guest was powered off by its watchdog"),
+    ],
+)
+async def test_a_panic_and_a_watchdog_are_crashes_that_are_called_by_their_names(
+    node: Node, change: DomainChange, how: str, words: str, strategy: str
+) -> None:
+    await node.join()
+    await node.put(record(spec={"run_strategy": strategy}))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        node.domains.tell(DomainEvent(A, change))  # libvirt ends it, and tells that next
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # told twice, it counts once
+
+        async def ended() -> bool:
+            return (await status(node)).last_end is not None
+
+        await eventually(ended)
+        found = await status(node)
+        assert found.last_end is not None
+        assert (found.last_end.how, found.last_end.asked) == (how, False)
+        again = strategy in {"Always", "RerunOnFailure"}
+        if not again:
+            assert found.state == "Failed"
+            assert found.message.startswith(words)
+            return
+        await eventually(lambda: told(node, "Running"))
+        assert (await status(node)).restarts == 1
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)  # of another cause
+
+        async def twice() -> bool:
+            end = (await status(node)).last_end
+            return end is not None and end.how == "crashed"
+
+        await eventually(twice)
+
+
+async def test_a_watchdog_that_resets_its_guest_is_a_fact_and_no_end(node: Node) -> None:
+    await node.join()
+    await node.put(record(spec={"run_strategy": "Once"}))
+    async with node.agent():
+        await eventually(lambda: told(node, "Running"))
+        node.domains.tell(DomainEvent(A, DomainChange.WATCHDOG_RESET))
+        await boots_anew(node, 1)
+        facts = await node.bus.history(subjects.event(NODE, A, Kind.GUEST_WATCHDOG))
+        assert [read(Envelope, fact.body).data["reason"] for fact in facts] == ["reset"]
+        assert (await status(node)).last_end is None
+        node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(lambda: told(node, "Failed"))
+        end = (await status(node)).last_end
+        assert end is not None
+        assert end.how == "crashed"
 
 
 async def test_an_end_that_was_asked_for_says_so_and_is_told_of_the_next_run(node: Node) -> None:

@@ -33,6 +33,8 @@ class Kind(StrEnum):
     GUEST_RESET = "guest.reset"
     GUEST_REBOOTING = "guest.rebooting"
     GUEST_REBOOTED = "guest.rebooted"
+    GUEST_PANICKED = "guest.panicked"
+    GUEST_WATCHDOG = "guest.watchdog"
     DOMAIN_STOPPING = "domain.stopping"
     DOMAIN_STOPPED = "domain.stopped"
     DOMAIN_FAILED = "domain.failed"

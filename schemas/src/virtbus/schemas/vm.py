@@ -18,6 +18,7 @@ from virtbus.schemas.network import InterfaceStatus, Mac
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import CloudInit, CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
 from virtbus.schemas.states import VmState
+from virtbus.schemas.watchdog import Watchdog
 
 MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
@@ -120,6 +121,7 @@ class Devices(Command):
     interfaces: tuple[Interface, ...] = Field((), max_length=8)
     autoattach_graphics_device: bool | None = None
     """A VGA display with VNC. Unset: none, as it costs each guest 3 MiB (ADR 0023)."""
+    watchdog: Watchdog | None = None
 
 
 class Firmware(Command):

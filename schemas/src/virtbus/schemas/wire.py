@@ -263,6 +263,7 @@ HASHED_WHEN_SET = frozenset(
         *("cloud_init_config_drive", "files", "user_data_base64", "network_data_base64"),
         "image_pull_secret",
         "autoattach_graphics_device",
+        "watchdog",
     }
 )
 """Fields that came after the first release: unset they leave older hashes as they are."""

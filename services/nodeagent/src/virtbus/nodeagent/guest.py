@@ -25,12 +25,12 @@ from virtbus.nodeagent.core.lifecycle import (
     step,
 )
 from virtbus.nodeagent.core.metadata import domain_hash
-from virtbus.nodeagent.core.ports import DomainFacts
+from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
 from virtbus.nodeagent.core.recovery import WAS_UP, ended_before, missed, untold
 from virtbus.nodeagent.core.seen import READY, Seen, conditions
 from virtbus.nodeagent.core.wishes import SETTLED, comes_at_rest, grace_s
 from virtbus.nodeagent.doing import Doing
-from virtbus.nodeagent.noting import Happened, note, rebooted
+from virtbus.nodeagent.noting import Happened, mishap, note, rebooted
 from virtbus.nodeagent.parts import Awaited
 from virtbus.nodeagent.status import StatusWriter
 from virtbus.nodeagent.tools import Tools
@@ -212,6 +212,10 @@ class Guest:
             if self.phase is Phase.RUNNING:
                 self._doing.running()
             self.report()
+
+    def mishap(self, change: DomainChange) -> None:
+        """The guest's kernel panicked, or its watchdog fired; an end of it is told apart."""
+        mishap(change, self.record, self.seen, self._tools)
 
     def cut_off(self, why: str) -> None:
         """The running guest has no network any more: that is told, and nothing else done."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from virtbus.nodeagent.core.lifecycle import ENDINGS, UP, WAY_DOWN, Event, Phase
+from virtbus.nodeagent.core.ports import DomainChange
 from virtbus.nodeagent.core.seen import Seen
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas.events import Kind
@@ -16,6 +17,14 @@ HOW: dict[Event, Literal["shut down", "ended", "crashed"]] = {
     Event.ENDED: "ended",
     Event.CRASHED: "crashed",
 }
+MISHAPS = {
+    DomainChange.PANICKED: "",
+    DomainChange.WATCHDOG_POWEROFF: "poweroff",
+    DomainChange.WATCHDOG_RESET: "reset",
+    DomainChange.WATCHDOG_SHUTDOWN: "shutdown",
+}
+"""What befalls a guest before its end or a reboot, if any follows; with the watchdog's action."""
+WORDS = {"watchdog": "was powered off by its watchdog"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ def note(what: Happened, record: VmRecord, seen: Seen, tools: Tools) -> None:
     phase, before = what.phase, what.before
     if phase in {Phase.PREPARING, Phase.STARTING}:
         seen.reboots, seen.rebooted_ns, seen.boots_anew = 0, None, False
-        seen.ready, seen.started_ns, seen.network_lost = "", None, ""
+        seen.ready, seen.started_ns, seen.network_lost, seen.mishap = "", None, "", ""
     elif phase in {Phase.STOPPED, Phase.RELEASING}:
         seen.reason = seen.message = ""
     elif phase in UP and before not in {*UP, Phase.NEW}:
@@ -61,18 +70,31 @@ def rebooted(record: VmRecord, seen: Seen, tools: Tools) -> bool:
     return True
 
 
+def mishap(change: DomainChange, record: VmRecord, seen: Seen, tools: Tools) -> None:
+    """The guest's kernel panicked, or its watchdog fired: the fact, and how its end is called."""
+    if change is DomainChange.PANICKED:
+        seen.mishap = "panicked"
+        tools.facts.emit(Kind.GUEST_PANICKED, record)
+        return
+    if change is DomainChange.WATCHDOG_POWEROFF:
+        seen.mishap = "watchdog"
+    tools.facts.emit(Kind.GUEST_WATCHDOG, record, reason=MISHAPS[change])
+
+
 def _note_ending(what: Happened, record: VmRecord, seen: Seen, tools: Tools) -> None:
     seen.started_ns, seen.ready = None, ""
-    if what.phase is not what.before:  # libvirt's event and our own call may both tell
-        tools.facts.emit(Kind.DOMAIN_STOPPED, record, reason=str(what.event))
-        if what.before is not Phase.NEW or not seen.end_told:
-            at_ns = tools.bus.sources.time_ns()
-            how = HOW[what.event]
-            seen.last_end = GuestEnd(how=how, asked=what.before in WAY_DOWN, at_ns=at_ns)
+    if what.phase is what.before:  # libvirt's event, a comparison and our own call may all tell
+        return
+    how = (what.event is Event.CRASHED and seen.mishap) or HOW[what.event]
+    words = WORDS.get(how, how)
+    tools.facts.emit(Kind.DOMAIN_STOPPED, record, reason=how)
+    if what.before is not Phase.NEW or not seen.end_told:
+        at_ns = tools.bus.sources.time_ns()
+        seen.last_end = GuestEnd(how=how, asked=what.before in WAY_DOWN, at_ns=at_ns)
     if what.phase is Phase.WAITING:
         seen.restarts += 1
         seen.reason = GUEST_ENDED
-        seen.message = f"the guest {what.event}; restarting"
+        seen.message = f"the guest {words}; restarting"
     elif what.phase is Phase.FAILED:
         seen.reason = GUEST_ENDED
-        seen.message = f"the guest {what.event}; `virtbus vm start` starts it again"
+        seen.message = f"the guest {words}; `virtbus vm start` starts it again"

@@ -8,6 +8,7 @@ from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Hypervisor
 from virtbus.nodeagent.disk_room import go_on
 from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.noting import MISHAPS
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class WatchedDomains:
             return
         if guest.phase is Phase.STARTING and event.change in OF_A_START:
             return  # the start itself tells, with its error where it failed after all
-        if event.change is DomainChange.REBOOTED:
-            guest.rebooted()
+        _tell(guest, event.change)
+        if event.change not in CHANGES:
             return
         facts = await self._hypervisor.facts(event.uid)
         active = facts is not None and facts.active
@@ -91,3 +92,11 @@ class WatchedDomains:
                 break
         message = "too many libvirt calls never came back; the agent starts anew"
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
+
+
+def _tell(guest: Guest, change: DomainChange) -> None:
+    """What is so, whatever the domain is now."""
+    if change is DomainChange.REBOOTED:
+        guest.rebooted()
+    elif change in MISHAPS:
+        guest.mishap(change)

@@ -22,6 +22,7 @@ AT_RESTART = (
     "spec.domain.memory.",
     "spec.domain.firmware.",
     "spec.domain.accelerator",
+    "spec.domain.devices.watchdog",
 )
 """Taken over at the guest's next start; until then the VM shows RestartRequired."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
 from virtbus.nodeagent.core.display import display_elements
 from virtbus.nodeagent.core.element import Element, el, to_text
+from virtbus.nodeagent.core.guards import guards
 from virtbus.nodeagent.core.metadata import metadata
 from virtbus.nodeagent.core.slots import Slots
 from virtbus.schemas.image import ImageFormat
@@ -121,6 +122,7 @@ def _devices(inputs: DomainInputs) -> Element:
             el("target", type="virtio", name="org.qemu.guest_agent.0"),
             type="unix",
         ),
+        *guards(spec.domain.devices.watchdog, slots),
     ]
     return el(
         "devices",

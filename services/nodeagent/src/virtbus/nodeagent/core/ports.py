@@ -84,8 +84,14 @@ class DomainChange(StrEnum):
     SHUT_DOWN = "shut down"
     ENDED = "ended"
     CRASHED = "crashed"
+    PANICKED = "panicked"
+    """The guest's kernel said so; libvirt ends it, and tells that next."""
     START_FAILED = "start failed"
     REBOOTED = "rebooted"
+    WATCHDOG_POWEROFF = "watchdog: poweroff"
+    """QEMU ends at once, which libvirt tells next as if it had crashed."""
+    WATCHDOG_RESET = "watchdog: reset"
+    WATCHDOG_SHUTDOWN = "watchdog: shutdown"
 
 
 @dataclass(frozen=True, slots=True)

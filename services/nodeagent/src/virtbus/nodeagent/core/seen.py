@@ -1,6 +1,7 @@
 """What an agent tells of a VM beside its phase, and the conditions that follow from it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from virtbus.nodeagent.core.lifecycle import Phase
 from virtbus.schemas.guest_end import GuestEnd
@@ -24,6 +25,8 @@ class Seen:
     boots_anew: bool = False
     """We heard of a reboot: what the console said before it is no sign of life."""
     last_end: GuestEnd | None = None
+    mishap: Literal["", "panicked", "watchdog"] = ""
+    """Why this run is about to end as if its emulator had crashed."""
     end_told: bool = False
     """An earlier agent told of the guest's end: to find it again is no news."""
     attempt: int = 0

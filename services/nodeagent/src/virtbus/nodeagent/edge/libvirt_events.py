@@ -22,6 +22,11 @@ _STOPS: dict[int, DomainChange] = {
     # QEMU was killed, or a start failed: only who starts can tell the two apart.
     libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: DomainChange.CRASHED,
 }
+_WATCHDOGS: dict[int, DomainChange] = {
+    libvirt.VIR_DOMAIN_EVENT_WATCHDOG_POWEROFF: DomainChange.WATCHDOG_POWEROFF,
+    libvirt.VIR_DOMAIN_EVENT_WATCHDOG_RESET: DomainChange.WATCHDOG_RESET,
+    libvirt.VIR_DOMAIN_EVENT_WATCHDOG_SHUTDOWN: DomainChange.WATCHDOG_SHUTDOWN,
+}
 _RUNNING = threading.Event()
 
 
@@ -46,7 +51,7 @@ def start_event_loop() -> None:
 
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
-    """Tell `hear`, in libvirt's thread, of each lifecycle event and reboot of a domain of ours."""
+    """Tell `hear`, in libvirt's thread, of what happens to our domains and their watchdogs."""
 
     def lifecycle(
         _connection: libvirt.virConnect,
@@ -65,9 +70,18 @@ def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) 
         if domain.name() == domain_name(uid):
             hear(DomainEvent(uid, DomainChange.REBOOTED))
 
+    def watchdog(
+        _connection: libvirt.virConnect, domain: libvirt.virDomain, action: int, _opaque: Any
+    ) -> None:
+        uid = domain.UUIDString()
+        change = _WATCHDOGS.get(action)
+        if change is not None and domain.name() == domain_name(uid):
+            hear(DomainEvent(uid, change))
+
     for kind, told in (
         (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, lifecycle),
         (libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, reboot),
+        (libvirt.VIR_DOMAIN_EVENT_ID_WATCHDOG, watchdog),
     ):
         connection.domainEventRegisterAny(None, kind, told, None)
 
@@ -76,4 +90,7 @@ def change_of(event: int, detail: int) -> DomainChange | None:
     """What an event says happened; None for one that says nothing of the guest's life."""
     if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
         return _STOPS.get(detail, DomainChange.ENDED)
+    panicked = libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED
+    if event == libvirt.VIR_DOMAIN_EVENT_CRASHED and detail == panicked:
+        return DomainChange.PANICKED
     return _CHANGES.get(event)

@@ -1,0 +1,17 @@
+"""A guest's watchdog: what happens when its guest no longer resets it (KubeVirt's)."""
+
+from typing import Literal
+
+from virtbus.schemas.model import Command
+
+
+class I6300esb(Command):
+    """Intel's 6300ESB, on PCI. `action`: end the guest, reset it, or press its power button."""
+
+    action: Literal["poweroff", "reset", "shutdown"] = "reset"
+
+
+class Watchdog(Command):
+    """It counts once the guest has opened it; in Linux `/dev/watchdog`, module i6300esb."""
+
+    i6300esb: I6300esb = I6300esb()
