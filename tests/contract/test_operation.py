@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SERVICES = sorted(path.parent.name for path in ROOT.glob("services/*/pyproject.toml"))
+SERVICES = sorted(path.parent.name for path in ROOT.glob("services/*/src/virtbus/*/__main__.py"))
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 
 

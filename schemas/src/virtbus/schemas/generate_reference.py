@@ -206,7 +206,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 # --- settings --------------------------------------------------------------------------------
 def settings(root: Path) -> str:
     """The knobs of each service."""
-    names = sorted(path.parent.name for path in root.glob("services/*/pyproject.toml"))
+    names = sorted(path.parent.name for path in root.glob("services/*/src/virtbus/*/settings.py"))
     common = importlib.import_module("virtbus.bus.settings").ServiceSettings.model_fields
     lines = [
         "# Settings",
