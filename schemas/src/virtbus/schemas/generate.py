@@ -1,12 +1,13 @@
 """`python -m virtbus.schemas.generate [--check]`: write, or verify, what is made from the code.
 
 A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/` and
-`docs/reference/` of the workspace it lies in. It needs the whole workspace, because settings and
-the agent's lifecycle are the services' own. With `--fresh` goldens forget their earlier editions:
-only for shapes that no release has ever written.
+`docs/reference/` of the workspace it lies in. It needs the whole workspace, because settings, the
+agent's lifecycle and KubeVirt's fields are the services' own. With `--fresh` goldens
+forget their earlier editions: only for shapes that no release has ever written.
 """
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema,
 
 ROOT = Path(__file__).parents[4]
 COMMAND = "python -m virtbus.schemas.generate"
+FIELDS_PAGE = "virtbus.kubebridge.core.page"
 
 
 def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
@@ -46,6 +48,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": generate_states.page(),
         "models.md": generate_reference.model_pages(),
         "settings.md": generate_reference.settings(root),
+        "kubevirt-fields.md": importlib.import_module(FIELDS_PAGE).page(),
     }
     note = f"<!-- Written by `{COMMAND}` (make docs) from the code; edit that. -->\n\n"
     return {

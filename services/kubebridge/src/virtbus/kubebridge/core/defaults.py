@@ -1,0 +1,222 @@
+"""What a manifest leaves open, as KubeVirt's mutating webhooks fill it in; one row one default.
+
+Each fills what is missing only, so that filling twice is filling once.
+"""
+
+import copy
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core import quantity
+from virtbus.kubebridge.core.metadata import VM_FINALIZER, VMI_FINALIZER
+from virtbus.kubebridge.core.plain import Object, at, items, part, text
+
+FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
+"""KubeVirt's: a VM of the same name has the same firmware uuid on both."""
+
+Plain = dict[str, Any]
+
+
+class Default(NamedTuple):
+    """Where, what (for the docs), and how: `fill` changes the spec of a VMI."""
+
+    path: str
+    what: str
+    fill: Callable[[Plain], None]
+
+
+def into(spec: Plain, *path: str) -> Plain:
+    """The object at the path, made where it is missing; one that leads nowhere if it is odd."""
+    here = spec
+    for name in path:
+        below = here.get(name)
+        if below is None:
+            below = here[name] = {}
+        if not isinstance(below, dict):
+            return {}
+        here = below
+    return here
+
+
+def _many(spec: Plain, *path: str) -> list[Plain]:
+    """The objects of a list, made where it is missing."""
+    holder = into(spec, *path[:-1])
+    if holder.get(path[-1]) is None:
+        holder[path[-1]] = []
+    found = holder[path[-1]]
+    return found if isinstance(found, list) else []
+
+
+def _architecture(spec: Plain) -> None:
+    if not spec.get("architecture"):
+        spec["architecture"] = "amd64"
+
+
+def _machine(spec: Plain) -> None:
+    machine = into(spec, "domain", "machine")
+    if not machine.get("type"):
+        machine["type"] = "q35"
+
+
+def _model(spec: Plain) -> None:
+    cpu = into(spec, "domain", "cpu")
+    if not cpu.get("model"):
+        cpu["model"] = "host-model"
+
+
+def _topology(spec: Plain) -> None:
+    cpu = into(spec, "domain", "cpu")
+    if any(cpu.get(name) for name in ("sockets", "cores", "threads")):
+        return
+    resources = part(spec, "domain", "resources")
+    asked = at(resources, "limits", "cpu") or at(resources, "requests", "cpu")
+    try:
+        sockets = max(1, quantity.whole(asked)) if asked else 1
+    except ValueError:  # told with its field
+        sockets = 1
+    cpu |= {"sockets": sockets, "cores": 1, "threads": 1}
+
+
+def _memory(spec: Plain) -> None:
+    resources = part(spec, "domain", "resources")
+    asked = at(resources, "requests", "memory") or at(resources, "limits", "memory")
+    memory = into(spec, "domain", "memory")
+    if memory.get("guest") is None and asked:
+        memory["guest"] = asked
+
+
+def _pull_policy(spec: Plain) -> None:
+    for volume in items(spec, "volumes"):
+        disk = at(volume, "containerDisk")
+        if isinstance(disk, dict) and not disk.get("imagePullPolicy"):
+            image = text(disk, "image")
+            tag = "" if "@" in image else image.rpartition("/")[2].partition(":")[2] or "latest"
+            disk["imagePullPolicy"] = "Always" if tag == "latest" else "IfNotPresent"
+
+
+def _nic(spec: Plain) -> None:
+    devices = into(spec, "domain", "devices")
+    if devices.get("autoattachPodInterface") is False:
+        return
+    if not spec.get("networks") and not devices.get("interfaces"):
+        spec["networks"] = [{"name": "default", "pod": {}}]
+        devices["interfaces"] = [{"name": "default", "bridge": {}}]
+
+
+def _disks(spec: Plain) -> None:
+    disks = _many(spec, "domain", "devices", "disks")
+    named = {text(disk, "name") for disk in items(spec, "domain", "devices", "disks")}
+    for volume in items(spec, "volumes"):
+        name = text(volume, "name")
+        if name and name not in named:
+            disks.append({"name": name, "disk": {"bus": "virtio"}})
+            named.add(name)
+
+
+def _buses(spec: Plain) -> None:
+    for disk in items(spec, "domain", "devices", "disks"):
+        if isinstance(disk, dict) and not {"disk", "cdrom", "lun"} & set(disk):
+            disk["disk"] = {"bus": "virtio"}
+        for kind in ("disk", "cdrom"):
+            device = at(disk, kind)
+            if isinstance(device, dict) and not device.get("bus"):
+                device["bus"] = "sata"
+
+
+def _cdroms(spec: Plain) -> None:
+    for disk in items(spec, "domain", "devices", "disks"):
+        cdrom = at(disk, "cdrom")
+        if isinstance(cdrom, dict):
+            cdrom.setdefault("readonly", True)
+            cdrom.setdefault("tray", "closed")
+
+
+def _features(spec: Plain) -> None:
+    into(spec, "domain", "features", "acpi").setdefault("enabled", True)
+
+
+SPEC_DEFAULTS = (
+    Default("architecture", "amd64", _architecture),
+    Default("domain.machine.type", "q35", _machine),
+    Default("domain.cpu.model", "host-model", _model),
+    Default(
+        "domain.cpu",
+        "without sockets, cores and threads: a socket for each CPU of the limit, or of the request;"
+        " else one",
+        _topology,
+    ),
+    Default("domain.memory.guest", "the request of memory, or its limit", _memory),
+    Default(
+        "volumes[].containerDisk.imagePullPolicy",
+        "Always for the tag latest or none, else IfNotPresent",
+        _pull_policy,
+    ),
+    Default(
+        "domain.devices.interfaces",
+        "without networks: one on the pod's network, unless autoattachPodInterface is false",
+        _nic,
+    ),
+    Default("domain.devices.disks", "a virtio disk for each volume without one", _disks),
+    Default("domain.devices.disks[].disk.bus", "sata; virtio where no device is given", _buses),
+    Default("domain.devices.disks[].cdrom", "read-only, the tray closed", _cdroms),
+    Default("domain.features.acpi.enabled", "true", _features),
+)
+
+
+def of_vmi(vmi: Object) -> Plain:
+    """The VMI as it is stored: defaults, and the finalizer that keeps it until its guest is gone.
+
+    Its status is none: the phase Pending is told with the first status that says anything.
+    """
+    whole: Plain = copy.deepcopy(dict(vmi))
+    spec = into(whole, "spec")
+    for default in SPEC_DEFAULTS:
+        default.fill(spec)
+    if not at(whole, "metadata", "deletionTimestamp"):
+        _finalizer(whole, VMI_FINALIZER)
+    return whole
+
+
+def of_vm(vm: Object) -> Plain:
+    """The VM as it is stored. Its template stays as it was written, but for what must not change.
+
+    That is the architecture, the machine and the firmware's uuid: each VMI of it has the same.
+    """
+    whole: Plain = copy.deepcopy(dict(vm))
+    if not isinstance(at(whole, "spec", "template"), dict):
+        return whole
+    spec = into(whole, "spec", "template", "spec")
+    _architecture(spec)
+    _machine(spec)
+    firmware = into(spec, "domain", "firmware")
+    if not firmware.get("uuid") and (name := text(whole, "metadata", "name")):
+        firmware["uuid"] = str(uuid.uuid5(FIRMWARE_NAMESPACE, name))
+    if not at(whole, "metadata", "deletionTimestamp"):
+        _finalizer(whole, VM_FINALIZER)
+    return whole
+
+
+def _finalizer(whole: Plain, name: str) -> None:
+    metadata = into(whole, "metadata")
+    there = metadata.get("finalizers") or []
+    if isinstance(there, list) and name not in there:
+        metadata["finalizers"] = [*there, name]
+
+
+def json_patch(before: Object, after: Object) -> list[dict[str, Any]]:
+    """What a mutating webhook answers: RFC 6902 operations, none where nothing was open."""
+    return list(_patch(before, after, ""))
+
+
+def _patch(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        if before != after:
+            yield {"op": "replace", "path": path, "value": after}
+        return
+    for key, value in after.items():
+        here = f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
+        if key not in before:
+            yield {"op": "add", "path": here, "value": value}
+        else:
+            yield from _patch(before[key], value, here)

@@ -1,0 +1,203 @@
+"""The guest's devices: `spec.domain.devices`."""
+
+from typing import Any
+
+from virtbus.kubebridge.core.fields.row import (
+    Field,
+    Kind,
+    below,
+    ignored,
+    later,
+    mapped,
+    refused,
+)
+
+DEVICES = "domain.devices"
+DISKS, NICS = f"{DEVICES}.disks[]", f"{DEVICES}.interfaces[]"
+TO_DISK, TO_NIC = "spec.domain.devices.disks[]", "spec.domain.devices.interfaces[]"
+BUSES = ("virtio", "sata", "scsi")
+SPEED = "a matter of speed; one queue a device"
+SCREEN = "there is no screen"
+SERIAL = "use the serial console"
+DISCONTINUED = "KubeVirt has it no more since v1.3"
+BRIDGE = "write bridge: {} or masquerade: {}"
+PLACE = "devices are placed by virtbus"
+
+
+def _cdrom(_: Any) -> str:
+    return "cdrom"
+
+
+def _disk(path: str) -> Field:
+    return mapped(
+        path, Kind.TEXT, f"{TO_DISK}.bus", values=BUSES, instead="write virtio, sata or scsi"
+    )
+
+
+DISK = (
+    below(DISKS, to=TO_DISK),
+    mapped(f"{DISKS}.name", Kind.TEXT, f"{TO_DISK}.name"),
+    below(f"{DISKS}.disk"),
+    _disk(f"{DISKS}.disk.bus"),
+    mapped(f"{DISKS}.disk.readonly", Kind.FLAG, f"{TO_DISK}.readonly"),
+    refused(f"{DISKS}.disk.pciAddress", PLACE, "leave it out; disks come in the order given"),
+    below(f"{DISKS}.cdrom", "the device is a CD-ROM drive", to=f"{TO_DISK}.device", make=_cdrom),
+    _disk(f"{DISKS}.cdrom.bus"),
+    mapped(
+        f"{DISKS}.cdrom.readonly",
+        Kind.FLAG,
+        "",
+        "it is",
+        values=(True,),
+        instead="leave it out: a CD-ROM is read-only",
+    ),
+    mapped(
+        f"{DISKS}.cdrom.tray",
+        Kind.TEXT,
+        "",
+        "closed only",
+        values=("closed",),
+        instead="leave it out: a tray is closed",
+    ),
+    refused(f"{DISKS}.lun", "no SCSI device is passed through", "use a disk"),
+    mapped(
+        f"{DISKS}.bootOrder",
+        Kind.NUMBER,
+        f"{TO_DISK}.boot_order",
+        "without any, the first disk with an image is booted",
+    ),
+    mapped(
+        f"{DISKS}.serial",
+        Kind.TEXT,
+        f"{TO_DISK}.serial",
+        pattern=r"[A-Za-z0-9_.-]{1,20}",
+        instead="write 1-20 characters of A-Z, a-z, 0-9, '_', '.' and '-'",
+    ),
+    mapped(
+        f"{DISKS}.cache",
+        Kind.TEXT,
+        "",
+        "writeback, flushed when the guest asks",
+        values=("writeback",),
+        instead="leave it out: a disk is written back, and flushed when the guest asks",
+    ),
+    mapped(f"{DISKS}.io", Kind.TEXT, "", values=("threads",), instead="leave it out"),
+    mapped(
+        f"{DISKS}.errorPolicy",
+        Kind.TEXT,
+        "",
+        "a full disk pauses the guest, other errors are told to it",
+        values=("enospc",),
+        instead="leave it out: a full disk pauses the guest, other errors are told to it",
+    ),
+    ignored(f"{DISKS}.dedicatedIOThread", "a matter of speed"),
+    refused(f"{DISKS}.shareable", "a disk belongs to one VM", "leave it out"),
+    refused(f"{DISKS}.blockSize", "blocks have 512 bytes", "leave it out"),
+    refused(f"{DISKS}.tag", "tags do not reach the guest's metadata", "use serial"),
+    refused(f"{DISKS}.changedBlockTracking", "there are no backups yet", "leave it out"),
+)
+
+NIC = (
+    below(NICS, to=TO_NIC),
+    mapped(f"{NICS}.name", Kind.TEXT, f"{TO_NIC}.name"),
+    mapped(f"{NICS}.macAddress", Kind.TEXT, f"{TO_NIC}.mac_address"),
+    mapped(
+        f"{NICS}.model",
+        Kind.TEXT,
+        f"{TO_NIC}.model",
+        values=("virtio",),
+        instead="write virtio, or leave it out",
+    ),
+    below(f"{NICS}.bridge", "a bridge of the VM's own joins it to its network"),
+    below(
+        f"{NICS}.masquerade",
+        "the same: the guest has its network's address itself, and leaves it by masquerade",
+    ),
+    refused(f"{NICS}.sriov", "no device is passed through", BRIDGE),
+    refused(f"{NICS}.binding", "there are no binding plug-ins", BRIDGE),
+    refused(f"{NICS}.passtBinding", "there is no passt", BRIDGE),
+    refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
+    refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
+    refused(f"{NICS}.macvtap", DISCONTINUED, BRIDGE),
+    refused(
+        f"{NICS}.ports[]",
+        "every port of a guest can be reached",
+        "leave it out, and close ports in the guest",
+    ),
+    refused(
+        f"{NICS}.portRanges[]",
+        "every port of a guest can be reached",
+        "leave it out, and close ports in the guest",
+    ),
+    mapped(
+        f"{NICS}.state",
+        Kind.TEXT,
+        "",
+        values=("up",),
+        instead="leave it out: links are up; to have no NIC, remove it",
+    ),
+    refused(f"{NICS}.bootOrder", "guests do not boot from the network", "boot from a disk"),
+    refused(f"{NICS}.pciAddress", PLACE, "use macAddress to tell NICs apart"),
+    refused(f"{NICS}.acpiIndex", PLACE, "use macAddress to tell NICs apart"),
+    refused(f"{NICS}.tag", "tags do not reach the guest's metadata", "use macAddress"),
+    refused(
+        f"{NICS}.dhcpOptions",
+        "DHCP answers with the network's own options",
+        "write them into cloud-init's network data",
+    ),
+)
+
+OTHERS = (
+    mapped(
+        f"{DEVICES}.autoattachPodInterface",
+        Kind.FLAG,
+        "",
+        "without it, or true, a VM that names no network has a NIC on the default one",
+    ),
+    mapped(
+        f"{DEVICES}.autoattachSerialConsole",
+        Kind.FLAG,
+        "",
+        "it is there",
+        values=(True,),
+        instead="leave it out: a serial console is there",
+    ),
+    mapped(
+        f"{DEVICES}.autoattachMemBalloon",
+        Kind.FLAG,
+        "",
+        "it is there",
+        values=(True,),
+        instead="leave it out: a balloon is there",
+    ),
+    later(f"{DEVICES}.autoattachGraphicsDevice", SCREEN, SERIAL),
+    later(f"{DEVICES}.video", SCREEN, SERIAL),
+    later(f"{DEVICES}.watchdog", "there is no watchdog", "leave it out"),
+    later(f"{DEVICES}.panicDevices[]", "there is no panic device", "leave it out"),
+    refused(f"{DEVICES}.autoattachInputDevice", SCREEN, SERIAL),
+    refused(f"{DEVICES}.inputs[]", SCREEN, SERIAL),
+    refused(f"{DEVICES}.autoattachVSOCK", "there is no vsock", "use the network"),
+    refused(f"{DEVICES}.sound", "there is no sound", "leave it out"),
+    refused(f"{DEVICES}.tpm", "there is no TPM", "leave it out"),
+    refused(f"{DEVICES}.gpus[]", "no device is passed through", "leave it out"),
+    refused(f"{DEVICES}.hostDevices[]", "no device is passed through", "leave it out"),
+    refused(
+        f"{DEVICES}.filesystems[]",
+        "no folder is shared with a guest",
+        "bring files on a disk, or by the network",
+    ),
+    refused(f"{DEVICES}.clientPassthrough", "no USB device is redirected", "leave it out"),
+    refused(f"{DEVICES}.downwardMetrics", "the host's metrics stay on the host", "leave it out"),
+    refused(
+        f"{DEVICES}.useVirtioTransitional",
+        "virtio is of version 1",
+        "leave it out, and use an image with Linux 4 or newer",
+    ),
+    below(f"{DEVICES}.rng", "every guest has a random number device"),
+    ignored(f"{DEVICES}.logSerialConsole", "a console's log is always kept, bounded, on its node"),
+    ignored(f"{DEVICES}.disableHotplug", "nothing is plugged in later yet"),
+    ignored(f"{DEVICES}.blockMultiQueue", SPEED),
+    ignored(f"{DEVICES}.networkInterfaceMultiqueue", SPEED),
+)
+
+ALL = (below(DEVICES), *DISK, *NIC, *OTHERS)

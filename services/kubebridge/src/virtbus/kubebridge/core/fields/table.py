@@ -1,0 +1,40 @@
+"""The tables as one looks a field up in them."""
+
+from virtbus.kubebridge.core.fields import devices, machine, placement, vm, volumes
+from virtbus.kubebridge.core.fields.row import Field
+
+
+class Table:
+    """Rows by path, in their order."""
+
+    def __init__(self, rows: tuple[Field, ...]) -> None:
+        self.rows = rows
+        self._place = {row.path: place for place, row in enumerate(rows)}
+        if len(self._place) != len(rows):
+            msg = "a field has two rows"
+            raise ValueError(msg)
+
+    def row(self, path: str) -> Field | None:
+        """The row of exactly this path."""
+        place = self._place.get(path)
+        return None if place is None else self.rows[place]
+
+    def place(self, row: Field) -> int:
+        """Which row it is; of two for the same of our fields the earlier counts."""
+        return self._place[row.path]
+
+    def beside(self, path: str) -> tuple[str, ...]:
+        """The names that a field could have had, at its level."""
+        parent = path.rpartition(".")[0]
+        return tuple(
+            name.removesuffix("[]")
+            for above, _, name in (row.path.rpartition(".") for row in self.rows)
+            if above == parent and name
+        )
+
+
+VMI = Table((*placement.ALL, *machine.MACHINE, *devices.ALL, *volumes.ALL))
+"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+VM = Table(vm.VM)
+"""Below a VM's `spec`."""
+ANNOTATIONS = {row.path: row for row in vm.ANNOTATIONS}

@@ -1,0 +1,158 @@
+"""A VMI as the VM of virtbus that its guest is: `vm.create`, by the table of fields.
+
+A VMI is one run of a guest, so its VM runs once; what comes after an end is the VM controller's
+(`vm_rules`). Its uid is the VM's: a create that is repeated finds what it made.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from virtbus.kubebridge.core.causes import Cause, Reason
+from virtbus.kubebridge.core.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.fields.row import Verdict
+from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
+from virtbus.kubebridge.core.needs import Given, Need, cloud_init, contents, needs, ssh_keys
+from virtbus.kubebridge.core.plain import Object, items, part, text
+from virtbus.kubebridge.core.walk import Walked, walk
+from virtbus.schemas.api import VmCreate
+from virtbus.schemas.vm import RunStrategy
+from virtbus.schemas.wire import problems
+
+CREATED_BY = "kubevirt.io/created-by"
+"""The VMI's uid, as KubeVirt labels what it makes for one."""
+CLUSTER = "virtbus.io/cluster"
+"""Which cluster's bridge made a VM: none touches another's, nor what others made."""
+SEED = "cloudinit"
+UNNAMED = "unnamed"
+"""In place of a name that the API server is still to generate."""
+
+
+class Translated(NamedTuple):
+    """`create` is None where `causes` say why."""
+
+    create: VmCreate | None
+    causes: tuple[Cause, ...]
+
+    @property
+    def waits(self) -> bool:
+        """True where nothing is wrong but that something does not exist yet."""
+        return bool(self.causes) and all(one.reason is Reason.NOT_FOUND for one in self.causes)
+
+
+def defaulted_template(vm: Object) -> Object:
+    """The VMI that a VM's template makes, as far as its fields go."""
+    template = part(of_vm(vm), "spec", "template")
+    named = {key: text(vm, "metadata", key) for key in ("name", "namespace")}
+    return of_vmi({**template, "metadata": {**part(template, "metadata"), **named}})
+
+
+def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> list[Cause]:
+    """All that the fields of a VMI, or of a VM's template, say that virtbus cannot do."""
+    walked = walk(part(vmi, "spec"), VMI, prefix)
+    _finish(walked, vmi, None, prefix)
+    _named(walked, vmi, meta)
+    return [*walked.causes, *_bounds(walked), *_annotations(vmi, meta)]
+
+
+def vm_field_causes(vm: Object) -> list[Cause]:
+    """The same of a VM: its own fields, and its template's."""
+    return [
+        *walk(part(vm, "spec"), VM, "spec").causes,
+        *field_causes(defaulted_template(vm), "spec.template.spec", "spec.template.metadata"),
+    ]
+
+
+def translate(vmi: Object, given: Given, cluster: str) -> Translated:
+    """The VM to create for a VMI whose `needs` were read."""
+    vmi = of_vmi(vmi)
+    walked = walk(part(vmi, "spec"), VMI, "spec")
+    _finish(walked, vmi, given, "spec")
+    _named(walked, vmi, "metadata")
+    uid = text(vmi, "metadata", "uid")
+    walked.put(("uid",), uid, "metadata.uid")
+    walked.ours["labels"] |= {CREATED_BY: uid, CLUSTER: cluster}
+    causes = (*walked.causes, *_bounds(walked), *_annotations(vmi, "metadata"))
+    if causes:
+        return Translated(None, causes)
+    return Translated(VmCreate.model_validate(walked.ours), ())
+
+
+def _named(walked: Walked, vmi: Object, meta: str) -> None:
+    for name in ("name", "namespace"):
+        given = text(vmi, "metadata", name) or UNNAMED
+        walked.put((name,), given, f"metadata.{name}")
+    walked.put(("labels",), dict(part(vmi, "metadata", "labels")), f"{meta}.labels")
+
+
+def _bounds(walked: Walked) -> tuple[Cause, ...]:
+    """What our own models refuse, under the fields of theirs that it came from.
+
+    What is missing of ours because theirs was refused is no problem of its own.
+    """
+    try:
+        VmCreate.model_validate(walked.ours)
+    except ValidationError as error:
+        told = tuple(cause.field for cause in walked.causes)
+        found = [
+            Cause(walked.where(one.path), one.message) for one in problems(error, model=VmCreate)
+        ]
+        return tuple(
+            one
+            for one in dict.fromkeys(found)
+            if not any(field.startswith(one.field) for field in told)
+        )
+    return ()
+
+
+def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
+    for key, value in part(vmi, "metadata", "annotations").items():
+        row = ANNOTATIONS.get(key)
+        if row is not None and row.verdict is Verdict.REFUSED and value != "false":
+            message = f"{row.why}; {row.instead}"
+            yield Cause(f"{meta}.annotations.{key}", message, Reason.NOT_SUPPORTED)
+
+
+# --- what is not one field's matter ------------------------------------------------------------
+def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> None:
+    """Seeds with their host name and secrets; `given` None: secrets are not looked at."""
+    spec = part(vmi, "spec")
+    walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
+    seeds = [i for i, one in enumerate(items(spec, "volumes")) if "cloudInitNoCloud" in one]
+    if not seeds:
+        seeds = [len(items(spec, "volumes"))]
+        place = ("spec", "volumes", seeds[0])
+        walked.put((*place, "name"), _free(spec), prefix)
+    keys = []
+    for need in needs(spec, prefix) if given is not None else ():
+        texts, wrong = contents(need, given or {})
+        walked.causes += wrong
+        if "accessCredentials" in need.field:
+            keys += [(key, need.field) for key in ssh_keys(texts)]
+        else:
+            _seed_secret(walked, spec, need, texts)
+    hostname = text(spec, "hostname")
+    origin = f"{prefix}.hostname" if hostname else "metadata.name"
+    hostname = hostname or text(vmi, "metadata", "name") or UNNAMED
+    for index in seeds:
+        seed = ("spec", "volumes", index, "cloud_init_no_cloud")
+        walked.put((*seed, "hostname"), hostname, origin)
+        for number, (key, origin) in enumerate(keys):
+            walked.put((*seed, "ssh_keys", number), key, origin)
+
+
+def _seed_secret(walked: Walked, spec: Object, need: Need, texts: dict[str, str]) -> None:
+    """What a Secret says, in each of the seeds that name it."""
+    for index, volume in enumerate(items(spec, "volumes")):
+        for ref in ("secretRef", "networkDataSecretRef"):
+            if text(volume, "cloudInitNoCloud", ref, "name") == need.name:
+                at = ("spec", "volumes", index, "cloud_init_no_cloud")
+                for ours, value in cloud_init(volume, ref, texts).items():
+                    walked.put((*at, ours), value, need.field)
+
+
+def _free(spec: Object) -> str:
+    """A name for a seed that the manifest does not name."""
+    taken = {text(volume, "name") for volume in items(spec, "volumes")}
+    return next(name for n in range(len(taken) + 1) if (name := f"{SEED}{n or ''}") not in taken)

@@ -1,0 +1,276 @@
+"""The rules between fields, as KubeVirt's validating webhooks have them; one row one rule.
+
+A rule about one field alone is in its row of the table of fields. `number` is the rule's in
+research/kubevirt.md §3.3, 0 for our own; `cel` says that a CRD's CEL can hold it as well.
+Objects come with their defaults filled in.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from virtbus.kubebridge.core import mapping
+from virtbus.kubebridge.core.causes import Cause, Reason
+from virtbus.kubebridge.core.defaults import of_vmi
+from virtbus.kubebridge.core.plain import Object, at, part
+from virtbus.kubebridge.core.rules_checks import (
+    Found,
+    bindings,
+    boot_orders,
+    both_strategies,
+    cpu_over_limit,
+    credentials_without_seed,
+    data_of_seed,
+    data_twice,
+    device_types,
+    guest_over_limit,
+    inline_size,
+    interfaces_without_network,
+    masquerade_off_pod,
+    memory_over_limit,
+    names_twice,
+    network_kinds,
+    networks_without_interface,
+    no_image,
+    no_memory,
+    no_strategy,
+    no_template,
+    pod_networks,
+    readonly_sata,
+    reserved_labels,
+    reserved_mac,
+    sources_of_volume,
+    virtio_cdrom,
+    without_volume,
+)
+
+
+class Rule(NamedTuple):
+    """`check` yields a path below the spec, and what stands in the message for `{}`, a break."""
+
+    number: int
+    field: str
+    message: str
+    check: Callable[[Object], Iterator[Found]]
+    reason: Reason = Reason.INVALID
+    cel: bool = True
+
+
+TWICE = "{} is used twice; give each a name of its own"
+REQUIRED, DUPLICATE, UNSUPPORTED = Reason.REQUIRED, Reason.DUPLICATE, Reason.NOT_SUPPORTED
+
+VM_RULES = (
+    Rule(1, "template", "missing virtual machine template.", no_template, REQUIRED),
+    Rule(
+        2,
+        "running",
+        "Running and RunStrategy are mutually exclusive. Note that Running is deprecated, please"
+        " use RunStrategy instead",
+        both_strategies,
+    ),
+    Rule(3, "running", "RunStrategy must be specified", no_strategy, REQUIRED),
+)
+"""Below a VM's `spec`."""
+
+SPEC_RULES = (
+    Rule(
+        17,
+        "domain.memory.guest",
+        "no memory requested, at least one of domain.resources.requests.memory and"
+        " domain.memory.guest must be set",
+        no_memory,
+        REQUIRED,
+    ),
+    Rule(
+        20,
+        "domain.resources.requests.memory",
+        "{} is greater than domain.resources.limits.memory",
+        memory_over_limit,
+    ),
+    Rule(
+        21,
+        "domain.memory.guest",
+        "{} must be equal to or less than domain.resources.limits.memory",
+        guest_over_limit,
+    ),
+    Rule(
+        26,
+        "domain.resources.requests.cpu",
+        "{} is greater than domain.resources.limits.cpu",
+        cpu_over_limit,
+    ),
+    Rule(46, "volumes[].name", TWICE, names_twice("volumes"), DUPLICATE),
+    Rule(
+        47,
+        "volumes[]",
+        "must have exactly one source type set; it has {}",
+        sources_of_volume,
+    ),
+    Rule(
+        50,
+        "domain.devices.disks[].name",
+        "no volume is named {}; add one to volumes, or remove the disk",
+        without_volume,
+    ),
+    Rule(
+        51,
+        "domain.devices.disks[].name",
+        TWICE,
+        names_twice("domain", "devices", "disks"),
+        DUPLICATE,
+    ),
+    Rule(52, "domain.devices.disks[]", "must have only one device type; it has {}", device_types),
+    Rule(
+        55,
+        "domain.devices.disks[].cdrom.bus",
+        "Bus type {} is not supported for a CD-ROM; write sata or scsi",
+        virtio_cdrom,
+    ),
+    Rule(
+        56,
+        "domain.devices.disks[].disk.readonly",
+        "a SATA disk cannot be read-only; write bus: virtio or scsi, or make it a cdrom",
+        readonly_sata,
+    ),
+    Rule(
+        58,
+        "domain.devices.disks[].bootOrder",
+        "{}: orders begin with 1, and each is given once",
+        boot_orders,
+        cel=False,
+    ),
+    Rule(
+        64,
+        "volumes[].cloudInitNoCloud",
+        "must have only one {} source set",
+        data_twice,
+    ),
+    Rule(
+        65,
+        "volumes[].cloudInitNoCloud",
+        "must have at least one userdatasource or one networkdatasource set.",
+        data_of_seed,
+        REQUIRED,
+    ),
+    Rule(
+        66,
+        "volumes[].cloudInitNoCloud",
+        "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}SecretRef",
+        inline_size,
+        cel=False,
+    ),
+    Rule(
+        73,
+        "networks[].name",
+        "no interface is named {}; add one to domain.devices.interfaces",
+        networks_without_interface,
+    ),
+    Rule(
+        73,
+        "domain.devices.interfaces[].name",
+        "no network is named {}; add one to networks",
+        interfaces_without_network,
+    ),
+    Rule(74, "networks[].name", TWICE, names_twice("networks"), DUPLICATE),
+    Rule(
+        75,
+        "domain.devices.interfaces[].name",
+        "Only one interface can be connected to one specific network; {} has two",
+        names_twice("domain", "devices", "interfaces"),
+        DUPLICATE,
+    ),
+    Rule(
+        76,
+        "domain.devices.interfaces[]",
+        "logical {} interface must have exactly one binding method; write bridge: {{}} or"
+        " masquerade: {{}}",
+        bindings,
+    ),
+    Rule(
+        77,
+        "domain.devices.interfaces[].name",
+        "Masquerade interface only implemented with pod network",
+        masquerade_off_pod,
+    ),
+    Rule(
+        79,
+        "domain.devices.interfaces[].macAddress",
+        "The requested MAC address is reserved for the in-pod bridge. Please choose another one.",
+        reserved_mac,
+    ),
+    Rule(
+        81,
+        "networks[].pod",
+        "more than one interface is connected to a pod network",
+        pod_networks,
+        DUPLICATE,
+    ),
+    Rule(81, "networks[]", "should have exactly one network type; it has {}", network_kinds),
+    Rule(
+        95,
+        "accessCredentials[].sshPublicKey.propagationMethod",
+        "requires a cloudInitNoCloud volume to exist when noCloud is in use",
+        credentials_without_seed,
+        cel=False,
+    ),
+    Rule(
+        0,
+        "volumes",
+        "a VM needs an image to boot from; add a volume with a containerDisk",
+        no_image,
+        REQUIRED,
+    ),
+)
+"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+
+VMI_RULES = (
+    Rule(
+        99,
+        "metadata.labels",
+        "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited: {}",
+        reserved_labels,
+        UNSUPPORTED,
+        cel=False,
+    ),
+)
+"""Of a VMI that somebody else creates; below the object."""
+
+
+def vm_causes(vm: Object) -> list[Cause]:
+    """All that is wrong with a VM as a user sends it: rules and fields, each problem once."""
+    spec = part(vm, "spec")
+    found = list(_broken(VM_RULES, spec, "spec"))
+    if at(spec, "template") is not None:
+        template = part(mapping.defaulted_template(vm), "spec")
+        found += _broken(SPEC_RULES, template, "spec.template.spec")
+        found += mapping.vm_field_causes(vm)
+    return _once(found)
+
+
+def vmi_causes(vmi: Object) -> list[Cause]:
+    """The same of a VMI, whoever made it."""
+    whole = of_vmi(vmi)
+    return _once([*_broken(SPEC_RULES, part(whole, "spec"), "spec"), *mapping.field_causes(whole)])
+
+
+def foreign_vmi_causes(vmi: Object) -> list[Cause]:
+    """What is wrong with a VMI beside that, where not the bridge itself creates it."""
+    return list(_broken(VMI_RULES, vmi, ""))
+
+
+def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cause]:
+    for rule in rules:
+        for field, shown in rule.check(value):
+            path = ".".join(name for name in (prefix, field) if name)
+            yield Cause(path, rule.message.format(*shown), rule.reason)
+
+
+def _once(causes: list[Cause]) -> list[Cause]:
+    """Each field's problems told once; a rule and a row may both see the same."""
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for cause in causes:
+        seen[cause.field, cause.message] += 1
+        if seen[cause.field, cause.message] == 1:
+            kept.append(cause)
+    return kept

@@ -1,0 +1,235 @@
+"""How each rule is looked at: where it is broken, and what the message names."""
+# ruff: noqa: D103  a check's rule says what it looks for
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+
+from virtbus.kubebridge.core import quantity
+from virtbus.kubebridge.core.metadata import RESERVED_LABELS
+from virtbus.kubebridge.core.plain import Object, at, items, part, text
+
+Found = tuple[str, tuple[str, ...]]
+"""A path, and what the message names."""
+INLINE_BYTES = 2048
+BINDINGS = (
+    *("bridge", "masquerade", "sriov", "binding", "passtBinding", "passt", "slirp", "macvtap"),
+)
+RESERVED_MAC = "02:00:00:00:00:00"
+DISKS, NICS = "domain.devices.disks", "domain.devices.interfaces"
+
+
+def _disks(spec: Object) -> list[Object]:
+    return items(spec, "domain", "devices", "disks")
+
+
+def _nics(spec: Object) -> list[Object]:
+    return items(spec, "domain", "devices", "interfaces")
+
+
+# --- a VM --------------------------------------------------------------------------------------
+def no_template(spec: Object) -> Iterator[Found]:
+    if at(spec, "template") is None:
+        yield "template", ()
+
+
+def both_strategies(spec: Object) -> Iterator[Found]:
+    if at(spec, "running") is not None and at(spec, "runStrategy") is not None:
+        yield "running", ()
+
+
+def no_strategy(spec: Object) -> Iterator[Found]:
+    if at(spec, "running") is None and at(spec, "runStrategy") is None:
+        yield "running", ()
+
+
+# --- sizes -------------------------------------------------------------------------------------
+def _amount(spec: Object, *path: str) -> Decimal | None:
+    try:
+        return quantity.parse(at(spec, *path))
+    except ValueError:  # not given, or told with its row
+        return None
+
+
+def no_memory(spec: Object) -> Iterator[Found]:
+    if at(spec, "domain", "memory", "guest") is None:
+        yield "domain.memory.guest", ()
+
+
+def _over(spec: Object, what: tuple[str, ...], resource: str) -> Iterator[Found]:
+    asked = _amount(spec, *what)
+    limit = _amount(spec, "domain", "resources", "limits", resource)
+    if asked is not None and limit is not None and asked > limit:
+        yield ".".join(what), (str(at(spec, *what)),)
+
+
+def memory_over_limit(spec: Object) -> Iterator[Found]:
+    return _over(spec, ("domain", "resources", "requests", "memory"), "memory")
+
+
+def guest_over_limit(spec: Object) -> Iterator[Found]:
+    return _over(spec, ("domain", "memory", "guest"), "memory")
+
+
+def cpu_over_limit(spec: Object) -> Iterator[Found]:
+    return _over(spec, ("domain", "resources", "requests", "cpu"), "cpu")
+
+
+# --- names -------------------------------------------------------------------------------------
+def names_twice(*path: str) -> Callable[[Object], Iterator[Found]]:
+    """The check of one list."""
+
+    def check(spec: Object) -> Iterator[Found]:
+        seen: set[str] = set()
+        for index, one in enumerate(items(spec, *path)):
+            name = text(one, "name")
+            if name and name in seen:
+                yield f"{'.'.join(path)}[{index}].name", (name,)
+            seen.add(name)
+
+    return check
+
+
+def _unpartnered(spec: Object, mine: tuple[str, ...], partners: tuple[str, ...]) -> Iterator[Found]:
+    names = {text(one, "name") for one in items(spec, *partners)}
+    for index, one in enumerate(items(spec, *mine)):
+        name = text(one, "name")
+        if name and name not in names:
+            yield f"{'.'.join(mine)}[{index}].name", (name,)
+
+
+def without_volume(spec: Object) -> Iterator[Found]:
+    return _unpartnered(spec, ("domain", "devices", "disks"), ("volumes",))
+
+
+def interfaces_without_network(spec: Object) -> Iterator[Found]:
+    return _unpartnered(spec, ("domain", "devices", "interfaces"), ("networks",))
+
+
+def networks_without_interface(spec: Object) -> Iterator[Found]:
+    return _unpartnered(spec, ("networks",), ("domain", "devices", "interfaces"))
+
+
+# --- disks and volumes -------------------------------------------------------------------------
+def sources_of_volume(spec: Object) -> Iterator[Found]:
+    for index, volume in enumerate(items(spec, "volumes")):
+        sources = [key for key, value in volume.items() if key != "name" and value is not None]
+        if len(sources) != 1:
+            yield f"volumes[{index}]", (", ".join(sources) or "none",)
+
+
+def device_types(spec: Object) -> Iterator[Found]:
+    for index, disk in enumerate(_disks(spec)):
+        kinds = [kind for kind in ("disk", "cdrom", "lun") if at(disk, kind) is not None]
+        if len(kinds) > 1:
+            yield f"{DISKS}[{index}]", (", ".join(kinds),)
+
+
+def virtio_cdrom(spec: Object) -> Iterator[Found]:
+    for index, disk in enumerate(_disks(spec)):
+        if text(disk, "cdrom", "bus") == "virtio":
+            yield f"{DISKS}[{index}].cdrom.bus", ("virtio",)
+
+
+def readonly_sata(spec: Object) -> Iterator[Found]:
+    for index, disk in enumerate(_disks(spec)):
+        device = part(disk, "disk")
+        if device.get("bus") == "sata" and device.get("readonly") is True:
+            yield f"{DISKS}[{index}].disk.readonly", ()
+
+
+def boot_orders(spec: Object) -> Iterator[Found]:
+    seen: set[int] = set()
+    for index, disk in enumerate(_disks(spec)):
+        order = at(disk, "bootOrder")
+        if not isinstance(order, int) or isinstance(order, bool):
+            continue
+        if order < 1 or order in seen:
+            yield f"{DISKS}[{index}].bootOrder", (str(order),)
+        seen.add(order)
+
+
+def no_image(spec: Object) -> Iterator[Found]:
+    if not any(at(volume, "containerDisk") is not None for volume in items(spec, "volumes")):
+        yield "volumes", ()
+
+
+# --- cloud-init --------------------------------------------------------------------------------
+_DATA = {
+    "userdata": ("userData", "userDataBase64", "secretRef"),
+    "networkdata": ("networkData", "networkDataBase64", "networkDataSecretRef"),
+}
+
+
+def _seeds(spec: Object) -> Iterator[tuple[str, Object]]:
+    for index, volume in enumerate(items(spec, "volumes")):
+        if at(volume, "cloudInitNoCloud") is not None:
+            yield f"volumes[{index}].cloudInitNoCloud", part(volume, "cloudInitNoCloud")
+
+
+def data_twice(spec: Object) -> Iterator[Found]:
+    for path, seed in _seeds(spec):
+        for kind, fields in _DATA.items():
+            if sum(bool(at(seed, field)) for field in fields) > 1:
+                yield path, (kind,)
+
+
+def data_of_seed(spec: Object) -> Iterator[Found]:
+    for path, seed in _seeds(spec):
+        if not any(at(seed, field) for fields in _DATA.values() for field in fields):
+            yield path, ()
+
+
+def inline_size(spec: Object) -> Iterator[Found]:
+    for path, seed in _seeds(spec):
+        for kind, (inline, encoded, _) in _DATA.items():
+            size = max(len(text(seed, inline).encode()), len(text(seed, encoded)) * 3 // 4)
+            if size > INLINE_BYTES:
+                yield path, (kind, "userData" if kind == "userdata" else "networkData")
+
+
+def credentials_without_seed(spec: Object) -> Iterator[Found]:
+    if any(_seeds(spec)):
+        return
+    for index, one in enumerate(items(spec, "accessCredentials")):
+        if at(one, "sshPublicKey", "propagationMethod", "noCloud") is not None:
+            yield f"accessCredentials[{index}].sshPublicKey.propagationMethod", ()
+
+
+# --- networks ----------------------------------------------------------------------------------
+def bindings(spec: Object) -> Iterator[Found]:
+    for index, nic in enumerate(_nics(spec)):
+        if sum(at(nic, binding) is not None for binding in BINDINGS) != 1:
+            yield f"{NICS}[{index}]", (text(nic, "name"),)
+
+
+def masquerade_off_pod(spec: Object) -> Iterator[Found]:
+    pods = {text(net, "name") for net in items(spec, "networks") if at(net, "pod") is not None}
+    for index, nic in enumerate(_nics(spec)):
+        if at(nic, "masquerade") is not None and text(nic, "name") not in pods:
+            yield f"{NICS}[{index}].name", ()
+
+
+def reserved_mac(spec: Object) -> Iterator[Found]:
+    for index, nic in enumerate(_nics(spec)):
+        if text(nic, "macAddress") == RESERVED_MAC and at(nic, "masquerade") is not None:
+            yield f"{NICS}[{index}].macAddress", ()
+
+
+def pod_networks(spec: Object) -> Iterator[Found]:
+    pods = [i for i, net in enumerate(items(spec, "networks")) if at(net, "pod") is not None]
+    for index in pods[1:]:
+        yield f"networks[{index}].pod", ()
+
+
+def network_kinds(spec: Object) -> Iterator[Found]:
+    for index, net in enumerate(items(spec, "networks")):
+        kinds = [kind for kind in ("pod", "multus", "resourceClaim") if at(net, kind) is not None]
+        if len(kinds) != 1:
+            yield f"networks[{index}]", (", ".join(kinds) or "none",)
+
+
+# --- metadata ----------------------------------------------------------------------------------
+def reserved_labels(vmi: Object) -> Iterator[Found]:
+    found = sorted(set(part(vmi, "metadata", "labels")) & set(RESERVED_LABELS))
+    if found:
+        yield "metadata.labels", (", ".join(found),)

@@ -1,0 +1,122 @@
+"""The table of fields: all of KubeVirt's are in it, and each row does what it says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
+from virtbus.kubebridge.core.fields.table import VM, VMI
+from virtbus.kubebridge.core.walk import MAX_CAUSES, walk
+from virtbus.schemas.api import VmCreate
+
+FIELDS = (Path(__file__).parent / "kubevirt_fields.txt").read_text().split()
+"""Of VirtualMachineInstanceSpec, KubeVirt at d923fdb8 (August 2026)."""
+OF_VM = (
+    *("dataVolumeTemplates[]", "instancetype", "preference", "runStrategy", "running"),
+    *("template", "updateVolumesStrategy"),
+)
+ROWS = [row for row in VMI.rows if row.path]
+
+
+def spec(path: str, value: Any) -> dict[str, Any]:
+    """A spec with one field."""
+    name, _, rest = path.partition(".")
+    inner = spec(rest, value) if rest else value
+    if name.endswith("[]"):
+        listed = [inner] if rest or isinstance(value, dict) else value
+        return {name.removesuffix("[]"): listed}
+    return {name: inner}
+
+
+def shown(path: str) -> str:
+    return f"spec.{path.replace('[]', '[0]')}"
+
+
+def ids(row: Field) -> str:
+    return row.path
+
+
+def covered(path: str) -> bool:
+    """True where the field has a row, or something above it an end."""
+    if VMI.row(path) is not None:
+        return True
+    above = path.rpartition(".")[0]
+    while above:
+        row = VMI.row(above)
+        if row is not None:
+            return row.verdict is not Verdict.MAPPED or row.kind in {Kind.MAP, Kind.ANY}
+        above = above.rpartition(".")[0]
+    return False
+
+
+def test_every_field_of_kubevirt_has_a_row() -> None:
+    open_maps = {"domain.resources.limits", "domain.resources.requests"}
+    assert [path for path in FIELDS if not covered(path) and path not in open_maps] == []
+    assert [path for path in OF_VM if VM.row(path) is None] == []
+
+
+def test_every_row_is_a_field_of_kubevirt() -> None:
+    known = set(FIELDS)
+    of_maps = re.compile(
+        r"domain\.resources\.(limits|requests)\.|.*\.(secretRef|networkDataSecretRef)\."
+    )
+    assert [r.path for r in ROWS if r.path not in known and not of_maps.match(r.path)] == []
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.verdict is not Verdict.MAPPED], ids=ids)
+def test_what_is_not_mapped_is_refused_by_its_path_or_ignored(row: Field) -> None:
+    value: Any = [{"a": 1}] if row.path.endswith("[]") else {"a": 1}
+    found = [cause.field for cause in walk(spec(row.path, value), VMI, "spec").causes]
+    refused = shown(row.path).removesuffix("[0]")
+    assert found == ([] if row.verdict is Verdict.IGNORED else [refused])
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.verdict is not Verdict.MAPPED], ids=ids)
+def test_what_asks_for_nothing_passes(row: Field) -> None:
+    nothings: tuple[Any, ...] = (None, False, [])
+    for nothing in nothings:
+        assert walk(spec(row.path, nothing), VMI, "spec").causes == []
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.values], ids=ids)
+def test_a_value_that_is_not_taken_is_refused_with_the_next_step(row: Field) -> None:
+    odd: Any = {Kind.FLAG: False, Kind.NUMBER: 7, Kind.TEXT: "odd"}[row.kind]
+    (cause,) = walk(spec(row.path, odd), VMI, "spec").causes
+    assert cause.field == shown(row.path)
+    assert row.instead in cause.message
+    for value in row.values:
+        assert walk(spec(row.path, value), VMI, "spec").causes == []
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.kind is not Kind.ANY], ids=ids)
+def test_a_value_of_another_type_is_told_by_its_path(row: Field) -> None:
+    odd: Any = 7 if row.kind in {Kind.TEXT, Kind.OBJECT, Kind.LIST, Kind.MAP} else {"a": 1}
+    odd = "x" if row.kind is Kind.FLAG else odd
+    whole = spec(row.path, odd)
+    found = [cause.field for cause in walk(whole, VMI, "spec").causes]
+    assert found == [shown(row.path).removesuffix("[0]")]
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.to], ids=ids)
+def test_a_row_maps_to_a_field_that_there_is(row: Field) -> None:
+    model: Any = VmCreate.model_json_schema(by_alias=True)
+    here: Any = model
+    for name in row.to.replace("[]", ".[]").split("."):
+        here = here["items"] if name == "[]" else here["properties"][name]
+        ref = here.get("$ref") or next(
+            (one["$ref"] for one in here.get("anyOf", ()) if "$ref" in one), None
+        )
+        if ref:
+            here = model["$defs"][ref.rpartition("/")[2]]
+
+
+def test_an_unknown_field_is_refused_with_the_one_that_looks_like_it() -> None:
+    (cause,) = walk({"domain": {"cpus": {}}}, VMI, "spec").causes
+    assert (cause.field, "did you mean cpu?" in cause.message) == ("spec.domain.cpus", True)
+
+
+def test_a_megabyte_of_problems_is_told_in_part() -> None:
+    walked = walk({f"field{number}": 1 for number in range(50_000)}, VMI, "spec")
+    assert len(walked.causes) == MAX_CAUSES

@@ -1,0 +1,313 @@
+"""A VMI becomes the VM of virtbus that runs its guest."""
+
+import base64
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from services.kubebridge.tests.manifests import UID, put, template, vm, vmi
+
+from virtbus.controller.core.admission import admit
+from virtbus.kubebridge.core import defaults, quantity
+from virtbus.kubebridge.core.causes import Reason
+from virtbus.kubebridge.core.mapping import defaulted_template, translate
+from virtbus.kubebridge.core.needs import needs
+from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
+from virtbus.schemas.api import VmCreate
+from virtbus.schemas.vm import RunStrategy
+
+
+def made(whole: dict[str, Any], **secrets: dict[str, str]) -> VmCreate:
+    given_ = {
+        ("Secret", name): {
+            "data": {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+        }
+        for name, data in secrets.items()
+    }
+    create, causes = translate(whole, given_, "c1")
+    assert causes == ()
+    assert create is not None
+    return create
+
+
+def fields(whole: dict[str, Any]) -> list[str]:
+    return [cause.field for cause in vmi_causes(whole)]
+
+
+def test_the_smoke_vm_maps_unchanged() -> None:
+    assert vm_causes(vm()) == []
+    create = made(vmi())
+    assert (create.uid, create.name, create.namespace) == (UID, "smoke", "default")
+    spec = create.spec
+    assert spec is not None
+    assert spec.run_strategy is RunStrategy.ONCE
+    assert spec.domain.memory.guest == 4 * 10**9
+    assert spec.domain.cpu.vcpus == 1
+    assert spec.domain.firmware.uuid == "c3ecdb42-282e-44c3-8266-91b99ac91261"
+    assert [disk.name for disk in spec.domain.devices.disks] == [
+        *("containerdisk", "emptydisk", "cloudinitdisk"),
+    ]
+    disk, empty, seed = spec.volumes
+    assert disk.container_disk is not None
+    assert disk.container_disk.image == "kubevirt/fedora-cloud-container-disk-demo:latest"
+    assert disk.container_disk.image_pull_policy == "Always"
+    assert empty.empty_disk is not None
+    assert empty.empty_disk.capacity == 2 * 1024**3
+    assert seed.cloud_init_no_cloud is not None
+    assert "password: changeme" in (seed.cloud_init_no_cloud.user_data or "")
+    assert seed.cloud_init_no_cloud.hostname == "smoke"
+    assert [(net.name, net.network) for net in spec.networks] == [("default", "default")]
+    assert dict(spec.node_selector) == {}
+
+
+def test_the_controllers_admit_what_is_made_of_the_smoke_vm() -> None:
+    admitted = admit(made(vmi()).model_dump(exclude_none=True), "not used")
+    assert (admitted.uid, admitted.powered) == (UID, True)
+    assert len(admitted.spec.volumes) == 3
+
+
+def test_a_vm_of_another_is_told_by_its_labels() -> None:
+    assert made(vmi()).labels == {"kubevirt.io/created-by": UID, "virtbus.io/cluster": "c1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "ours"),
+    [
+        ({"domain.cpu": {"sockets": 2, "cores": 3}}, "domain.cpu.vcpus", 6),
+        ({"domain.cpu": None, "domain.resources.limits": {"cpu": "1500m"}},
+         "domain.cpu.sockets", 2),
+        ({"domain.cpu.model": "host-passthrough"}, "domain.cpu.model", None),
+        ({"domain.cpu.model": "Nehalem"}, "domain.cpu.model", "Nehalem"),
+        ({"domain.memory": {"guest": "1.5Gi"}}, "domain.memory.guest", 3 * 512 * 1024**2),
+        ({"domain.firmware.serial": "a-1"}, "domain.firmware.serial", "a-1"),
+        ({"terminationGracePeriodSeconds": 0}, "termination_grace_s", 0),
+        ({"startStrategy": "Paused"}, "start_strategy", "Paused"),
+        ({"evictionStrategy": "External"}, "eviction_strategy", "External"),
+        ({"nodeSelector": {"disk": "fast"}}, "node_selector", {"disk": "fast"}),
+        ({"domain.devices.disks.0": {"name": "containerdisk", "cdrom": {}}},
+         "domain.devices.disks.0.device", "cdrom"),
+        ({"domain.devices.disks.0": {"name": "containerdisk", "cdrom": {}}},
+         "domain.devices.disks.0.bus", "sata"),
+        ({"domain.devices.disks.0.bootOrder": 2}, "domain.devices.disks.0.boot_order", 2),
+        ({"domain.devices.interfaces.0.macAddress": "02:00:5E:10:00:01"},
+         "domain.devices.interfaces.0.mac_address", "02:00:5e:10:00:01"),
+        ({"networks.0": {"name": "default", "multus": {"networkName": "lan"}}},
+         "networks.0.network", "lan"),
+        ({"networks": None, "domain.devices.interfaces": None}, "networks.0.network", "default"),
+        ({"volumes.0.containerDisk.path": "/disk/a.img"}, "volumes.0.container_disk.path",
+         "/disk/a.img"),
+        ({"volumes.2.cloudInitNoCloud": {"userDataBase64": "YQ=="}},
+         "volumes.2.cloud_init_no_cloud.user_data", "a"),
+        ({"hostname": "box"}, "volumes.2.cloud_init_no_cloud.hostname", "box"),
+    ],
+)  # fmt: skip
+def test_a_field_maps(changes: dict[str, Any], path: str, ours: Any) -> None:
+    here: Any = made(vmi(changes)).spec
+    for name in path.split("."):
+        here = here[int(name)] if name.isdigit() else getattr(here, name)
+    assert here == ours
+
+
+def test_no_network_means_none() -> None:
+    bare = {"networks": None, "domain.devices": {"autoattachPodInterface": False}}
+    spec = made(vmi(bare)).spec
+    assert spec is not None
+    assert (spec.networks, spec.domain.devices.interfaces) == ((), ())
+
+
+def test_a_vm_without_a_seed_has_one_with_its_host_name() -> None:
+    volumes = [{"name": "cloudinit", "containerDisk": {"image": "a/b"}}]
+    spec = made(vmi({"volumes": volumes, "domain.devices.disks": None})).spec
+    assert spec is not None
+    assert [volume.name for volume in spec.volumes] == ["cloudinit", "cloudinit1"]
+    assert spec.volumes[1].cloud_init_no_cloud is not None
+    assert spec.volumes[1].cloud_init_no_cloud.hostname == "smoke"
+
+
+SECRETS = {
+    "volumes.2.cloudInitNoCloud": {
+        "secretRef": {"name": "user"},
+        "networkDataSecretRef": {"name": "net"},
+    },
+    "accessCredentials": [
+        {
+            "sshPublicKey": {
+                "source": {"secret": {"secretName": "keys"}},
+                "propagationMethod": {"noCloud": {}},
+            }
+        }
+    ],
+}
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me"
+
+
+def test_the_secrets_of_a_vmi_are_named_with_their_fields() -> None:
+    assert [(one.kind, one.name, one.field) for one in needs(vmi(SECRETS)["spec"])] == [
+        ("Secret", "user", "spec.volumes[2].cloudInitNoCloud.secretRef.name"),
+        ("Secret", "net", "spec.volumes[2].cloudInitNoCloud.networkDataSecretRef.name"),
+        ("Secret", "keys", "spec.accessCredentials[0].sshPublicKey.source.secret.secretName"),
+    ]
+
+
+def test_secrets_become_the_seed() -> None:
+    create = made(
+        vmi(SECRETS),
+        user={"userdata": "#!/bin/sh", "networkdata": "not this"},
+        net={"networkData": "version: 2"},
+        keys={"a": f"{KEY}\n\n{KEY}2\n"},
+    )
+    assert create.spec is not None
+    seed = create.spec.volumes[2].cloud_init_no_cloud
+    assert seed is not None
+    assert (seed.user_data, seed.network_data) == ("#!/bin/sh", "version: 2")
+    assert seed.ssh_keys == (KEY, f"{KEY}2")
+
+
+def test_a_vmi_waits_for_a_secret_that_does_not_exist() -> None:
+    assert vmi_causes(vmi(SECRETS)) == []
+    translated = translate(vmi(SECRETS), {}, "c1")
+    assert translated.waits
+    assert {cause.reason for cause in translated.causes} == {Reason.NOT_FOUND}
+    assert len(translated.causes) == 3
+
+
+def test_a_secret_that_is_no_text_is_told_at_the_field_that_names_it() -> None:
+    whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
+    given_ = {("Secret", "user"): {"data": {"userdata": "/w=="}}}
+    translated = translate(whole, given_, "c1")
+    assert not translated.waits
+    assert [c.field for c in translated.causes] == [
+        "spec.volumes[2].cloudInitNoCloud.secretRef.name"
+    ]
+
+
+def test_what_our_models_refuse_is_told_by_kubevirts_path() -> None:
+    whole = vmi(
+        {
+            "volumes.0.containerDisk.image": "NO image",
+            "domain.memory.guest": "1Mi",
+            "domain.firmware.uuid": "x",
+            "domain.devices.interfaces.0.macAddress": "ff:ff:ff:ff:ff:ff",
+        }
+    )
+    assert set(fields(whole)) == {
+        "spec.volumes[0].containerDisk.image",
+        "spec.domain.memory.guest",
+        "spec.domain.firmware.uuid",
+        "spec.domain.devices.interfaces[0].macAddress",
+    }
+
+
+def test_memory_is_told_where_it_was_given() -> None:
+    whole = vmi()
+    whole["spec"]["domain"]["resources"]["requests"]["memory"] = "1M"
+    del whole["spec"]["domain"]["memory"]
+    assert fields(whole) == ["spec.domain.memory.guest"]  # the default copied it there
+
+
+def test_a_name_that_is_none_of_virtbus_is_refused_once() -> None:
+    assert fields(put(vmi(), {"metadata.name": "a.b"})) == ["metadata.name"]
+
+
+def test_a_generated_name_is_not_looked_at() -> None:
+    assert fields(put(vmi(), {"metadata.name": None})) == []
+
+
+def test_a_hook_is_refused_and_a_strangers_annotation_is_not() -> None:
+    annotations = {"hooks.kubevirt.io/hookSidecars": "[]", "example.com/a": "b"}
+    assert fields(put(vmi(), {"metadata.annotations": annotations})) == [
+        "metadata.annotations.hooks.kubevirt.io/hookSidecars"
+    ]
+
+
+def test_all_problems_of_a_vm_come_at_once() -> None:
+    whole = template({"domain.devices.gpus": [{}], "foo": 1, "volumes.0.containerDisk.image": "X"})
+    put(whole, {"spec.instancetype": {"name": "a"}, "spec.runStrategy": "Always"})
+    assert {cause.field for cause in vm_causes(whole)} == {
+        "spec.running",
+        "spec.instancetype",
+        "spec.template.spec.domain.devices.gpus",
+        "spec.template.spec.foo",
+        "spec.template.spec.volumes[0].containerDisk.image",
+    }
+
+
+# --- defaults ----------------------------------------------------------------------------------
+def test_defaults_fill_only_what_is_open_and_twice_is_once() -> None:
+    once = defaults.of_vm(vm())
+    assert defaults.of_vm(once) == once
+    assert defaults.json_patch(once, defaults.of_vm(once)) == []
+    whole = vmi({"volumes.0.containerDisk.imagePullPolicy": None, "domain.cpu": None})
+    assert defaults.of_vmi(whole) == whole
+    assert whole["spec"]["domain"]["cpu"] == {
+        "model": "host-model",
+        "sockets": 1,
+        "cores": 1,
+        "threads": 1,
+    }
+
+
+def test_a_vm_gets_the_firmware_uuid_that_kubevirt_gives_its_name() -> None:
+    whole = defaults.of_vm(put(template({"domain.firmware": None}), {"metadata.name": "testvm"}))
+    first = whole["spec"]["template"]["spec"]["domain"]["firmware"]["uuid"]
+    assert first == "5a9fc181-957e-5c32-9e5a-2de5e9673531"
+
+
+@pytest.mark.parametrize(
+    ("image", "policy"),
+    [
+        ("a/b", "Always"),
+        ("localhost:5000/b", "Always"),
+        ("a/b:latest", "Always"),
+        ("a/b:1", "IfNotPresent"),
+        ("a/b@sha256:" + "0" * 64, "IfNotPresent"),
+    ],
+)
+def test_the_pull_policy_follows_the_tag(image: str, policy: str) -> None:
+    whole = vmi({"volumes.0.containerDisk": {"image": image}})
+    assert whole["spec"]["volumes"][0]["containerDisk"]["imagePullPolicy"] == policy
+
+
+KEYS = st.sampled_from(
+    [
+        *("spec", "template", "metadata", "domain", "devices", "disks", "volumes", "networks"),
+        *("name", "disk", "cdrom", "bus", "cpu", "memory", "resources", "requests", "limits"),
+        *("containerDisk", "cloudInitNoCloud", "userData", "interfaces", "labels", "image", "x"),
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(KEYS, JSON, max_size=5))
+def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, Any]) -> None:
+    whole = {"metadata": {"name": "a", "namespace": "b"}, "spec": spec}
+    assert vmi_causes(whole)
+    assert vm_causes(whole)
+    assert vm_causes({**whole, "spec": {"running": True, "template": {"spec": spec}}})
+    once = defaults.of_vmi(whole)
+    assert defaults.of_vmi(once) == once
+    needs(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4G", 4 * 10**9), ("1Ki", 1024), ("1.5Gi", 3 * 2**29), ("100m", 1), ("1e3", 1000), (7, 7)],
+)
+def test_a_quantity_is_read_as_kubernetes_reads_it(text: Any, number: int) -> None:
+    assert quantity.whole(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "4GB", "1e99", "9" * 21, "-1", True, "1 G", "E", None])
+def test_what_is_no_quantity_is_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="must"):
+        quantity.whole(text)
+
+
+def test_the_template_of_a_vm_is_what_its_vmi_will_be() -> None:
+    made_ = defaulted_template(vm())
+    assert made_["metadata"]["name"] == "kubevirt-smoke-fedora"

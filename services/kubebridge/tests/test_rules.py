@@ -1,0 +1,187 @@
+"""Each rule between fields is broken once, by a manifest that breaks no other."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from services.kubebridge.tests.manifests import put, template, vm, vmi
+
+from virtbus.kubebridge.core.rules import (
+    SPEC_RULES,
+    VM_RULES,
+    VMI_RULES,
+    Rule,
+    foreign_vmi_causes,
+    vm_causes,
+)
+
+AT = "spec.template.spec."
+NIC = {"name": "default", "bridge": {}}
+BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
+    (17, "domain.memory.guest"): ({"domain.resources": None}, "domain.memory.guest"),
+    (20, "domain.resources.requests.memory"): (
+        {"domain.resources.limits": {"memory": "3G"}, "domain.memory.guest": "1G"},
+        "domain.resources.requests.memory",
+    ),
+    (21, "domain.memory.guest"): (
+        {"domain.resources": {"limits": {"memory": "1G"}}, "domain.memory.guest": "2G"},
+        "domain.memory.guest",
+    ),
+    (26, "domain.resources.requests.cpu"): (
+        {"domain.resources.requests.cpu": 2, "domain.resources.limits.cpu": 1},
+        "domain.resources.requests.cpu",
+    ),
+    (46, "volumes[].name"): (
+        {"volumes.3": {"name": "emptydisk", "emptyDisk": {"capacity": "1Gi"}}},
+        "volumes[3].name",
+    ),
+    (47, "volumes[]"): ({"volumes.1.containerDisk": {"image": "a/b"}}, "volumes[1]"),
+    (50, "domain.devices.disks[].name"): (
+        {"domain.devices.disks.3": {"name": "other", "disk": {}}},
+        "domain.devices.disks[3].name",
+    ),
+    (51, "domain.devices.disks[].name"): (
+        {"domain.devices.disks.3": {"name": "emptydisk", "disk": {}}},
+        "domain.devices.disks[3].name",
+    ),
+    (52, "domain.devices.disks[]"): (
+        {"domain.devices.disks.1.cdrom": {}},
+        "domain.devices.disks[1]",
+    ),
+    (55, "domain.devices.disks[].cdrom.bus"): (
+        {"domain.devices.disks.1": {"name": "emptydisk", "cdrom": {"bus": "virtio"}}},
+        "domain.devices.disks[1].cdrom.bus",
+    ),
+    (56, "domain.devices.disks[].disk.readonly"): (
+        {"domain.devices.disks.1.disk": {"bus": "sata", "readonly": True}},
+        "domain.devices.disks[1].disk.readonly",
+    ),
+    (58, "domain.devices.disks[].bootOrder"): (
+        {"domain.devices.disks.0.bootOrder": 1, "domain.devices.disks.1.bootOrder": 1},
+        "domain.devices.disks[1].bootOrder",
+    ),
+    (64, "volumes[].cloudInitNoCloud"): (
+        {"volumes.2.cloudInitNoCloud.secretRef": {"name": "a"}},
+        "volumes[2].cloudInitNoCloud",
+    ),
+    (65, "volumes[].cloudInitNoCloud"): (
+        {"volumes.2.cloudInitNoCloud": {}},
+        "volumes[2].cloudInitNoCloud",
+    ),
+    (66, "volumes[].cloudInitNoCloud"): (
+        {"volumes.2.cloudInitNoCloud.userData": "x" * 2049},
+        "volumes[2].cloudInitNoCloud",
+    ),
+    (73, "networks[].name"): (
+        {"networks.1": {"name": "lan", "multus": {"networkName": "lan"}}},
+        "networks[1].name",
+    ),
+    (73, "domain.devices.interfaces[].name"): (
+        {"domain.devices.interfaces.1": {"name": "lan", "bridge": {}}},
+        "domain.devices.interfaces[1].name",
+    ),
+    (74, "networks[].name"): (
+        {"networks.1": {"name": "default", "multus": {"networkName": "lan"}}},
+        "networks[1].name",
+    ),
+    (75, "domain.devices.interfaces[].name"): (
+        {"domain.devices.interfaces.1": NIC},
+        "domain.devices.interfaces[1].name",
+    ),
+    (76, "domain.devices.interfaces[]"): (
+        {"domain.devices.interfaces.0.masquerade": {}},
+        "domain.devices.interfaces[0]",
+    ),
+    (77, "domain.devices.interfaces[].name"): (
+        {
+            "networks.0": {"name": "default", "multus": {"networkName": "lan"}},
+            "domain.devices.interfaces.0": {"name": "default", "masquerade": {}},
+        },
+        "domain.devices.interfaces[0].name",
+    ),
+    (79, "domain.devices.interfaces[].macAddress"): (
+        {
+            "domain.devices.interfaces.0": {
+                "name": "default",
+                "masquerade": {},
+                "macAddress": "02:00:00:00:00:00",
+            }
+        },
+        "domain.devices.interfaces[0].macAddress",
+    ),
+    (81, "networks[].pod"): (
+        {
+            "networks.1": {"name": "two", "pod": {}},
+            "domain.devices.interfaces.1": {"name": "two", "bridge": {}},
+        },
+        "networks[1].pod",
+    ),
+    (81, "networks[]"): (
+        {"networks.0.multus": {"networkName": "lan"}},
+        "networks[0]",
+    ),
+    (95, "accessCredentials[].sshPublicKey.propagationMethod"): (
+        {
+            "accessCredentials": [
+                {
+                    "sshPublicKey": {
+                        "source": {"secret": {"secretName": "a"}},
+                        "propagationMethod": {"noCloud": {}},
+                    }
+                }
+            ],
+            "volumes": [{"name": "containerdisk", "containerDisk": {"image": "a/b"}}],
+            "domain.devices.disks": None,
+        },
+        "accessCredentials[0].sshPublicKey.propagationMethod",
+    ),
+    (0, "volumes"): (
+        {
+            "volumes": [{"name": "a", "emptyDisk": {"capacity": "1Gi"}}],
+            "domain.devices.disks": None,
+        },
+        "volumes",
+    ),
+}  # fmt: skip
+
+
+def key(rule: Rule) -> tuple[int, str]:
+    return rule.number, rule.field
+
+
+def test_each_rule_has_its_manifest() -> None:
+    assert {key(rule) for rule in SPEC_RULES} == set(BROKEN)
+
+
+@pytest.mark.parametrize("rule", SPEC_RULES, ids=lambda rule: f"{rule.number}-{rule.field}")
+def test_a_broken_rule_is_told_with_its_field_and_reason(rule: Rule) -> None:
+    changes, field = BROKEN[key(rule)]
+    found = [(cause.field, cause.reason) for cause in vm_causes(template(changes))]
+    assert found == [(AT + field, rule.reason)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        (1, {"template": None}),
+        (2, {"runStrategy": "Always"}),
+        (3, {"running": None}),
+    ],
+)
+def test_a_broken_rule_of_a_vm_is_told(rule: int, changes: dict[str, Any]) -> None:
+    (expected,) = [one for one in VM_RULES if one.number == rule]
+    (cause,) = vm_causes(vm(**changes))
+    assert (cause.field, cause.reason) == (f"spec.{expected.field}", expected.reason)
+    assert cause.plain() == {
+        "field": cause.field,
+        "message": cause.message,
+        "reason": str(expected.reason),
+    }
+
+
+def test_a_reserved_label_is_the_bridges_only() -> None:
+    labels = {"kubevirt.io/nodeName": "n1", "kubevirt.io/other": "x"}
+    (cause,) = foreign_vmi_causes(put(vmi(), {"metadata.labels": labels}))
+    assert (cause.field, cause.reason) == ("metadata.labels", VMI_RULES[0].reason)
+    assert "nodeName" in cause.message
+    assert foreign_vmi_causes(vmi()) == []
