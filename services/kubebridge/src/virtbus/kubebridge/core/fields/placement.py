@@ -80,7 +80,7 @@ NAMING = (
         Kind.TEXT,
         "",
         "the seed's host name; without it the VMI's name",
-        pattern=r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?",
+        pattern=r"(?!-)[a-z0-9-]{1,63}(?<!-)",
         instead="write 1-63 characters of a-z, 0-9 and '-'",
     ),
     refused("subdomain", NAMES, "leave it out"),
