@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load storm install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load storm k8s-tools install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +37,7 @@ docs-check: sync
 	@$(GENERATE) --check
 
 unit: sync ## tests that need nothing but Python
-	@$(BIN)/python -m pytest -m 'not integration and not e2e' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not integration and not e2e and not kubernetes' $(ARGS)
 
 SEEDS ?= 200
 SIM := $(BIN)/python -m tests.sim
@@ -52,6 +52,9 @@ e2e: setup ## tests that boot real guests (root)
 
 test: setup ## all tests but the long ones, real guests included (root)
 	@$(PYTEST) -m 'not long' $(ARGS)
+
+k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minutes once, then no time
+	@tools/k8s/build >/dev/null
 
 debian-image: setup ## the full guest `debian`: minutes once, then a second (root)
 	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2

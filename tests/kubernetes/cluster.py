@@ -1,0 +1,256 @@
+"""A real Kubernetes control plane on loopback: etcd, API server, controller manager; no nodes.
+
+It has a certificate authority of its own, TLS, RBAC and aggregation (a front proxy's own CA), is
+ready within seconds, and leaves nothing behind: its programs are ended by their pid, and the
+kernel ends them when the tests' process is killed.
+"""
+
+import json
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tests.kubernetes.certificates import Authority, Pair, key_pair
+
+BUILD = Path(__file__).parents[2] / "tools" / "k8s" / "build"
+READY_S = 60.0
+STOP_S = 20.0
+_SERVICES = "10.96.0.0/24"
+
+Json = dict[str, Any]
+
+
+def programs() -> Path | None:
+    """The folder of etcd, kube-apiserver, kube-controller-manager and kubectl, if built."""
+    found = subprocess.run([BUILD, "--where"], capture_output=True, text=True, check=False)
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
+
+
+class Program:
+    """One program of the cluster; `start` after `kill` or `stop` runs it again, on its old data."""
+
+    def __init__(self, argv: Sequence[str], log: Path) -> None:
+        self._argv = argv
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The pid of the program that runs."""
+        assert self._process is not None, f"{self._argv[0]} does not run"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Run it; it is not ready yet on return."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self._argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.log.parent,
+                start_new_session=True,
+            )
+
+    def ended(self) -> bool:
+        """Whether it ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End it as `kill -9` does; it is gone on return."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask it to end, and make it end after STOP_S."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_S)
+        self._process = None
+
+
+class Cluster:
+    """One control plane. All methods block.
+
+    `kubeconfig` is of a member of system:masters. `authority` signs users and servers,
+    `front_proxy` only the API server's own certificate towards aggregated APIs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.base = Path(tempfile.mkdtemp(prefix="virtbus-k8s-"))
+        self.authority = Authority(self.base, "ca")
+        self.front_proxy = Authority(self.base, "front-proxy-ca")
+        # Bound, never listened at: nobody else gets the port, whenever the API server is down.
+        self._port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self.url = f"https://127.0.0.1:{self._port.getsockname()[1]}"
+        self._admin = self.authority.sign("admin", "admin", groups=["system:masters"])
+        self.kubeconfig = self.kubeconfig_of("admin", self._admin)
+        self._tls = ssl.create_default_context(cafile=str(self.authority.certificate))
+        self._tls.load_cert_chain(*self._admin)
+        self._tokens = key_pair(self.base / "accounts")
+        self.etcd = Program(self._etcd(), self.base / "etcd.log")
+        self.apiserver = Program(self._apiserver(), self.base / "apiserver.log")
+        self.controllers = Program(self._controllers(), self.base / "controllers.log")
+        self.ready_s = 0.0
+        """How long the start took, seconds."""
+
+    # --- its life -------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        began = time.monotonic()
+        try:
+            for program in (self.etcd, self.apiserver, self.controllers):
+                program.start()
+            self.wait_ready()
+        except BaseException:
+            self.end()
+            raise
+        self.ready_s = time.monotonic() - began
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the programs and remove their files."""
+        for program in (self.controllers, self.apiserver, self.etcd):
+            program.kill()  # nothing of them is kept
+        self._port.close()
+        shutil.rmtree(self.base)
+
+    def wait_ready(self) -> None:
+        """Until the API server is ready and namespaces get their service accounts."""
+        deadline = time.monotonic() + READY_S
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        while not all(self._status(path) == 200 for path in ("/readyz", account)):
+            ended = [p.log for p in (self.etcd, self.apiserver, self.controllers) if p.ended()]
+            assert not ended, f"{ended[0].name}: {ended[0].read_text(errors='replace')[-3000:]}"
+            assert time.monotonic() < deadline, self.apiserver.log.read_text()[-3000:]
+            time.sleep(0.05)
+
+    def _status(self, path: str) -> int:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5, context=self._tls) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    # --- using it -------------------------------------------------------------------------
+    def kubectl(self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
+        """What `kubectl ARGV…` printed; an AssertionError with all it said when it fails."""
+        done = self.try_kubectl(*argv, stdin=stdin, kubeconfig=kubeconfig)
+        assert done.returncode == 0, f"kubectl {' '.join(argv)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def try_kubectl(
+        self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """`kubectl ARGV…`, ended, however; as the administrator or whose kubeconfig it is."""
+        return subprocess.run(
+            [self._folder / "kubectl", "--kubeconfig", kubeconfig or self.kubeconfig, *argv],
+            # Its cache of discovered kinds is of this cluster and goes with it.
+            env={"HOME": str(self.base), "PATH": "/usr/bin:/bin"},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def get(self, *argv: str) -> Json:
+        """The object that `kubectl get ARGV… -o json` printed."""
+        found: Json = json.loads(self.kubectl("get", *argv, "-o", "json"))
+        return found
+
+    def kubeconfig_of(self, name: str, pair: Pair) -> Path:
+        """A kubeconfig, `<name>.kubeconfig`, for the user whom a pair of `authority` names."""
+        path = self.base / f"{name}.kubeconfig"
+        user = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
+        server = {"server": self.url, "certificate-authority": str(self.authority.certificate)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": server}],
+            "users": [{"name": name, "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+            "current-context": "test",
+        }
+        path.write_text(json.dumps(config))
+        return path
+
+    # --- its programs ---------------------------------------------------------------------
+    def _etcd(self) -> list[str]:
+        # Sockets named `etcd:0` and `peer:0` in its folder: etcd wants host:port even of a file.
+        clients, peers = "unix://etcd:0", "unix://peer:0"
+        return [
+            str(self._folder / "etcd"),
+            "--name=test",
+            f"--data-dir={self.base}/etcd",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={clients}",
+            f"--advertise-client-urls={clients}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=test={peers}",
+            "--log-level=warn",
+        ]
+
+    def _apiserver(self) -> list[str]:
+        hosts = ["127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"]
+        serving = self.authority.sign("apiserver", "kube-apiserver", hosts=hosts)
+        proxy = self.front_proxy.sign("front-proxy", "front-proxy")
+        private, public = self._tokens
+        return [
+            str(self._folder / "kube-apiserver"),
+            "--etcd-servers=unix://etcd:0",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={self._port.getsockname()[1]}",
+            "--permit-port-sharing",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={serving.certificate}",
+            f"--tls-private-key-file={serving.key}",
+            f"--client-ca-file={self.authority.certificate}",
+            "--authorization-mode=Node,RBAC",
+            f"--service-cluster-ip-range={_SERVICES}",
+            f"--service-account-issuer={self.url}",
+            f"--service-account-key-file={public}",
+            f"--service-account-signing-key-file={private}",
+            f"--requestheader-client-ca-file={self.front_proxy.certificate}",
+            "--requestheader-allowed-names=front-proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={proxy.certificate}",
+            f"--proxy-client-key-file={proxy.key}",
+        ]
+
+    def _controllers(self) -> list[str]:
+        return [
+            str(self._folder / "kube-controller-manager"),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--service-account-private-key-file={self._tokens[0]}",
+            f"--root-ca-file={self.authority.certificate}",
+            f"--service-cluster-ip-range={_SERVICES}",
+            "--leader-elect=false",
+            "--secure-port=0",
+        ]

@@ -1,0 +1,18 @@
+"""One control plane for all tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.kubernetes.cluster import Cluster, programs
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster that is ready. Tests use namespaces of their own and leave nothing in it."""
+    folder = programs()
+    assert folder is not None, "not built; run: make k8s-tools"
+    with Cluster(folder) as running:
+        reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"\nkubernetes: ready after {running.ready_s:.1f} s")
+        yield running
