@@ -15,7 +15,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -180,6 +181,15 @@ class Cluster:
         """The object that `kubectl get ARGV… -o json` printed."""
         found: Json = json.loads(self.kubectl("get", *argv, "-o", "json"))
         return found
+
+    @contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A namespace, gone again on exit with all that is in it."""
+        self.kubectl("create", "namespace", name)
+        try:
+            yield name
+        finally:
+            self.kubectl("delete", "namespace", name)
 
     def kubeconfig_of(self, name: str, pair: Pair) -> Path:
         """A kubeconfig, `<name>.kubeconfig`, for the user whom a pair of `authority` names."""

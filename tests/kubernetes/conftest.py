@@ -1,9 +1,12 @@
 """One control plane for all tests of this folder."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.kubernetes.cluster import Cluster, programs
+
+CRDS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "crds"
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         if reporter is not None:
             reporter.write_line(f"\nkubernetes: ready after {running.ready_s:.1f} s")
         yield running
+
+
+@pytest.fixture(scope="session")
+def kubevirt(cluster: Cluster) -> Cluster:
+    """The cluster with KubeVirt's CRDs, which stay in it."""
+    cluster.kubectl("apply", "-f", str(CRDS))
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+    return cluster

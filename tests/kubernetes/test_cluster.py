@@ -23,18 +23,8 @@ data: {text: hello}
 """
 
 
-@contextmanager
-def namespace(cluster: Cluster, name: str) -> Iterator[str]:
-    """A namespace, gone again on exit."""
-    cluster.kubectl("create", "namespace", name)
-    try:
-        yield name
-    finally:
-        cluster.kubectl("delete", "namespace", name)
-
-
 def test_a_manifest_is_applied_twice_without_a_change(cluster: Cluster) -> None:
-    with namespace(cluster, "apply") as ns:
+    with cluster.namespace("apply") as ns:
         assert "created" in cluster.kubectl("apply", "-n", ns, "-f", "-", stdin=CONFIG_MAP)
         assert "unchanged" in cluster.kubectl("apply", "-n", ns, "-f", "-", stdin=CONFIG_MAP)
         assert cluster.get("-n", ns, "configmap", "greeting")["data"] == {"text": "hello"}
@@ -48,7 +38,7 @@ def test_client_and_server_are_of_one_version(cluster: Cluster) -> None:
 
 def test_a_user_without_rights_is_refused_until_a_role_is_bound(cluster: Cluster) -> None:
     stranger = cluster.kubeconfig_of("stranger", cluster.authority.sign("stranger", "stranger"))
-    with namespace(cluster, "rights") as ns:
+    with cluster.namespace("rights") as ns:
         asked = ("auth", "can-i", "list", "configmaps", "-n", ns)
         assert cluster.try_kubectl(*asked, kubeconfig=stranger).stdout.strip() == "no"
         cluster.kubectl(
@@ -58,7 +48,7 @@ def test_a_user_without_rights_is_refused_until_a_role_is_bound(cluster: Cluster
 
 
 def test_what_an_object_owns_goes_with_it(cluster: Cluster) -> None:
-    with namespace(cluster, "owners") as ns:
+    with cluster.namespace("owners") as ns:
         cluster.kubectl("apply", "-n", ns, "-f", "-", stdin=CONFIG_MAP)
         uid = cluster.get("-n", ns, "configmap", "greeting")["metadata"]["uid"]
         owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "greeting", "uid": uid}

@@ -1,9 +1,9 @@
 """`python -m virtbus.schemas.generate [--check]`: write, or verify, what is made from the code.
 
-A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/` and
-`docs/reference/` of the workspace it lies in. It needs the whole workspace, because settings, the
-agent's lifecycle and KubeVirt's fields are the services' own. With `--fresh` goldens
-forget their earlier editions: only for shapes that no release has ever written.
+A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/`,
+`docs/reference/` and `deploy/kubernetes/crds/` of the workspace it lies in. It needs the whole
+workspace, because settings, the agent's lifecycle and KubeVirt's fields are the services' own.
+With `--fresh` goldens forget their earlier editions: only for shapes that no release ever wrote.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
 from pydantic import BaseModel
 
 from virtbus.schemas import generate_asyncapi, generate_reference, generate_states
@@ -21,6 +22,7 @@ from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema,
 ROOT = Path(__file__).parents[4]
 COMMAND = "python -m virtbus.schemas.generate"
 FIELDS_PAGE = "virtbus.kubebridge.core.page"
+CRDS = "virtbus.kubebridge.core.crd"
 
 
 def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
@@ -57,6 +59,17 @@ def reference_files(root: Path) -> dict[Path, str]:
     }
 
 
+def crd_files(root: Path) -> dict[Path, str]:
+    """What belongs in deploy/kubernetes/crds, by path."""
+    folder = root / "deploy" / "kubernetes" / "crds"
+    note = f"# Written by `{COMMAND}` (make docs) from the code; edit that.\n"
+    crds = importlib.import_module(CRDS).definitions()
+    return {
+        folder / f"{name}.yaml": note + yaml.safe_dump(one, sort_keys=False, width=120)
+        for name, one in crds.items()
+    }
+
+
 def differences(files: dict[Path, str], root: Path) -> list[str]:
     """Paths whose content is not `files`', and paths in the same folders that should not be."""
     found = [
@@ -90,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, tell what would be")
     parser.add_argument("--fresh", action="store_true", help="forget earlier golden editions")
     options = parser.parse_args(argv)
-    files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT)
+    files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT) | crd_files(ROOT)
     if options.check:
         found = differences(files, ROOT) + list(broken(ROOT))
         for line in found:

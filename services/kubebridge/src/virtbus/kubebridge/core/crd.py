@@ -1,0 +1,136 @@
+"""The CustomResourceDefinitions of kubevirt.io/v1, with KubeVirt's names and columns."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from virtbus.kubebridge.core.crd_schema import Schema, structural
+from virtbus.kubebridge.core.fields.row import Field, Verdict
+from virtbus.kubebridge.core.fields.table import VM, VMI
+from virtbus.kubebridge.core.kubevirt.installation import KubeVirt
+from virtbus.kubebridge.core.kubevirt.instance import VirtualMachineInstance
+from virtbus.kubebridge.core.kubevirt.virtualmachine import VirtualMachine
+
+GROUP = "kubevirt.io"
+AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+
+
+def column(name: str, path: str, **more: Any) -> Schema:
+    """A column of `kubectl get`; one with priority 1 is shown by `-o wide` only."""
+    return {"name": name, "type": "string", "jsonPath": path, **more}
+
+
+def condition(name: str, kind: str, **more: Any) -> Schema:
+    """A column with the status of a condition."""
+    return column(name, f".status.conditions[?(@.type=='{kind}')].status", **more)
+
+
+class Resource(NamedTuple):
+    """What makes one definition; `rows` are the verdicts on its fields, by their paths."""
+
+    kind: str
+    short_names: tuple[str, ...]
+    columns: tuple[Schema, ...]
+    model: type[BaseModel]
+    rows: Mapping[str, Field]
+    status: bool
+    """Whether status is a subresource. A VMI's is not: clients of KubeVirt write it as a whole."""
+
+
+def _rows(prefix: str, rows: tuple[Field, ...]) -> dict[str, Field]:
+    return {f"{prefix}.{row.path}": row for row in rows if row.path}
+
+
+RESOURCES = (
+    Resource(
+        "VirtualMachine",
+        ("vm", "vms"),
+        (
+            AGE,
+            column("Status", ".status.printableStatus", description="How it is, in a word"),
+            condition("Ready", "Ready"),
+        ),
+        VirtualMachine,
+        _rows("spec", VM.rows) | _rows("spec.template.spec", VMI.rows),
+        status=True,
+    ),
+    Resource(
+        "VirtualMachineInstance",
+        ("vmi", "vmis"),
+        (
+            AGE,
+            column("Phase", ".status.phase"),
+            column("IP", ".status.interfaces[0].ipAddress"),
+            column("NodeName", ".status.nodeName"),
+            condition("Ready", "Ready"),
+            condition("Live-Migratable", "LiveMigratable", priority=1),
+            condition("Paused", "Paused", priority=1),
+        ),
+        VirtualMachineInstance,
+        _rows("spec", VMI.rows),
+        status=False,
+    ),
+    Resource(
+        "KubeVirt",
+        ("kv", "kvs"),
+        (AGE, column("Phase", ".status.phase")),
+        KubeVirt,
+        {},
+        status=True,
+    ),
+)
+
+
+def definitions() -> dict[str, Schema]:
+    """All of them, by their plural names."""
+    return {f"{one.kind.lower()}s": definition(one) for one in RESOURCES}
+
+
+def definition(resource: Resource) -> Schema:
+    """The object that `kubectl apply` takes."""
+    schema = structural(resource.model, lambda path: _told(resource.rows.get(path)))
+    named = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}
+    schema["properties"] = {**named, "metadata": {"type": "object"}, **schema["properties"]}
+    singular = resource.kind.lower()
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{singular}s.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "plural": f"{singular}s",
+                "singular": singular,
+                "kind": resource.kind,
+                "shortNames": list(resource.short_names),
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    **({"subresources": {"status": {}}} if resource.status else {}),
+                    "additionalPrinterColumns": list(resource.columns),
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+
+
+def _told(row: Field | None) -> str:
+    """What `kubectl explain` adds where virtbus does not do what KubeVirt does."""
+    if row is None:
+        return ""
+    match row.verdict:
+        case Verdict.MAPPED:
+            return ""
+        case Verdict.IGNORED:
+            return f"Ignored by virtbus: {row.why}."
+        case Verdict.REFUSED:
+            return f"Refused by virtbus: {row.why}; {row.instead}."
+        case Verdict.LATER:
+            return f"Not yet taken by virtbus: {row.why}; {row.instead}."

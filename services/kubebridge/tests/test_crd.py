@@ -1,0 +1,116 @@
+"""The CRDs: every field of KubeVirt's is named, and all of it is what an API server takes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtbus.kubebridge.core.crd import definitions
+from virtbus.kubebridge.core.crd_schema import structural
+from virtbus.kubebridge.core.kubevirt.part import Part, Quantity, must, said
+from virtbus.kubebridge.core.kubevirt.pods import WHOLE
+
+HERE = Path(__file__).parent
+SPEC = (HERE / "kubevirt_fields.txt").read_text().split()
+OBJECTS = (HERE / "kubevirt_objects.txt").read_text().split()
+"""All but the spec of a VMI, after its kind; KubeVirt at d923fdb8 (August 2026)."""
+DEFINITIONS = definitions()
+KINDS = {one["spec"]["names"]["kind"]: plural for plural, one in DEFINITIONS.items()}
+MANIFEST_BYTES = 200 * 1024
+"""`kubectl apply` keeps an object a second time in an annotation, of 256 KiB at the most."""
+
+
+def schema(plural: str) -> dict[str, Any]:
+    found: dict[str, Any] = DEFINITIONS[plural]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def nodes(value: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each value's path and schema; a list's path ends in `[]`."""
+    inner = value.get("items", value)
+    here = path if inner is value else f"{path}[]"
+    yield here, value
+    for name, one in inner.get("properties", {}).items():
+        yield from nodes(one, f"{here}.{name}")
+
+
+def paths(plural: str, kind: str) -> set[str]:
+    return {path for path, _ in nodes(schema(plural), kind)}
+
+
+def test_every_field_of_a_spec_is_named() -> None:
+    ours = paths("virtualmachineinstances", "VMI")
+    ours |= {path.removesuffix("[]") for path in ours}
+    assert {f"VMI.spec.{name}" for name in SPEC} - ours == set()
+
+
+def test_every_field_around_it_is_named_and_none_is_our_own() -> None:
+    ours = {
+        path
+        for kind, plural in KINDS.items()
+        for path in paths(plural, kind)
+        if not path.startswith(("VirtualMachine.spec.template.spec", "VirtualMachineInstance.spec"))
+        if path.startswith((f"{kind}.spec", f"{kind}.status"))
+    }
+    assert ours - {"KubeVirt.spec"} == set(OBJECTS)
+
+
+@pytest.mark.parametrize("plural", DEFINITIONS)
+def test_every_field_has_a_type_and_says_what_it_is(plural: str) -> None:
+    own = {f".{name}" for name in ("apiVersion", "kind", "metadata")}
+    for path, value in nodes(schema(plural), ""):
+        assert "type" in value or "x-kubernetes-int-or-string" in value, path
+        assert value.get("description") or path in own, path
+
+
+@pytest.mark.parametrize("plural", DEFINITIONS)
+def test_a_definition_leaves_room_for_what_kubectl_adds(plural: str) -> None:
+    assert len(json.dumps(DEFINITIONS[plural])) < MANIFEST_BYTES
+
+
+def test_only_a_machines_status_is_a_subresource() -> None:
+    with_status = {
+        plural
+        for plural, one in DEFINITIONS.items()
+        if "subresources" in one["spec"]["versions"][0]
+    }
+    assert with_status == {"virtualmachines", "kubevirts"}
+
+
+def test_what_virtbus_refuses_is_said_where_the_field_is_explained() -> None:
+    spec = schema("virtualmachines")["properties"]["spec"]["properties"]
+    assert "Refused by virtbus" in spec["instancetype"]["description"]
+    domain = spec["template"]["properties"]["spec"]["properties"]["domain"]["properties"]
+    assert "Refused by virtbus" in domain["launchSecurity"]["description"]
+
+
+class Inner(Part):
+    """Something."""
+
+    size: Quantity = must("How large.")
+
+
+class Outer(Part):
+    """Something with things in it."""
+
+    inner: Inner | None = said("The one.", **WHOLE)
+    many: list[Inner] | None = said("The others.", max_length=3)
+    word: str | None = said("A word.", default="yes", nullable=True)
+
+
+def test_a_model_becomes_a_schema_without_references_and_nulls() -> None:
+    made = structural(Outer, lambda path: f"({path})" if path == "many[].size" else "")
+    inner = made["properties"]["inner"]
+    assert (inner["type"], inner["required"]) == ("object", ["size"])
+    assert inner["x-kubernetes-map-type"] == "atomic"
+    assert inner["description"] == "The one."
+    many = made["properties"]["many"]
+    assert (many["type"], many["maxItems"]) == ("array", 3)
+    size = many["items"]["properties"]["size"]
+    assert size["x-kubernetes-int-or-string"] is True
+    assert "type" not in size
+    assert size["description"] == "How large. (many[].size)"
+    word = made["properties"]["word"]
+    assert word == {"type": "string", "default": "yes", "nullable": True, "description": "A word."}
