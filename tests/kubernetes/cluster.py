@@ -118,8 +118,10 @@ class Cluster:
     def __enter__(self) -> Self:
         began = time.monotonic()
         try:
-            for program in (self.etcd, self.apiserver, self.controllers):
-                program.start()
+            self.etcd.start()
+            self.apiserver.start()
+            self._wait("/readyz")  # the controllers end where that takes more than ten seconds
+            self.controllers.start()
             self.wait_ready()
         except BaseException:
             self.end()
@@ -139,9 +141,11 @@ class Cluster:
 
     def wait_ready(self) -> None:
         """Until the API server is ready and namespaces get their service accounts."""
+        self._wait("/readyz", "/api/v1/namespaces/default/serviceaccounts/default")
+
+    def _wait(self, *paths: str) -> None:
         deadline = time.monotonic() + READY_S
-        account = "/api/v1/namespaces/default/serviceaccounts/default"
-        while not all(self._status(path) == 200 for path in ("/readyz", account)):
+        while not all(self._status(path) == 200 for path in paths):
             ended = [p.log for p in (self.etcd, self.apiserver, self.controllers) if p.ended()]
             assert not ended, f"{ended[0].name}: {ended[0].read_text(errors='replace')[-3000:]}"
             assert time.monotonic() < deadline, self.apiserver.log.read_text()[-3000:]

@@ -57,8 +57,9 @@ def walk(value: Any, table: Table, prefix: str) -> Walked:
     steps: list[tuple[int, Path, Any, str]] = []
     for one in _walk(value, "", prefix, (), table):
         if isinstance(one, Cause):
-            if len(walked.causes) < MAX_CAUSES:
-                walked.causes.append(one)
+            walked.causes.append(one)
+            if len(walked.causes) == MAX_CAUSES:
+                break  # refused anyway: what a hostile object costs ends here
         else:
             steps.append(one)
     for _, path, ours, origin in sorted(steps, key=lambda step: step[0]):
