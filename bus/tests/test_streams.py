@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from virtbus.bus import streams
-from virtbus.bus.flow import CHUNK_BYTES, BrokenStreamError, Flow
+from virtbus.bus.flow import CHUNK_BYTES, UNCOUNTED_BYTES, BrokenStreamError, Flow
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.streams import (
@@ -174,7 +174,7 @@ async def test_a_client_that_sends_more_than_may_is_ended_and_nothing_of_it_kept
             await asyncio.sleep(0)
 
     async with served(hold) as (_, _, stream):
-        stream._flow.unlimited()
+        stream._flow = Flow(counted=False)  # keeps to no limit
         await stream.write(b"x" * (INPUT_WINDOW_BYTES + 1))
         theirs = await ends.get()
         while not theirs.closed:
@@ -258,6 +258,17 @@ def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
     assert flow.room == 0
     flow.limited(80)
     assert flow.room == 30
+
+
+def test_of_an_end_that_keeps_no_count_only_so_much_is_kept() -> None:
+    flow = Flow(counted=False)
+    for _ in range(3):
+        flow.came(0, UNCOUNTED_BYTES)  # as 0.1.0 says: where it begins, it does not
+        assert not flow.took(UNCOUNTED_BYTES)
+    flow.came(0, UNCOUNTED_BYTES)
+    with pytest.raises(BrokenStreamError, match="limit"):
+        flow.came(0, 1)
+    assert flow.room == CHUNK_BYTES
 
 
 def test_a_limit_is_told_when_half_the_window_was_read() -> None:

@@ -25,8 +25,10 @@ def test_ssh_reaches_a_guest_over_the_bus(platform: Platform, login: Login, tmp_
     login(view, "true")  # its sshd may be a moment behind its address
     platform.environ["HOME"] = str(tmp_path)
     key = login.public_key.removesuffix(".pub")
+    known = tmp_path / ".ssh" / "virtbus_known_hosts"
     done = platform.try_cli("vm", "ssh", "root@web", "-i", key, "--", "echo", "over-$((6*7))")
     assert done.stdout.strip() == "over-42", done.stderr
+    assert "ssh-" in known.read_text()
     sent = os.urandom(300_000).hex()
     got = platform.cli("vm", "ssh", "root@web", "-i", key, "--", "cat", input_text=sent)
     assert got == sent

@@ -14,26 +14,30 @@ SILENT_S = 30.0
 """Whoever is not heard of for this long is gone."""
 
 
+UNCOUNTED_BYTES = 1024 * 1024
+"""What may come unread of an end that keeps no count (0.1.0)."""
+
+
 class BrokenStreamError(Exception):
     """Bytes were lost on the way, or more came than may."""
 
 
 class Flow:
-    """One end's counts. `window` is how much may come unread; None: the other keeps no count."""
+    """One end's counts. `window` is how much may come unread.
 
-    def __init__(self, window: int | None) -> None:
+    `counted` False: the other end keeps no count, takes all, and says nothing of gaps.
+    """
+
+    def __init__(self, window: int = UNCOUNTED_BYTES, *, counted: bool = True) -> None:
+        self._counted = counted
         self._window = window
         self._sent = 0
-        self._limit: int | None = 0
+        self._limit: int | None = 0 if counted else None
         self._came = 0
         self._taken = 0
-        self._told = window or 0
+        self._told = window
 
     # --- what is sent -------------------------------------------------------------------------
-    def unlimited(self) -> None:
-        """The other end takes all that comes."""
-        self._limit = None
-
     def limited(self, upto: int) -> None:
         """The other end takes bytes up to this one."""
         if self._limit is not None:
@@ -59,7 +63,7 @@ class Flow:
     @property
     def upto(self) -> int:
         """The limit to tell the other end."""
-        self._told = self._taken + (self._window or 0)
+        self._told = self._taken + self._window
         return self._told
 
     def came(self, at: int, size: int, *, may_miss: bool = False) -> None:
@@ -68,8 +72,10 @@ class Flow:
         Raises:
             BrokenStreamError: some before it is missing, or it is more than may come.
         """
-        if self._window is None or not size:
+        if not size:
             return
+        if not self._counted:
+            at, self._told = self._came, self._taken + self._window
         if at != self._came and not (may_miss and at > self._came):
             msg = "some of it was lost on the way; open it again"
             raise BrokenStreamError(msg)
@@ -82,6 +88,4 @@ class Flow:
     def took(self, size: int) -> bool:
         """Count bytes that were read; True when the new limit is worth telling."""
         self._taken += size
-        return self._window is not None and self._taken + self._window - self._told >= (
-            self._window // 2
-        )
+        return self._counted and self._taken + self._window - self._told >= self._window // 2

@@ -34,6 +34,7 @@ INPUT_WINDOW_BYTES = 64 * 1024
 """What a service lets come unread of one client: it has many."""
 MAX_DATAGRAMS = 256
 DETACHED = "detached"
+LEFT = "the service ended it; open it again"
 SILENT = "the other end went silent"
 _FIRST_ANSWER_S = 10.0
 
@@ -78,7 +79,8 @@ class Stream:
             await self._readable.wait()
         data = bytes(self._came.popleft())
         if self._flow.took(len(data)) and not self.closed:
-            await self._tell(StreamData(upto=self._flow.upto))
+            with suppress(StreamEndedError):
+                await self._say(StreamData(upto=self._flow.upto))
         return data
 
     async def write(self, data: bytes) -> None:
@@ -93,23 +95,23 @@ class Stream:
                 await self._writable.wait()
             self._still_open()
             piece, data = data[:room], data[room:]
-            await self._tell(StreamData(data=piece, at=self._flow.sending(len(piece))))
+            await self._say(StreamData(data=piece, at=self._flow.sending(len(piece))))
 
     async def write_datagram(self, data: bytes) -> None:
         """Send `data` whole, or lose it where the other end has no room; errors as `write`."""
         self._still_open()
         if data and len(data) <= self._flow.room_whole:
-            await self._tell(StreamData(data=data, at=self._flow.sending(len(data))))
+            await self._say(StreamData(data=data, at=self._flow.sending(len(data))))
 
     async def finish(self) -> None:
         """Say that no more will be written; reading goes on."""
         if not self.closed:
-            await self._tell(StreamData(eof=True))
+            await self._say(StreamData(eof=True))
 
     async def note(self, text: str) -> None:
         """Say something to the people at the other end."""
         if not self.closed:
-            await self._tell(StreamData(note=text))
+            await self._say(StreamData(note=text))
 
     def end(self, why: str) -> None:
         """End it here and now; what came unread is dropped. The context tells the other end."""
@@ -133,14 +135,20 @@ class Stream:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except BusError as error:
-            if not self.closed:
-                self.end(str(error))
+        except StreamEndedError:
+            pass
         except OSError as error:
             self.end(f"the connection broke: {error.strerror or error}")
 
     async def _until_over(self) -> None:
         await self._over.wait()
+
+    async def _say(self, said: StreamData) -> None:
+        try:
+            await self._tell(said)
+        except BusError as error:
+            self.end(str(error))
+            raise StreamEndedError(self.closed) from error
 
     def _still_open(self) -> None:
         if self.closed:
@@ -180,12 +188,10 @@ class Stream:
 
     async def give_signs(self) -> None:
         """Say again and again that we are here, and what may come."""
-        try:
+        with suppress(StreamEndedError):
             while True:
                 await asyncio.sleep(SIGN_S)
-                await self._tell(StreamData(upto=self._flow.upto))
-        except BusError as error:
-            self.end(str(error))
+                await self._say(StreamData(upto=self._flow.upto))
 
     def _wake(self) -> None:
         self._readable.set()
@@ -222,11 +228,8 @@ async def accepting(
     The subject that takes the client's bytes is told to nobody but the client.
     """
     subject = f"{request.subject}.{bus.sources.uuid7()}"
-    flow = Flow(INPUT_WINDOW_BYTES if want.window else None)
-    if want.window:
-        flow.limited(want.window)
-    else:
-        flow.unlimited()
+    flow = Flow(INPUT_WINDOW_BYTES) if want.window else Flow(counted=False)
+    flow.limited(want.window)
     stream = Stream(request.stream, flow, datagrams=datagrams)
     async with bus.subscribe(subject) as messages, background() as tasks:
         await request.stream(StreamData(input_subject=subject, upto=flow.upto))
@@ -235,7 +238,7 @@ async def accepting(
         try:
             yield stream
         finally:
-            stream.end(DETACHED)
+            stream.end(LEFT)
             with suppress(BusError):
                 await request.stream(StreamData(closed=stream.closed))
 
@@ -264,6 +267,14 @@ async def opening(
     datagrams: bool = False,
 ) -> AsyncIterator[Stream]:
     """A client's end of a stream that a service answers on `subject`; leaving it closes it.
+
+    A console, for example, whose reader may be as slow as it likes::
+
+        subject = subjects.rpc(view.node, "agent", "console")
+        async with opening(bus, subject, ConsoleOpen(uid=view.uid)) as stream:
+            await stream.write(keys)
+            while data := await stream.read():
+                ...  # stream.closed says why there is no more
 
     Raises:
         VirtbusError: refused.

@@ -114,8 +114,7 @@ class SerialStream:
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if not self._heard and not said.get("upto"):
-            self._flow = Flow(None)
-            self._flow.unlimited()
+            self._flow = Flow(counted=False)
         self._counted = self._counted or bool(said.get("upto"))
         self._heard, self._heard_s = True, time.monotonic()
         self.input_subject = str(said.get("input_subject") or self.input_subject)

@@ -3,6 +3,8 @@
 import os
 import shlex
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -27,7 +29,14 @@ from virtbus.cli.vm.target import namespace_option
 @click.argument("target", metavar="[USER@]NAME", shell_complete=known.vms)
 @click.argument("words", nargs=-1, metavar="[-- CMD...]", type=click.UNPROCESSED)
 @click.option("-i", "--identity", metavar="FILE", help="The private key, as of ssh.")
-@click.option("-p", "--port", default=22, show_default=True, type=click.IntRange(1, 65535))
+@click.option(
+    "-p",
+    "--port",
+    default=22,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Where the guest's sshd listens.",
+)
 @namespace_option
 @verb
 def command(
@@ -42,7 +51,8 @@ def command(
     """Log in to the guest of the VM NAME with this system's ssh.
 
     Its connection travels over the bus (`vm port-forward --stdio`). The guest's host key is kept
-    under the VM's uid: a VM made anew under an old name is another one.
+    in ~/.ssh/virtbus_known_hosts, under the VM's uid: a VM made anew under an old name is another
+    one.
     """
     user, at, name = target.rpartition("@")
     view = fetch(invocation, name, namespace)
@@ -62,9 +72,13 @@ def command(
 def ssh_options(uid: str, port: int) -> list[str]:
     """What makes ssh go by way of the bus."""
     ours = [sys.executable, "-m", "virtbus.cli", "vm", "port-forward", uid, str(port), "--stdio"]
+    keys = Path.home() / ".ssh" / "virtbus_known_hosts"
+    with suppress(OSError):  # ssh says it better
+        keys.parent.mkdir(mode=0o700, exist_ok=True)
     options = {
         "ProxyCommand": shlex.join(ours).replace("%", "%%"),
         "HostKeyAlias": f"virtbus-{uid}",
         "StrictHostKeyChecking": "accept-new",
+        "UserKnownHostsFile": f'"{keys}"',
     }
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
