@@ -193,3 +193,8 @@ def _put(root: dict[str, Any], path: Path, value: Any) -> None:
         else:
             here.setdefault(part, fresh)
         here = here[part]
+
+
+def changed(one: Any, other: Any, table: Table) -> bool:
+    """True where two specs make different guests: what is ignored makes none."""
+    return walk(one, table, "").ours != walk(other, table, "").ours

@@ -1,0 +1,48 @@
+"""Kubernetes' times (RFC 3339, whole seconds, UTC) and the conditions that carry them."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from virtbus.kubebridge.core.plain import Object, text
+
+
+def stamp(now: datetime) -> str:
+    """As Kubernetes writes a time."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(value: str) -> datetime | None:
+    """The time that a stamp tells, or None."""
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def condition(kind: str, *, on: bool, reason: str = "", message: str = "") -> dict[str, Any]:
+    """A condition without its times."""
+    said = {"type": kind, "status": "True" if on else "False"}
+    if reason:
+        said["reason"] = reason
+    if message:
+        said["message"] = message
+    return said
+
+
+def merged(wanted: Iterable[dict[str, Any]], before: list[Object], now: str) -> list[Any]:
+    """The conditions with their times: one that holds its status keeps its transition's."""
+    known = {text(one, "type"): one for one in before}
+    result = []
+    for one in wanted:
+        old = known.get(one["type"])
+        since = now
+        if old is not None and old.get("status") == one["status"]:
+            since = text(old, "lastTransitionTime") or now
+        result.append({**one, "lastTransitionTime": since})
+    return result
+
+
+def find(conditions: Iterable[Object], kind: str) -> Object:
+    """The condition of a type, or an empty one."""
+    return next((one for one in conditions if one.get("type") == kind), {})

@@ -1,0 +1,70 @@
+"""The phase of a VMI: its phase before, and the state of its VM, to the next. One table.
+
+A phase never leads back from an end: a VMI is one run of a guest.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmView
+
+
+class Phase(StrEnum):
+    """`status.phase` (research/kubevirt.md §1.5)."""
+
+    PENDING = "Pending"
+    SCHEDULING = "Scheduling"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+FINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+S, P = VmState, Phase
+
+PHASE_OF: Mapping[VmState, Phase | None] = {
+    S.PENDING: P.PENDING,
+    S.SCHEDULED: P.SCHEDULING,
+    S.PREPARING: P.SCHEDULING,
+    S.STARTING: P.SCHEDULED,
+    S.RUNNING: P.RUNNING,
+    S.PAUSED: P.RUNNING,
+    S.STOPPING: None,
+    S.STOPPED: P.SUCCEEDED,
+    S.SUCCEEDED: P.SUCCEEDED,
+    S.FAILED: P.FAILED,
+    S.UNKNOWN: P.UNKNOWN,
+    S.DELETING: None,
+}
+"""None: as before. FAILED is an end only where the guest had run: see `phase_of`."""
+
+RANK = {P.PENDING: 0, P.SCHEDULING: 1, P.SCHEDULED: 2, P.RUNNING: 3}
+
+
+def phase_of(before: Phase, view: VmView | None, *, gone: bool) -> Phase:
+    """The next phase. `gone`: there is no such VM any more, for certain."""
+    if before in FINAL:
+        return before
+    if gone:
+        return P.FAILED
+    if view is None:
+        return before
+    after = PHASE_OF[view.state]
+    if view.state is S.FAILED and view.reason != GUEST_ENDED:
+        after = P.SCHEDULING  # it never began: tried again, by its node or by us
+    if after is None:
+        return before
+    if before in RANK and after in RANK and RANK[after] < RANK[before]:
+        return before  # stale, or on its way up again after a node was away
+    return after
+
+
+EVENTS: Mapping[Phase, tuple[str, str]] = {
+    P.RUNNING: ("Started", "VirtualMachineInstance started."),
+    P.SUCCEEDED: ("Stopped", "The VirtualMachineInstance was shut down."),
+    P.FAILED: ("Stopped", "The VirtualMachineInstance crashed."),
+}
+"""What is told when a phase begins."""

@@ -1,0 +1,138 @@
+"""When a VM has a VMI: run strategy, its VMI and what was asked, to what is done. One table.
+
+After KubeVirt's (research/kubevirt.md §1.9). A VMI that is over is deleted where its strategy goes
+on; what comes next follows from there being none.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from virtbus.kubebridge.core.phases import FINAL, Phase
+from virtbus.kubebridge.core.plain import Object, at, items, part, text
+from virtbus.schemas.vm import RunStrategy
+
+
+class Has(StrEnum):
+    """A VM's VMI."""
+
+    NONE = "none"
+    ALIVE = "alive"
+    ENDING = "ending"
+    """Deleted, and not gone yet: nothing is to be done but wait."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class Asked(StrEnum):
+    """The first of `status.stateChangeRequests` that is not met yet."""
+
+    NOTHING = "nothing"
+    START = "start"
+    STOP = "stop"
+
+
+class Do(StrEnum):
+    """What follows."""
+
+    NOTHING = "nothing"
+    START = "create a VMI"
+    START_ONCE = "create a VMI, unless this strategy has had one"
+    STOP = "delete the VMI"
+    RERUN = "ask for a start, then delete the VMI"
+    RUN_ALWAYS = "change the strategy to Always"
+
+
+R, H, A = RunStrategy, Has, Asked
+OVER = (H.SUCCEEDED, H.FAILED)
+EXISTS = (H.ALIVE, *OVER)
+
+TABLE: Mapping[tuple[RunStrategy, Has, Asked], Do] = {
+    **{(R.ALWAYS, H.NONE, asked): Do.START for asked in A},
+    **{(R.ALWAYS, has, asked): Do.STOP for has in OVER for asked in A},
+    (R.ALWAYS, H.ALIVE, A.STOP): Do.STOP,
+    (R.RERUN_ON_FAILURE, H.NONE, A.NOTHING): Do.START_ONCE,
+    (R.RERUN_ON_FAILURE, H.NONE, A.START): Do.START,
+    **{(R.RERUN_ON_FAILURE, has, A.STOP): Do.STOP for has in EXISTS},
+    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.NOTHING): Do.STOP,
+    (R.RERUN_ON_FAILURE, H.SUCCEEDED, A.START): Do.STOP,
+    (R.RERUN_ON_FAILURE, H.FAILED, A.NOTHING): Do.RERUN,
+    (R.RERUN_ON_FAILURE, H.FAILED, A.START): Do.STOP,
+    (R.MANUAL, H.NONE, A.START): Do.START,
+    **{(R.MANUAL, has, A.STOP): Do.STOP for has in EXISTS},
+    (R.HALTED, H.NONE, A.START): Do.RUN_ALWAYS,
+    **{(R.HALTED, has, asked): Do.STOP for has in EXISTS for asked in A},
+    **{(R.ONCE, H.NONE, asked): Do.START for asked in A},
+}
+"""What has no row is nothing."""
+
+BACKS_OFF = frozenset({R.ALWAYS, R.RERUN_ON_FAILURE, R.ONCE})
+BACK_OFF_STEP_S, BACK_OFF_MAX_S = 10, 300
+
+
+def decide(strategy: RunStrategy, has: Has, asked: Asked) -> Do:
+    """What the table says."""
+    return TABLE.get((strategy, has, asked), Do.NOTHING)
+
+
+def strategy_of(vm: Object) -> RunStrategy:
+    """`spec.runStrategy`, or what `spec.running` stands for; Halted where neither can be read."""
+    said = text(vm, "spec", "runStrategy")
+    if said in set(RunStrategy):
+        return RunStrategy(said)
+    return RunStrategy.ALWAYS if at(vm, "spec", "running") is True else RunStrategy.HALTED
+
+
+def has_of(vmi: Object | None) -> Has:
+    """What a VM's VMI is to it."""
+    if vmi is None:
+        return Has.NONE
+    said = text(vmi, "status", "phase")
+    if at(vmi, "metadata", "deletionTimestamp"):
+        return Has.ENDING
+    if said in FINAL:
+        return Has.SUCCEEDED if said == Phase.SUCCEEDED else Has.FAILED
+    return Has.ALIVE
+
+
+def open_requests(vm: Object, vmi: Object | None) -> list[Object]:
+    """The requests that are not met yet: from the first one of these on."""
+    requests = items(vm, "status", "stateChangeRequests")
+    while requests and _met(requests[0], vmi):
+        requests = requests[1:]
+    return requests
+
+
+def _met(request: Object, vmi: Object | None) -> bool:
+    """True for a stop whose VMI is gone, a start that has its VMI, and what nobody knows."""
+    match text(request, "action"):
+        case "Stop":
+            return vmi is None or text(request, "uid") != text(vmi, "metadata", "uid")
+        case "Start":
+            return has_of(vmi) is Has.ALIVE
+        case _:
+            return True
+
+
+def asked_of(requests: list[Object]) -> Asked:
+    """What the first of the open requests asks for."""
+    first = text(requests[0], "action") if requests else ""
+    return {"Start": Asked.START, "Stop": Asked.STOP}.get(first, Asked.NOTHING)
+
+
+def starts_paused(requests: list[Object]) -> bool:
+    """True where the start that was asked for shall leave the guest paused."""
+    return bool(requests) and part(requests[0], "data").get("paused") == "true"
+
+
+def back_off_s(count: int, uid: str) -> int:
+    """Seconds before the start after `count` failures in a row: 10, 40, 90 … 300.
+
+    Up to half as much again, by the uid of the VMI that failed, parts VMs that fail together.
+    """
+    delay = BACK_OFF_STEP_S * max(count, 1) ** 2
+    apart = int(uid.replace("-", "")[-4:] or "0", 16) if _is_hex(uid) else 0
+    return min(delay + apart % (delay // 2 + 1), BACK_OFF_MAX_S)
+
+
+def _is_hex(uid: str) -> bool:
+    return set(uid.replace("-", "")[-4:]) <= set("0123456789abcdef")

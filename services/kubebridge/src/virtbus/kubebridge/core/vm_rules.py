@@ -1,0 +1,189 @@
+"""A VM and its VMI: what follows from both, in one function (ADR 0026)."""
+
+from datetime import datetime
+from typing import Any
+
+from virtbus.kubebridge.core import vmi_status
+from virtbus.kubebridge.core.actions import (
+    Action,
+    CreateVmi,
+    DeleteVmi,
+    LookAgain,
+    Plan,
+    Tell,
+    WriteVm,
+    WriteVmStatus,
+)
+from virtbus.kubebridge.core.defaults import of_vm, of_vmi
+from virtbus.kubebridge.core.metadata import (
+    GROUP_VERSION,
+    VM_FINALIZER,
+    VM_KIND,
+    VM_LABEL,
+    VMI_KIND,
+)
+from virtbus.kubebridge.core.plain import Object, at, number, part, text
+from virtbus.kubebridge.core.run_strategies import (
+    Do,
+    Has,
+    asked_of,
+    decide,
+    has_of,
+    open_requests,
+    starts_paused,
+    strategy_of,
+)
+from virtbus.kubebridge.core.vm_status import (
+    GENERATION,
+    Pair,
+    back_off_left_s,
+    start_failure,
+    status,
+)
+from virtbus.schemas.vm import RunStrategy
+
+ORPHAN = "orphan"
+"""The API server's finalizer of `--cascade=orphan`: what the VM owns stays."""
+
+
+def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -> list[Action]:
+    """What is to be done; nothing where all is told and done.
+
+    `vmi` is the one of the VM's name; one that is not the VM's own is not touched. `failed` says
+    why the last create of a VMI was refused.
+    """
+    if vmi is not None and not owns(vm, vmi):
+        owner = (
+            f"VirtualMachineInstance {text(vmi, 'metadata', 'name')} exists, and is not this VM's"
+        )
+        return _told(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
+    if at(vm, "metadata", "deletionTimestamp"):
+        return _end(vm, vmi, now)
+    plan = Plan()
+    finalizers = at(vm, "metadata", "finalizers") or []
+    if VM_FINALIZER not in finalizers:
+        plan.then(WriteVm({"metadata": {"finalizers": [*finalizers, VM_FINALIZER]}}))
+    plan.then(*_follow(vm, vmi, now, failed))
+    return plan.actions
+
+
+def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[Action]:
+    """What the run strategy wants."""
+    requests = open_requests(vm, vmi)
+    strategy = strategy_of(vm)
+    if strategy is RunStrategy.HALTED and text(vm, "status", "runStrategy") != strategy:
+        requests = []  # of a time before it was halted: a halt is not undone by a restart
+    do = decide(strategy, has_of(vmi), asked_of(requests))
+    if do is Do.START_ONCE:
+        do = Do.START if text(vm, "status", "runStrategy") != strategy else Do.NOTHING
+    match do:
+        case Do.START:
+            return _start(vm, requests, now, failed)
+        case Do.STOP:
+            return _stop(Pair(vm, vmi, stops=True), requests, now)
+        case Do.RERUN:
+            return _stop(Pair(vm, vmi, stops=True), [*requests, {"action": "Start"}], now)
+        case Do.RUN_ALWAYS:
+            return [_run_always(vm)]
+        case _:
+            acted = vmi is not None or strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
+            return _told(Pair(vm, vmi), requests, now, observed=str(strategy) if acted else "")
+
+
+def owns(vm: Object, vmi: Object) -> bool:
+    """True where the VM, this one and not another of its name before it, owns the VMI."""
+    owners = at(vmi, "metadata", "ownerReferences") or []
+    mine = text(vm, "metadata", "uid")
+    return any(isinstance(one, dict) and one.get("uid") == mine for one in owners)
+
+
+def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> list[Action]:
+    """A VMI, once the back-off is over. Its own appearance tells the status, and spares a write."""
+    left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
+    if left_s > 0:
+        return [*_told(Pair(vm, None), requests, now), LookAgain(left_s)]
+    vmi = vmi_of(vm, paused=starts_paused(requests))
+    vmi["status"] = vmi_status.status(vmi, vmi_status.Seen(), now)  # spares a write of its own
+    create: list[Action] = [CreateVmi(vmi)]
+    if failed:
+        return [*_told(Pair(vm, None, starts=True), requests, now, failed=failed), *create]
+    name = text(vm, "metadata", "name")
+    message = f"Started the virtual machine by creating the new virtual machine instance {name}"
+    return [*create, Tell("SuccessfulCreate", message)]
+
+
+def _stop(pair: Pair, requests: list[Object], now: datetime) -> list[Action]:
+    """What shall follow the end is written before it: it holds over our own death."""
+    uid, name = text(pair.vmi, "metadata", "uid"), text(pair.vmi, "metadata", "name")
+    message = f"Stopped the virtual machine by deleting the virtual machine instance {name}"
+    observed = str(strategy_of(pair.vm))
+    return [
+        *_told(pair, requests, now, observed=observed),
+        DeleteVmi(uid),
+        Tell("SuccessfulDelete", message),
+    ]
+
+
+def _run_always(vm: Object) -> Action:
+    if at(vm, "spec", "runStrategy") is not None:
+        return WriteVm({"spec": {"runStrategy": str(RunStrategy.ALWAYS)}})
+    return WriteVm({"spec": {"running": True}})
+
+
+def _end(vm: Object, vmi: Object | None, now: datetime) -> list[Action]:
+    """The VMI first, then the finalizer; with `--cascade=orphan` the VMI stays."""
+    finalizers = at(vm, "metadata", "finalizers") or []
+    orphans = ORPHAN in finalizers
+    if vmi is not None and not orphans:
+        told = _told(Pair(vm, vmi, stops=True), [], now)
+        ending = has_of(vmi) is Has.ENDING
+        return told if ending else [*told, DeleteVmi(text(vmi, "metadata", "uid"))]
+    if VM_FINALIZER in finalizers:
+        kept = [one for one in finalizers if one != VM_FINALIZER]
+        return [WriteVm({"metadata": {"finalizers": kept}})]
+    return []
+
+
+def _told(
+    pair: Pair, requests: list[Object], now: datetime, *, failed: str = "", observed: str = ""
+) -> list[Action]:
+    said = status(pair, requests, now, failed=failed, observed=observed)
+    if said == part(pair.vm, "status"):
+        return []
+    return [WriteVmStatus(said)]
+
+
+def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:
+    """The VMI that a VM's template makes."""
+    meta = part(vm, "metadata")
+    name = text(meta, "name")
+    template = part(of_vm(vm), "spec", "template")
+    spec = dict(part(template, "spec"))
+    if paused:
+        spec["startStrategy"] = "Paused"
+    return of_vmi(
+        {
+            "apiVersion": GROUP_VERSION,
+            "kind": VMI_KIND,
+            "metadata": {
+                "name": name,
+                "namespace": text(meta, "namespace"),
+                "labels": {**part(template, "metadata", "labels"), VM_LABEL: name},
+                "annotations": {
+                    **part(template, "metadata", "annotations"),
+                    GENERATION: str(number(meta, "generation")),
+                },
+                "ownerReferences": [
+                    {
+                        "apiVersion": GROUP_VERSION,
+                        "kind": VM_KIND,
+                        "name": name,
+                        "uid": text(meta, "uid"),
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+            "spec": spec,
+        }
+    )

@@ -1,0 +1,216 @@
+"""What a VM's status says, from its VMI: printableStatus by KubeVirt's order of precedence."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from virtbus.kubebridge.core.fields.table import VMI
+from virtbus.kubebridge.core.mapping import defaulted_template
+from virtbus.kubebridge.core.moments import condition, merged, moment, stamp
+from virtbus.kubebridge.core.phases import FINAL, Phase
+from virtbus.kubebridge.core.plain import Object, at, items, number, part, text
+from virtbus.kubebridge.core.run_strategies import BACKS_OFF, Has, back_off_s, has_of, strategy_of
+from virtbus.kubebridge.core.vmi_status import (
+    ERR_IMAGE_PULL,
+    IMAGE_PULL_BACKOFF,
+    PAUSED,
+    POD_SCHEDULED,
+    READY,
+    SYNCHRONIZED,
+    holds,
+)
+from virtbus.kubebridge.core.walk import changed
+
+GENERATION = "kubevirt.io/vm-generation"
+"""The VM's generation that a VMI was made of."""
+RESTART_REQUIRED, FAILURE = "RestartRequired", "Failure"
+NOT_LIVE = "a non-live-updatable field was changed in the template spec"
+MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodScheduled")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A VM and its VMI, and whether one is about to be made or deleted."""
+
+    vm: Object
+    vmi: Object | None
+    starts: bool = False
+    stops: bool = False
+
+    @property
+    def has(self) -> Has:
+        """What the VMI is to the VM."""
+        return has_of(self.vmi)
+
+    @property
+    def phase(self) -> str:
+        """The VMI's, or empty."""
+        return text(self.vmi, "status", "phase")
+
+
+def _synchronized(pair: Pair, reason: str) -> bool:
+    return pair.vmi is not None and holds(pair.vmi, SYNCHRONIZED, on=False, reason=reason)
+
+
+def _unschedulable(pair: Pair) -> bool:
+    return pair.vmi is not None and holds(pair.vmi, POD_SCHEDULED, on=False)
+
+
+def _paused(pair: Pair) -> bool:
+    return pair.vmi is not None and pair.phase == Phase.RUNNING and holds(pair.vmi, PAUSED)
+
+
+def _stopping(pair: Pair) -> bool:
+    live = pair.vmi is not None and pair.phase not in FINAL
+    return live and (pair.stops or pair.has is Has.ENDING)
+
+
+def _starting(pair: Pair) -> bool:
+    if pair.vmi is None:
+        return pair.starts
+    return pair.phase in {"", Phase.PENDING, Phase.SCHEDULING, Phase.SCHEDULED}
+
+
+def _crash_loop(pair: Pair) -> bool:
+    over = pair.vmi is None or pair.phase in FINAL
+    failures = number(pair.vm, "status", "startFailure", "consecutiveFailCount")
+    return over and not pair.starts and failures > 0 and strategy_of(pair.vm) in BACKS_OFF
+
+
+PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
+    ("Terminating", lambda pair: bool(at(pair.vm, "metadata", "deletionTimestamp"))),
+    ("Stopping", _stopping),
+    ("Paused", _paused),
+    ("Running", lambda pair: pair.phase == Phase.RUNNING),
+    ("ErrorUnschedulable", _unschedulable),
+    (ERR_IMAGE_PULL, lambda pair: _synchronized(pair, ERR_IMAGE_PULL)),
+    (IMAGE_PULL_BACKOFF, lambda pair: _synchronized(pair, IMAGE_PULL_BACKOFF)),
+    ("Starting", _starting),
+    ("CrashLoopBackOff", _crash_loop),
+    ("Stopped", lambda pair: pair.vmi is None or pair.phase in FINAL),
+)
+"""The first that holds; Unknown where none does. Migrating, Provisioning, WaitingForVolumeBinding,
+ErrorPvcNotFound, DataVolumeError and WaitingForReceiver take their places with what they tell of:
+Migrating after Stopping, the claims' around ErrorUnschedulable, WaitingForReceiver last."""
+
+
+def printable(pair: Pair) -> str:
+    """`status.printableStatus`."""
+    return next((name for name, holds_ in PRINTABLE if holds_(pair)), "Unknown")
+
+
+def status(
+    pair: Pair, requests: list[Object], now: datetime, *, failed: str = "", observed: str = ""
+) -> dict[str, Any]:
+    """The whole status. `failed`: why the VMI could not be made; `observed`: the strategy acted on.
+
+    `requests` are those that are not met yet.
+    """
+    vm, vmi = pair.vm, pair.vmi
+    before, at_ = part(vm, "status"), stamp(now)
+    kept = {key: value for key, value in before.items() if key not in _OURS}
+    failure = start_failure(vm, vmi, now)
+    counted = (
+        {**vm, "status": {**before, "startFailure": failure}}
+        if failure
+        else {
+            **vm,
+            "status": {key: value for key, value in before.items() if key != "startFailure"},
+        }
+    )
+    pair = Pair(counted, vmi, pair.starts, pair.stops)
+    said: dict[str, Any] = {
+        **kept,
+        "created": vmi is not None,
+        "ready": vmi is not None and holds(vmi, READY),
+        "printableStatus": printable(pair),
+        "conditions": merged(_conditions(pair, failed), items(before, "conditions"), at_),
+        "observedGeneration": number(vm, "metadata", "generation"),
+        "desiredGeneration": number(vm, "metadata", "generation"),
+    }
+    if acted_on := observed or text(before, "runStrategy"):
+        said["runStrategy"] = acted_on
+    if requests:
+        said["stateChangeRequests"] = [dict(one) for one in requests]
+    if failure:
+        said["startFailure"] = failure
+    return said
+
+
+_OURS = frozenset(
+    {
+        *("created", "ready", "printableStatus", "conditions", "observedGeneration"),
+        *("desiredGeneration", "runStrategy", "stateChangeRequests", "startFailure"),
+    }
+)
+
+
+def start_failure(vm: Object, vmi: Object | None, now: datetime) -> dict[str, Any]:
+    """How often in a row a VMI failed before its guest ran, and when the next is made; or none."""
+    before = part(vm, "status", "startFailure")
+    if strategy_of(vm) not in BACKS_OFF or _ran(vmi):
+        return {}
+    uid = text(vmi, "metadata", "uid")
+    if text(vmi, "status", "phase") != Phase.FAILED or text(before, "lastFailedVMIUID") == uid:
+        return dict(before)
+    count = number(before, "consecutiveFailCount") + 1
+    after = now + timedelta(seconds=back_off_s(count, uid))
+    return {
+        "consecutiveFailCount": count,
+        "lastFailedVMIUID": uid,
+        "retryAfterTimestamp": stamp(after),
+    }
+
+
+def back_off_left_s(vm: Object, now: datetime) -> float:
+    """Seconds before a VMI may be made; 0 or less: now."""
+    until = moment(text(vm, "status", "startFailure", "retryAfterTimestamp"))
+    return (until - now).total_seconds() if until is not None else 0.0
+
+
+def _ran(vmi: Object | None) -> bool:
+    transitions = items(vmi, "status", "phaseTransitionTimestamps")
+    return any(text(one, "phase") == Phase.RUNNING for one in transitions)
+
+
+# --- conditions --------------------------------------------------------------------------------
+def _conditions(pair: Pair, failed: str) -> Iterator[dict[str, Any]]:
+    vmi = pair.vmi
+    if vmi is None:
+        yield condition(READY, on=False, reason="VMINotExists", message="VMI does not exist")
+    else:
+        mirrored = {text(one, "type"): one for one in items(vmi, "status", "conditions")}
+        if READY not in mirrored:
+            message = "VMI is missing the Ready condition"
+            yield condition(READY, on=False, reason="VMIConditionMissing", message=message)
+        for kind in (READY, *MIRRORED):
+            if kind in mirrored:
+                yield _mirror(mirrored[kind])
+        if restart_required(pair.vm, vmi):
+            yield condition(RESTART_REQUIRED, on=True, reason="RestartRequired", message=NOT_LIVE)
+    if failed:
+        yield condition(FAILURE, on=True, reason="FailedCreate", message=failed)
+
+
+def _mirror(one: Object) -> dict[str, Any]:
+    return condition(
+        text(one, "type"),
+        on=text(one, "status") == "True",
+        reason=text(one, "reason"),
+        message=text(one, "message"),
+    )
+
+
+def restart_required(vm: Object, vmi: Object) -> bool:
+    """True where the template says otherwise, for the guest, than what its VMI was made of."""
+    made_of = text(vmi, "metadata", "annotations", GENERATION)
+    if has_of(vmi) is not Has.ALIVE or made_of == str(number(vm, "metadata", "generation")):
+        return False
+    return changed(_lasting(defaulted_template(vm)), _lasting(vmi), VMI)
+
+
+def _lasting(vmi: Object) -> Object:
+    """The spec without what a stop or a paused start changes of a VMI alone."""
+    own = {"terminationGracePeriodSeconds", "startStrategy"}
+    return {key: value for key, value in part(vmi, "spec").items() if key not in own}

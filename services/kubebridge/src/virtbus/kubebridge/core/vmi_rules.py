@@ -1,0 +1,142 @@
+"""A VMI and its VM of virtbus: what follows from both, in one function (ADR 0026)."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from virtbus.kubebridge.core.actions import (
+    Action,
+    BusCreate,
+    BusDelete,
+    BusStart,
+    LookAgain,
+    Plan,
+    Tell,
+    WriteVmi,
+)
+from virtbus.kubebridge.core.mapping import CLUSTER, translate
+from virtbus.kubebridge.core.metadata import NODE_LABEL, VMI_FINALIZER
+from virtbus.kubebridge.core.moments import find, moment, stamp
+from virtbus.kubebridge.core.needs import Given
+from virtbus.kubebridge.core.phases import EVENTS, FINAL, Phase
+from virtbus.kubebridge.core.plain import Object, at, number, part, text
+from virtbus.kubebridge.core.vmi_status import (
+    SYNCHRONIZED,
+    Seen,
+    conditions,
+    given_up,
+    phase,
+    status,
+)
+from virtbus.schemas.vm import VmView
+
+RETRY_S = (10.0, 300.0)
+"""Between tries of an image that failed for good: as long as it failed so far, within these."""
+DEFAULT_GRACE_S = 30
+
+
+def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
+    """What is to be done; nothing where all is told and done.
+
+    Any of the inputs may be older than the others: nothing is ended, let go or told as failed but
+    on what is certain (`Seen.gone`), and a create that comes again changes nothing.
+    """
+    plan = Plan()
+    if at(vmi, "metadata", "deletionTimestamp"):
+        _end(vmi, seen, plan)
+        if seen.gone:
+            return plan.actions
+        _tell(vmi, seen, now, "", plan)
+        return plan.actions
+    finalizers = at(vmi, "metadata", "finalizers") or []
+    if VMI_FINALIZER not in finalizers:  # first, so that no VM is ever without it
+        plan.then(WriteVmi({"metadata": {"finalizers": [*finalizers, VMI_FINALIZER]}}))
+    seen = _begin(vmi, seen, given, cluster, plan)
+    retried = _retry(vmi, seen.view, now, plan)
+    _tell(vmi, seen, now, retried, plan)
+    return plan.actions
+
+
+def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> Seen:
+    """The create, for as long as no VM is seen; or why it has to wait."""
+    if seen.view is not None or seen.gone or phase(vmi) in FINAL:
+        return seen
+    translated = translate(vmi, given, cluster)
+    if translated.create is not None:
+        plan.then(BusCreate(translated.create))
+        return seen
+    waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
+    return Seen(waits=waits[:1024], guest=seen.guest)
+
+
+def _retry(vmi: Object, view: VmView | None, now: datetime, plan: Plan) -> str:
+    """Ask again for what failed for good, ever more rarely; when that was last, or empty."""
+    if view is None or not given_up(view) or phase(vmi) in FINAL:
+        return ""
+    trouble = find(conditions(vmi), SYNCHRONIZED)
+    since = moment(text(trouble, "lastTransitionTime"))
+    if since is None:  # told first, then tried again
+        plan.then(LookAgain(RETRY_S[0]))
+        return ""
+    last = moment(text(trouble, "lastProbeTime")) or since
+    wait = timedelta(seconds=min(max((last - since).total_seconds(), RETRY_S[0]), RETRY_S[1]))
+    if now >= last + wait:
+        plan.then(BusStart(view.uid))
+        return stamp(now)
+    plan.then(LookAgain((last + wait - now).total_seconds()))
+    return text(trouble, "lastProbeTime")
+
+
+def _end(vmi: Object, seen: Seen, plan: Plan) -> None:
+    """The VM goes first, then the finalizer: a VMI that is gone has nothing on any node."""
+    finalizers = at(vmi, "metadata", "finalizers") or []
+    if seen.gone:
+        if VMI_FINALIZER in finalizers:
+            kept = [one for one in finalizers if one != VMI_FINALIZER]
+            plan.then(WriteVmi({"metadata": {"finalizers": kept}}))
+            plan.then(Tell("Deleted", "Signaled Deletion"))
+        return
+    given = at(vmi, "spec", "terminationGracePeriodSeconds")
+    grace_s = number(vmi, "spec", "terminationGracePeriodSeconds")
+    grace_s = DEFAULT_GRACE_S if given is None else max(grace_s, 0)
+    view = seen.view
+    if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
+        plan.then(BusDelete(text(vmi, "metadata", "uid"), grace_s))
+    if view is not None and not view.deleting:
+        plan.then(Tell("ShuttingDown", "Signaled Graceful Shutdown"))
+
+
+def _tell(vmi: Object, seen: Seen, now: datetime, retried: str, plan: Plan) -> None:
+    """The status, the node's label and the finalizer, in one write, if anything is new."""
+    said = status(vmi, seen, now, retried)
+    patch: dict[str, Any] = {}
+    if said != part(vmi, "status"):
+        patch["status"] = said
+    node = text(said, "nodeName")
+    if node and text(vmi, "metadata", "labels", NODE_LABEL) != node:
+        patch["metadata"] = {"labels": {NODE_LABEL: node}}
+    if patch:
+        plan.then(WriteVmi(patch))
+    _events(vmi, said, plan)
+
+
+def _events(vmi: Object, said: Object, plan: Plan) -> None:
+    after = Phase(text(said, "phase"))
+    if after is not phase(vmi) and after in EVENTS:
+        reason, message = EVENTS[after]
+        plan.then(Tell(reason, message, warning=after is Phase.FAILED))
+    trouble = find(said.get("conditions", ()), SYNCHRONIZED)
+    known = find(conditions(vmi), SYNCHRONIZED)
+    if trouble and text(trouble, "message") != text(known, "message"):
+        plan.then(Tell("SyncFailed", text(trouble, "message"), warning=True))
+
+
+def orphans(views: list[VmView], vmis: set[str], cluster: str) -> list[Action]:
+    """The ends of this cluster's VMs that no VMI stands for; `vmis`: the uids of a full list.
+
+    A create of a bridge that was slow may come after its VMI is gone.
+    """
+    return [
+        BusDelete(view.uid)
+        for view in views
+        if view.labels.get(CLUSTER) == cluster and view.uid not in vmis and not view.deleting
+    ]

@@ -1,0 +1,185 @@
+"""What a VMI's status says, from what virtbus sees of its VM."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from virtbus.kubebridge.core.moments import condition, find, merged, stamp
+from virtbus.kubebridge.core.phases import FINAL, Phase, phase_of
+from virtbus.kubebridge.core.plain import Object, items, part, text
+from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.guest import GuestInfo
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmView
+
+READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
+SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
+ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
+NO_MIGRATION = "virtbus has no live migration yet"
+OF_IMAGES = (
+    *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
+    *("ambiguous_format", "address_refused", "redirect_", "url_"),
+)
+"""How the reasons of imaged begin: docs/reference/errors.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the bus says of a VMI's VM.
+
+    `gone` is certain, and for good: a watch told its end, `vm.delete` answered 404, or `vm.create`
+    410. `refused` is the last answer of `vm.create`, `waits` why it was not asked; `guest` is what
+    the guest's agent told.
+    """
+
+    view: VmView | None = None
+    gone: bool = False
+    refused: ErrorBody | None = None
+    waits: str = ""
+    guest: GuestInfo | None = None
+
+
+def phase(vmi: Object) -> Phase:
+    """The phase that is written."""
+    said = text(vmi, "status", "phase")
+    return Phase(said) if said in set(Phase) else Phase.PENDING
+
+
+def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
+    """The whole status. `retried`: when an image that failed for good was last tried again."""
+    before, at = part(vmi, "status"), stamp(now)
+    after = phase_of(phase(vmi), seen.view, gone=seen.gone)
+    kept = {key: value for key, value in before.items() if key not in _OURS}
+    said: dict[str, Any] = {
+        **kept,
+        "phase": str(after),
+        "phaseTransitionTimestamps": _transitions(before, after, at),
+        "conditions": merged(_conditions(after, seen, retried), items(before, "conditions"), at),
+    }
+    view = seen.view
+    if view is None:
+        return said | {key: before[key] for key in _OF_VIEW if key in before}
+    if view.node != UNPLACED:
+        said["nodeName"] = view.node
+    said["interfaces"] = [_interface(one, seen.guest) for one in view.interfaces]
+    said["memory"] = dict.fromkeys(
+        ("guestAtBoot", "guestCurrent", "guestRequested"), str(view.spec.domain.memory.guest)
+    )
+    said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
+        include={"sockets", "cores", "threads"}
+    )
+    said["guestOSInfo"] = _guest_os(seen.guest)
+    return said
+
+
+_OF_VIEW = ("nodeName", "interfaces", "memory", "currentCPUTopology", "guestOSInfo")
+_OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW})
+
+
+def _transitions(before: Object, after: Phase, now: str) -> list[Any]:
+    """The first time of each phase (metrics come from it)."""
+    there = items(before, "phaseTransitionTimestamps")
+    if any(text(one, "phase") == after for one in there):
+        return list(there)
+    return [*there, {"phase": str(after), "phaseTransitionTimestamp": now}]
+
+
+# --- conditions --------------------------------------------------------------------------------
+def _conditions(after: Phase, seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
+    view = seen.view
+    runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
+    why = "" if runs else "GuestNotRunning"
+    yield condition(READY, on=runs, reason=why, message="" if runs else _why(view))
+    yield condition(
+        LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION
+    )
+    if after not in FINAL:
+        yield from _troubles(seen, retried)
+    if view is not None and view.state is VmState.PAUSED:
+        said = next((one for one in view.conditions if one.type == PAUSED), None)
+        reason = (said.reason if said else "") or "PausedByUser"
+        yield condition(PAUSED, on=True, reason=reason, message=said.message if said else "")
+    if runs and seen.guest is not None:
+        yield condition(AGENT, on=True)
+
+
+def _why(view: VmView | None) -> str:
+    return "" if view is None else view.message
+
+
+def _troubles(seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
+    """Why it does not get on: what keeps it from a node, and from its start."""
+    view = seen.view
+    if seen.waits or seen.refused is not None:
+        message = seen.waits or (seen.refused.message if seen.refused else "")
+        yield condition(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+    elif view is not None and view.reason == "unplaced":
+        yield condition(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
+    elif view is not None and view.reason and view.state is not VmState.RUNNING:
+        reason = "FailedStart"
+        if image_failed(view):
+            reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
+        trouble = condition(SYNCHRONIZED, on=False, reason=reason, message=view.message)
+        yield {**trouble, "lastProbeTime": retried} if retried else trouble
+
+
+def image_failed(view: VmView) -> bool:
+    """True where the VM does not start for want of its image."""
+    return view.state in {VmState.FAILED, VmState.PREPARING} and view.reason.startswith(OF_IMAGES)
+
+
+def given_up(view: VmView) -> bool:
+    """True where its node has given up on a start, and waits for somebody to ask again."""
+    retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
+    return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
+
+
+# --- what the guest has ------------------------------------------------------------------------
+def _interface(one: Any, guest: GuestInfo | None) -> dict[str, Any]:
+    inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
+    addresses = [text_.partition("/")[0] for text_ in (inside or one).addresses] or [
+        text_.partition("/")[0] for text_ in one.addresses
+    ]
+    said: dict[str, Any] = {
+        "name": one.name,
+        "mac": one.mac,
+        "infoSource": "domain, guest-agent" if inside else "domain",
+        "linkState": "up",
+        "queueCount": 1,
+    }
+    if addresses:
+        said |= {"ipAddress": addresses[0], "ipAddresses": addresses}
+    if inside:
+        said["interfaceName"] = inside.name
+    return said
+
+
+def _guest_os(guest: GuestInfo | None) -> dict[str, str]:
+    """KubeVirt's names; an empty object without an agent."""
+    if guest is None or guest.os is None:
+        return {}
+    os = guest.os
+    said = {
+        "name": os.name,
+        "id": os.id,
+        "prettyName": os.pretty_name,
+        "version": os.version,
+        "versionId": os.version_id,
+        "kernelRelease": os.kernel_release,
+        "kernelVersion": os.kernel_version,
+        "machine": os.machine,
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def conditions(obj: Object) -> list[Object]:
+    """The conditions that are written."""
+    return items(obj, "status", "conditions")
+
+
+def holds(obj: Object, kind: str, *, on: bool = True, reason: str = "") -> bool:
+    """True where the object has the condition so, for the reason (any, where none is given)."""
+    found = find(conditions(obj), kind)
+    return text(found, "status") == str(on) and (not reason or text(found, "reason") == reason)

@@ -1,0 +1,272 @@
+"""What the statuses of a VM and a VMI say, row by row of their tables."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from services.kubebridge.tests.manifests import UID, put, vm, vmi
+from services.kubebridge.tests.world import CLUSTER, NOW, view, world
+
+from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status, vmi_rules, vmi_status
+from virtbus.kubebridge.core.actions import BusDelete, LookAgain, Tell, WriteVmi
+from virtbus.kubebridge.core.moments import find, stamp
+from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
+from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
+from virtbus.kubebridge.core.vm_status import PRINTABLE, Pair, printable
+from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, Condition, RunStrategy
+
+
+# --- phases ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("state", VmState)
+def test_each_state_is_a_phase_or_leaves_it(state: VmState) -> None:
+    after = phase_of(Phase.PENDING, view(UID, state=state, reason=GUEST_ENDED), gone=False)
+    assert after == (PHASE_OF[state] or Phase.PENDING)
+
+
+@pytest.mark.parametrize("before", FINAL)
+@pytest.mark.parametrize("state", VmState)
+def test_an_end_is_for_good(before: Phase, state: VmState) -> None:
+    assert phase_of(before, view(UID, state=state), gone=False) is before
+    assert phase_of(before, None, gone=True) is before
+
+
+def test_a_start_that_failed_is_no_end() -> None:
+    failed = view(UID, state=VmState.FAILED, reason="image_not_found")
+    assert phase_of(Phase.SCHEDULED, failed, gone=False) is Phase.SCHEDULED
+    assert phase_of(Phase.PENDING, failed, gone=False) is Phase.SCHEDULING
+
+
+def test_a_silent_node_makes_a_phase_unknown_until_it_is_back() -> None:
+    lost = view(UID, state=VmState.UNKNOWN)
+    assert phase_of(Phase.RUNNING, lost, gone=False) is Phase.UNKNOWN
+    assert phase_of(Phase.UNKNOWN, view(UID, state=VmState.RUNNING), gone=False) is Phase.RUNNING
+
+
+# --- printableStatus ---------------------------------------------------------------------------
+def made(phase: str = "", **conditions: tuple[bool, str]) -> dict[str, Any]:
+    listed = [
+        {"type": kind, "status": str(on), "reason": reason}
+        for kind, (on, reason) in conditions.items()
+    ]
+    return put(vmi(), {"status": {"phase": phase, "conditions": listed}})
+
+
+GONE = "2026-11-22T12:00:00Z"
+UNHAPPY = {"Synchronized": (False, "ErrImagePull"), "PodScheduled": (False, "Unschedulable")}
+ROWS = {
+    "Terminating": Pair(put(vm(), {"metadata.deletionTimestamp": GONE}), made("Running")),
+    "Stopping": Pair(vm(), put(made("Running"), {"metadata.deletionTimestamp": GONE})),
+    "Paused": Pair(vm(), made("Running", Paused=(True, "PausedByUser"), **UNHAPPY)),
+    "Running": Pair(vm(), made("Running", **UNHAPPY)),
+    "ErrorUnschedulable": Pair(vm(), made("Pending", **UNHAPPY)),
+    "ErrImagePull": Pair(vm(), made("Scheduling", Synchronized=(False, "ErrImagePull"))),
+    "ImagePullBackOff": Pair(vm(), made("Scheduling", Synchronized=(False, "ImagePullBackOff"))),
+    "Starting": Pair(vm(), made("Scheduled", Synchronized=(False, "FailedStart"))),
+    "CrashLoopBackOff": Pair(
+        put(vm(), {"status": {"startFailure": {"consecutiveFailCount": 1}}}), None
+    ),
+    "Stopped": Pair(vm(), made("Succeeded")),
+    "Unknown": Pair(vm(), made("Unknown")),
+}
+
+
+def test_each_status_has_its_example_in_the_order_of_precedence() -> None:
+    assert list(ROWS) == [*(name for name, _ in PRINTABLE), "Unknown"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_printable_status(name: str) -> None:
+    assert printable(ROWS[name]) == name
+
+
+def test_a_vm_about_to_start_is_starting() -> None:
+    assert printable(Pair(vm(), None, starts=True)) == "Starting"
+
+
+# --- run strategies ----------------------------------------------------------------------------
+def test_the_table_of_run_strategies_tells_each_case_once_and_nothing_else() -> None:
+    told = {
+        (strategy, has): {TABLE.get((strategy, has, asked), Do.NOTHING) for asked in Asked}
+        for strategy in RunStrategy
+        for has in Has
+    }
+    for strategy in RunStrategy:
+        assert told[strategy, Has.ENDING] == {Do.NOTHING}
+    assert told[RunStrategy.ONCE, Has.FAILED] == {Do.NOTHING}
+    assert told[RunStrategy.HALTED, Has.ALIVE] == {Do.STOP}
+    assert told[RunStrategy.MANUAL, Has.NONE] == {Do.NOTHING, Do.START}
+
+
+def test_a_strategy_is_read_from_either_field() -> None:
+    assert run_strategies.strategy_of(vm()) is RunStrategy.ALWAYS
+    assert run_strategies.strategy_of(vm(running=False)) is RunStrategy.HALTED
+    assert run_strategies.strategy_of(vm(running=None, runStrategy="Once")) is RunStrategy.ONCE
+
+
+def test_a_stop_of_a_vmi_that_is_gone_is_met_and_nothing_is_forgotten() -> None:
+    stop, start = {"action": "Stop", "uid": "old"}, {"action": "Start"}
+    asked = put(vm(), {"status": {"stateChangeRequests": [stop, start]}})
+    assert run_strategies.open_requests(asked, None) == [start]
+    assert run_strategies.open_requests(asked, made("Running")) == []
+    assert run_strategies.open_requests(asked, made("Failed")) == [start]
+
+
+@pytest.mark.parametrize(("count", "least"), [(1, 10), (2, 40), (3, 90), (4, 160), (9, 300)])
+def test_starts_that_fail_are_tried_ever_more_rarely(count: int, least: int) -> None:
+    assert least <= back_off_s(count, UID) <= min(least * 3 // 2, 300)
+
+
+def test_a_vmi_that_failed_before_it_ran_is_counted_once_and_waited_for() -> None:
+    failed = made("Failed")
+    counted = vm_status.start_failure(vm(), failed, NOW)
+    assert counted["consecutiveFailCount"] == 1
+    again = put(vm(), {"status": {"startFailure": counted}})
+    assert vm_status.start_failure(again, failed, NOW + timedelta(seconds=5)) == counted
+    actions = vm_rules.reconcile(again, None, NOW)
+    (wait,) = [one for one in actions if isinstance(one, LookAgain)]
+    assert 10 <= wait.after_s <= 15
+    ran = put(made("Failed"), {"status.phaseTransitionTimestamps": [{"phase": "Running"}]})
+    assert vm_status.start_failure(again, ran, NOW) == {}
+
+
+# --- a VM --------------------------------------------------------------------------------------
+def test_a_template_that_makes_another_guest_asks_for_a_restart() -> None:
+    w = world()
+    w.settle()
+    assert w.vm is not None
+    w.vm["spec"]["template"]["spec"]["tolerations"] = [{"key": "a"}]
+    w.user()
+    w.settle()
+    assert find(w.vm["status"]["conditions"], "RestartRequired") == {}
+    w.vm["spec"]["template"]["spec"]["domain"]["cpu"]["cores"] = 2
+    w.user()
+    w.settle()
+    assert find(w.vm["status"]["conditions"], "RestartRequired")["status"] == "True"
+    assert w.made == 1
+    w.asks({"action": "Stop", "uid": w.uid}, {"action": "Start"})
+    w.settle()
+    assert find(w.vm["status"]["conditions"], "RestartRequired") == {}
+
+
+def test_a_vmi_of_somebody_else_is_not_touched() -> None:
+    (write,) = vm_rules.reconcile(put(vm(), {"metadata.finalizers": ["a"]}), made("Running"), NOW)
+    said = getattr(write, "status", {})
+    assert "is not this VM's" in find(said["conditions"], "Failure")["message"]
+
+
+def test_a_refused_vmi_is_told_and_tried_again() -> None:
+    w = world()
+    assert w.vm is not None
+    actions = vm_rules.reconcile(w.vm, None, NOW, failed="quota")
+    assert [type(one).__name__ for one in actions] == ["WriteVmStatus", "CreateVmi"]
+
+
+# --- a VMI -------------------------------------------------------------------------------------
+def told(seen: Seen, **status: Any) -> dict[str, Any]:
+    whole = put(vmi(), {"status": status})
+    return vmi_status.status(whole, seen, NOW)
+
+
+def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
+    nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
+    guest = GuestInfo(
+        os=GuestOs(id="debian", pretty_name="Debian 12"),
+        interfaces=(
+            GuestInterface(name="ens2", mac=nic.mac, addresses=("10.0.0.5/24", "fe80::1/64")),
+        ),
+    )
+    seen = view(UID, state=VmState.RUNNING, interfaces=(nic,))
+    said = told(Seen(seen, guest=guest), phase="Scheduled")
+    assert said["phase"] == "Running"
+    assert find(said["conditions"], "Ready")["status"] == "True"
+    assert find(said["conditions"], "AgentConnected")["status"] == "True"
+    assert find(said["conditions"], "LiveMigratable")["status"] == "False"
+    assert said["interfaces"] == [
+        {
+            "name": "default", "mac": nic.mac, "ipAddress": "10.0.0.5", "linkState": "up",
+            "ipAddresses": ["10.0.0.5", "fe80::1"], "interfaceName": "ens2", "queueCount": 1,
+            "infoSource": "domain, guest-agent",
+        }
+    ]
+    assert said["guestOSInfo"] == {"id": "debian", "prettyName": "Debian 12"}
+    assert said["nodeName"] == "n1"
+    again = put(vmi(), {"status": said})
+    assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
+
+
+def test_a_paused_vmi_says_by_whom_and_is_not_ready() -> None:
+    paused = Condition(type="Paused", status=True, reason="PausedIOError", message="disk full")
+    said = told(Seen(view(UID, state=VmState.PAUSED, conditions=(paused,))))
+    assert find(said["conditions"], "Paused")["reason"] == "PausedIOError"
+    assert find(said["conditions"], "Ready")["status"] == "False"
+    assert said["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "reason"),
+    [
+        (Seen(view(UID, node="_", reason="unplaced", message="no room")), "PodScheduled",
+         "Unschedulable"),
+        (Seen(view(UID, state=VmState.FAILED, reason="image_not_found", message="no such")),
+         "Synchronized", "ErrImagePull"),
+        (Seen(view(UID, state=VmState.FAILED, reason="no_room", message="no memory")),
+         "Synchronized", "FailedStart"),
+        (Seen(waits="Secret a does not exist"), "Synchronized", "FailedCreate"),
+        (Seen(refused=ErrorBody(code=429, reason="full", message="full")), "Synchronized",
+         "FailedCreate"),
+    ],
+)  # fmt: skip
+def test_what_is_in_the_way_is_a_condition(seen: Seen, kind: str, reason: str) -> None:
+    found = find(told(seen)["conditions"], kind)
+    assert (found["status"], found["reason"]) == ("False", reason)
+    assert found["message"]
+
+
+def test_a_condition_keeps_the_time_of_its_transition() -> None:
+    first = told(Seen(view(UID, state=VmState.STARTING)))
+    later = vmi_status.status(
+        put(vmi(), {"status": first}),
+        Seen(view(UID, state=VmState.STARTING, message="soon")),
+        NOW + timedelta(minutes=1),
+    )
+    ready = find(later["conditions"], "Ready")
+    assert (ready["lastTransitionTime"], ready["message"]) == (stamp(NOW), "soon")
+
+
+@pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5)])
+def test_a_deleted_vmi_ends_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
+    whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
+    actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
+    assert actions[0] == BusDelete(UID, grace_s)
+    assert Tell("ShuttingDown", "Signaled Graceful Shutdown") in actions
+
+
+def test_the_finalizer_stays_until_the_vm_is_gone_for_certain() -> None:
+    whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
+    unsure = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert BusDelete(UID, 30) in unsure
+    assert not any(isinstance(one, WriteVmi) and "metadata" in one.patch for one in unsure)
+    sure = vmi_rules.reconcile(whole, Seen(gone=True), {}, NOW, CLUSTER)
+    assert sure[0] == WriteVmi({"metadata": {"finalizers": []}})
+
+
+def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
+    whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
+    write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert isinstance(write, WriteVmi)
+    found = find(write.patch["status"]["conditions"], "Synchronized")
+    assert "Secret user does not exist" in found["message"]
+    assert event == Tell("SyncFailed", found["message"], warning=True)
+
+
+def test_a_vm_that_no_vmi_stands_for_is_ended_if_it_is_ours() -> None:
+    ours, other = view(UID), view(UID, labels={"virtbus.io/cluster": "c2"})
+    ending = view(UID, deleting=True)
+    assert vmi_rules.orphans([ours], set(), CLUSTER) == [BusDelete(UID)]
+    assert vmi_rules.orphans([ours, other, ending], {UID}, CLUSTER) == []
+    assert vmi_rules.orphans([other, ending], set(), CLUSTER) == []

@@ -1,0 +1,263 @@
+"""A cluster and a bus as values: what the edge does with actions, and what else happens there."""
+
+import copy
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from services.kubebridge.tests.manifests import vm as smoke_vm
+
+from virtbus.kubebridge.core import vm_rules, vmi_rules
+from virtbus.kubebridge.core.actions import (
+    Action,
+    BusCreate,
+    BusDelete,
+    BusStart,
+    CreateVmi,
+    DeleteVmi,
+    LookAgain,
+    Tell,
+    WriteVm,
+    WriteVmi,
+    WriteVmStatus,
+)
+from virtbus.kubebridge.core.defaults import of_vm
+from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView
+
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+CLUSTER = "c1"
+UP = {
+    VmState.PENDING: VmState.SCHEDULED,
+    VmState.SCHEDULED: VmState.PREPARING,
+    VmState.PREPARING: VmState.STARTING,
+    VmState.STARTING: VmState.RUNNING,
+}
+
+
+def view(uid: str, **fields: Any) -> VmView:
+    """A VM as the bus shows it."""
+    base: dict[str, Any] = {
+        "uid": uid,
+        "namespace": "default",
+        "name": "kubevirt-smoke-fedora",
+        "node": "n1",
+        "epoch": 1,
+        "generation": 1,
+        "revision": 1,
+        "created_ns": 1,
+        "spec": VmSpec(),
+        "labels": {"virtbus.io/cluster": CLUSTER},
+        "state": VmState.PENDING,
+    }
+    return VmView(**(base | fields))
+
+
+@dataclass
+class World:
+    """One VM of a cluster, its VMI, and the VMs of the bus by uid."""
+
+    vm: dict[str, Any] | None
+    vmi: dict[str, Any] | None = None
+    views: dict[str, VmView] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    now: datetime = NOW
+    writes: int = 0
+    made: int = 0
+    events: list[str] = field(default_factory=list)
+
+    def copy(self) -> "World":
+        """As a cache that falls behind from here on."""
+        return copy.deepcopy(self)
+
+    def seen(self, vmi: dict[str, Any]) -> Seen:
+        uid = vmi["metadata"]["uid"]
+        return Seen(view=self.views.get(uid), gone=uid in self.gone)
+
+    # --- reconciling -------------------------------------------------------------------------
+    def reconcile(self, vm: "World | None" = None, vmi: "World | None" = None,
+                  bus: "World | None" = None) -> list[Action]:  # fmt: skip
+        """Both, as one would do who sees the objects as they are in other worlds."""
+        done = self.reconcile_vm(vm or self, vmi or self)
+        return done + self.reconcile_vmi(vmi or self, bus or self)
+
+    def reconcile_vm(self, vm: "World", vmi: "World") -> list[Action]:
+        if vm.vm is None:
+            return []
+        read = copy.deepcopy(vm.vm)
+        actions = vm_rules.reconcile(read, copy.deepcopy(vmi.vmi), self.now)
+        assert read == vm.vm
+        return self.act(actions, read)
+
+    def reconcile_vmi(self, vmi: "World", bus: "World") -> list[Action]:
+        if vmi.vmi is None:
+            return []
+        read = copy.deepcopy(vmi.vmi)
+        actions = vmi_rules.reconcile(read, bus.seen(read), {}, self.now, CLUSTER)
+        assert read == vmi.vmi
+        return self.act(actions, read)
+
+    def act(self, actions: list[Action], read: dict[str, Any]) -> list[Action]:
+        """Do what is asked, until a write meets a conflict."""
+        json.dumps([action.status for action in actions if isinstance(action, WriteVmStatus)])
+        for action in actions:
+            if not self._do(action, read):
+                break
+        return [action for action in actions if not isinstance(action, LookAgain)]
+
+    def _do(self, action: Action, read: dict[str, Any]) -> bool:  # noqa: C901  a row an action
+        match action:
+            case CreateVmi(vmi):
+                if self.vmi is None:
+                    self.made += 1
+                    made = copy.deepcopy(vmi)
+                    made["metadata"]["uid"] = f"0192f0c1-2d3e-7abc-8def-{self.made:012x}"
+                    self.vmi = made
+                    self._bump(made)
+            case DeleteVmi(uid):
+                if self.vmi is not None and self.vmi["metadata"]["uid"] == uid:
+                    self.vmi["metadata"].setdefault("deletionTimestamp", "2026-11-22T12:00:00Z")
+                    self._bump(self.vmi)
+                    self._collect()
+            case WriteVmi(patch):
+                return self._write(self.vmi, read, patch)
+            case WriteVm(patch):
+                return self._write(self.vm, read, patch)
+            case WriteVmStatus(status):
+                return self._write(self.vm, read, {"status": status})
+            case Tell(reason):
+                self.events.append(reason)
+            case _:
+                self._ask(action)
+        return True
+
+    def _ask(self, action: Action) -> None:
+        match action:
+            case BusCreate(create):
+                uid = str(create.uid)
+                if uid not in self.gone and uid not in self.views:
+                    self.views[uid] = view(uid)
+            case BusStart(uid):
+                if uid in self.views:
+                    self._see(uid, state=VmState.PREPARING, reason="", message="")
+            case BusDelete(uid):
+                if uid in self.views:
+                    self._see(uid, state=VmState.DELETING, deleting=True)
+                else:
+                    self.gone.add(uid)
+            case _:
+                pass
+
+    def _write(self, obj: Any, read: dict[str, Any], patch: dict[str, Any]) -> bool:
+        """A merge patch (but for the status, which is whole) at the version that was read."""
+        if obj is None or obj["metadata"].get("resourceVersion") != read["metadata"].get(
+            "resourceVersion"
+        ):
+            return False
+        before = copy.deepcopy(obj)
+        for part, value in patch.items():
+            if part == "status":
+                obj["status"] = copy.deepcopy(value)
+            else:
+                for key, one in value.items():
+                    into = obj.setdefault(part, {})
+                    into[key] = {**into.get(key, {}), **one} if isinstance(one, dict) else one
+        assert obj != before, "a write that changes nothing"
+        self.writes += 1
+        self._bump(obj)
+        read["metadata"]["resourceVersion"] = obj["metadata"]["resourceVersion"]
+        self._collect()
+        return True
+
+    def _bump(self, obj: dict[str, Any]) -> None:
+        version = int(obj["metadata"].get("resourceVersion", "0")) + 1
+        obj["metadata"]["resourceVersion"] = str(version + 1000 * self.made)
+
+    def _collect(self) -> None:
+        """The API server removes what is deleted and has no finalizer."""
+        for name in ("vm", "vmi"):
+            obj = getattr(self, name)
+            if obj and "deletionTimestamp" in obj["metadata"] and not obj["metadata"]["finalizers"]:
+                setattr(self, name, None)
+
+    # --- what others do ----------------------------------------------------------------------
+    def _see(self, uid: str, **fields: Any) -> None:
+        self.views[uid] = self.views[uid].model_copy(update=fields)
+
+    @property
+    def uid(self) -> str:
+        """Of the VMI that there is, or empty."""
+        return str(self.vmi["metadata"]["uid"]) if self.vmi else ""
+
+    def step(self, *, to: VmState | None = None, **fields: Any) -> bool:
+        """The bus goes on by a step, or straight to a state; False where nothing does."""
+        for uid, one in list(self.views.items()):
+            if one.deleting:
+                del self.views[uid]
+                self.gone.add(uid)
+                return True
+            following = to or UP.get(one.state)
+            if uid == self.uid and following is not None:
+                self._see(uid, state=following, **fields)
+                return True
+        return False
+
+    def ends(self, *, well: bool) -> None:
+        """The guest shuts down, or crashes, if it runs."""
+        one = self.views.get(self.uid)
+        if one is not None and one.state is VmState.RUNNING:
+            end = GuestEnd(how="shut down" if well else "crashed", asked=False, at_ns=1)
+            state = VmState.SUCCEEDED if well else VmState.FAILED
+            self._see(self.uid, state=state, reason="" if well else GUEST_ENDED, last_end=end)
+
+    def user(self, **spec: Any) -> None:
+        """A user changes the VM's spec."""
+        if self.vm is not None:
+            for key, value in spec.items():
+                self.vm["spec"].pop(key, None)
+                if value is not None:
+                    self.vm["spec"][key] = value
+            self.vm["metadata"]["generation"] += 1
+            self._bump(self.vm)
+
+    def asks(self, *requests: dict[str, Any]) -> None:
+        """The aggregated API puts requests into the VM's status."""
+        if self.vm is not None:
+            self.vm.setdefault("status", {})["stateChangeRequests"] = list(requests)
+            self._bump(self.vm)
+
+    def deletes(self, *, orphan: bool = False) -> None:
+        if self.vm is not None:
+            meta = self.vm["metadata"]
+            meta.setdefault("finalizers", [])
+            if orphan:
+                meta["finalizers"] = [*meta["finalizers"], "orphan"]
+            meta["deletionTimestamp"] = "2026-11-22T12:00:00Z"
+            self._bump(self.vm)
+            self._collect()
+
+    def settle(self, *, up: bool = True) -> None:
+        """Until nothing more happens; the bus goes on too (`up`)."""
+        done: list[Action] = []
+        for _ in range(100):
+            self.now += timedelta(seconds=400)
+            done = self.reconcile()
+            moved = self.step() if up else False
+            if not done and not moved:
+                return
+        raise AssertionError(f"it never rests: {done}")
+
+    @property
+    def printable(self) -> str:
+        assert self.vm is not None
+        return str(self.vm["status"]["printableStatus"])
+
+
+def world(**spec: Any) -> World:
+    """The smoke VM, just applied."""
+    whole = smoke_vm(**spec)
+    whole["metadata"]["resourceVersion"] = "1"
+    return World(of_vm(whole))
