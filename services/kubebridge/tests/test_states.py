@@ -188,8 +188,13 @@ def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
     assert find(said["conditions"], "LiveMigratable")["status"] == "False"
     assert said["interfaces"] == [
         {
-            "name": "default", "mac": nic.mac, "ipAddress": "10.0.0.5", "linkState": "up",
-            "ipAddresses": ["10.0.0.5", "fe80::1"], "interfaceName": "ens2", "queueCount": 1,
+            "name": "default",
+            "mac": nic.mac,
+            "ipAddress": "10.0.0.5",
+            "linkState": "up",
+            "ipAddresses": ["10.0.0.5", "fe80::1"],
+            "interfaceName": "ens2",
+            "queueCount": 1,
             "infoSource": "domain, guest-agent",
         }
     ]
