@@ -70,7 +70,7 @@ def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[st
     said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
         include={"sockets", "cores", "threads"}
     )
-    said["guestOSInfo"] = _guest_os(seen.guest)
+    said["guestOSInfo"] = guest_os(seen.guest)
     return said
 
 
@@ -156,7 +156,7 @@ def _interface(one: Any, guest: GuestInfo | None) -> dict[str, Any]:
     return said
 
 
-def _guest_os(guest: GuestInfo | None) -> dict[str, str]:
+def guest_os(guest: GuestInfo | None) -> dict[str, str]:
     """KubeVirt's names; an empty object without an agent."""
     if guest is None or guest.os is None:
         return {}

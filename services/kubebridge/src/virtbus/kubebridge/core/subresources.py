@@ -1,0 +1,243 @@
+"""The verbs of `subresources.kubevirt.io`: what each asks for, and what it becomes. One table.
+
+Codes and messages are KubeVirt's (research/kubevirt.md §3.1), for virtctl prints them and waits by
+them. A verb that is to come answers 501 with the name of what is missing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core import power
+from virtbus.kubebridge.core.deeds import AskGuest, Bus, Call, Deed, Give, Stream
+from virtbus.kubebridge.core.phases import Phase
+from virtbus.kubebridge.core.plain import text
+from virtbus.kubebridge.core.refusals import (
+    Refusal,
+    bad_request,
+    conflict,
+    not_found,
+    not_implemented,
+)
+from virtbus.kubebridge.core.vmi_status import AGENT, PAUSED, holds
+from virtbus.schemas.guest import GuestQuestion
+
+GROUP, VERSIONS = "subresources.kubevirt.io", ("v1", "v1alpha3")
+VM, VMI = "virtualmachines", "virtualmachineinstances"
+KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
+VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
+NO_AGENT = "VMI does not have guest agent connected"
+
+Outcome = Refusal | tuple[Deed, ...]
+
+
+class Verb(NamedTuple):
+    """A row. `decide` gets a call whose objects exist; `success` is the code where it may."""
+
+    method: str
+    resource: str
+    name: str
+    decide: Callable[[Call], Outcome]
+    success: int = 202
+    missing: str = ""
+
+    @property
+    def access(self) -> str:
+        """The verb of the SubjectAccessReview."""
+        return "get" if self.method == "GET" else "update"
+
+
+def _runs(call: Call) -> bool:
+    return text(call.vmi, "status", "phase") == Phase.RUNNING
+
+
+def _no(call: Call, why: str) -> Refusal:
+    return conflict(KINDS[VMI], call.name, why)
+
+
+def _paused(call: Call) -> bool:
+    return call.vmi is not None and holds(call.vmi, PAUSED)
+
+
+def _agent(call: Call) -> bool:
+    return call.vmi is not None and holds(call.vmi, AGENT)
+
+
+def _pause(call: Call) -> Outcome:
+    if not _runs(call):
+        return _no(call, VM_NOT_RUNNING)
+    if _paused(call):
+        return _no(call, "VMI is already paused")
+    return (Bus("vm.pause", call.uid),)
+
+
+def _unpause(call: Call) -> Outcome:
+    if not _runs(call):
+        return _no(call, VMI_NOT_RUNNING)
+    if not _paused(call):
+        return _no(call, "VMI is not paused")
+    return (Bus("vm.unpause", call.uid),)
+
+
+def _reset(call: Call) -> Outcome:
+    return (Bus("vm.reset", call.uid),) if _runs(call) else _no(call, VMI_NOT_RUNNING)
+
+
+def _soft_reboot(call: Call) -> Outcome:
+    if not _runs(call):
+        return _no(call, VM_NOT_RUNNING)
+    if _paused(call):
+        return _no(call, "VMI is paused")
+    return (Bus("vm.soft-reboot", call.uid),)  # every guest has ACPI
+
+
+def _console(call: Call) -> Outcome:
+    if text(call.vmi, "status", "phase") == Phase.FAILED:
+        return _no(call, "VMI is in failed status")
+    # 400, and no 409: virtctl asks again for as long as this is the answer.
+    return (Stream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
+
+
+def _port_forward(call: Call) -> Outcome:
+    port, protocol = str(call.options.get("port", "")), call.options.get("protocol") or "tcp"
+    wrong = _wrong_port(port, protocol)
+    if wrong:
+        return bad_request(wrong)
+    if call.vmi is None:
+        return conflict(KINDS[VM], call.name, "VMI is not started")
+    if not _runs(call):
+        return _no(call, VMI_NOT_RUNNING)
+    if _paused(call):
+        return _no(call, "VMI is paused")
+    return (Stream("portforward", call.uid, int(port), str(protocol)),)
+
+
+def _wrong_port(port: str, protocol: object) -> str:
+    if not port:
+        return "port must not be empty"
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
+        return f"port {port!r:.20} is none; write 1-65535"
+    if protocol not in {"tcp", "udp"}:
+        return f"protocol {protocol!r:.20} is not supported; write tcp or udp"
+    return ""
+
+
+def _ask(*questions: GuestQuestion) -> Callable[[Call], Outcome]:
+    def decide(call: Call) -> Outcome:
+        if not _runs(call):
+            return _no(call, VMI_NOT_RUNNING)
+        if not _agent(call):
+            return _no(call, NO_AGENT)
+        return (AskGuest(call.uid, questions),)
+
+    return decide
+
+
+def _expand(call: Call) -> Outcome:
+    """Without instance types a VM is expanded already."""
+    return (Give(dict(call.vm or {})),)
+
+
+def _later(call: Call) -> Outcome:
+    raise AssertionError(call.verb)
+
+
+def _missing(method: str, resource: str, name: str, what: str) -> Verb:
+    return Verb(method, resource, name, _later, missing=f"{name} is not there yet: {what}")
+
+
+CLAIMS, MIGRATION = "disks are not plugged in yet", "virtbus has no live migration yet"
+SCREEN, FREEZE = "guests have no screen yet", "file systems are not frozen yet"
+SEV, GRAPH = "encrypted guests are not there", "objects are not told as a graph yet"
+BACKUP = "there are no backups yet"
+
+VERBS = (
+    Verb("PUT", VM, "start", power.start),
+    Verb("PUT", VM, "stop", power.stop),
+    Verb("PUT", VM, "restart", power.restart),
+    Verb("GET", VM, "expand-spec", _expand, 200),
+    Verb("GET", VM, "portforward", _port_forward, 101),
+    Verb("GET", VMI, "portforward", _port_forward, 101),
+    Verb("GET", VMI, "console", _console, 101),
+    Verb("PUT", VMI, "pause", _pause),
+    Verb("PUT", VMI, "unpause", _unpause),
+    Verb("PUT", VMI, "reset", _reset),
+    Verb("PUT", VMI, "softreboot", _soft_reboot),
+    Verb("GET", VMI, "guestosinfo", _ask(*GuestQuestion), 200),
+    Verb("GET", VMI, "userlist", _ask(GuestQuestion.USERS), 200),
+    Verb("GET", VMI, "filesystemlist", _ask(GuestQuestion.FILESYSTEMS), 200),
+    _missing("GET", VMI, "vnc", SCREEN),
+    _missing("GET", VMI, "vnc/screenshot", SCREEN),
+    _missing("GET", VMI, "usbredir", "no USB device is redirected yet"),
+    _missing("GET", VMI, "vsock", "guests have no vsock yet"),
+    _missing("PUT", VMI, "freeze", FREEZE),
+    _missing("PUT", VMI, "unfreeze", FREEZE),
+    _missing("PUT", VM, "migrate", MIGRATION),
+    _missing("PUT", VM, "memorydump", "memory is not dumped yet"),
+    _missing("PUT", VM, "removememorydump", "memory is not dumped yet"),
+    *(
+        _missing(method, resource, name, what)
+        for resource in (VM, VMI)
+        for method, name, what in (
+            ("PUT", "addvolume", CLAIMS),
+            ("PUT", "removevolume", CLAIMS),
+            ("PUT", "evacuate/cancel", MIGRATION),
+            ("GET", "objectgraph", GRAPH),
+        )
+    ),
+    _missing("PUT", VMI, "backup", BACKUP),
+    _missing("PUT", VMI, "redefine-checkpoint", BACKUP),
+    _missing("GET", VMI, "sev/fetchcertchain", SEV),
+    _missing("GET", VMI, "sev/querylaunchmeasurement", SEV),
+    _missing("PUT", VMI, "sev/setupsession", SEV),
+    _missing("PUT", VMI, "sev/injectlaunchsecret", SEV),
+)
+BY_NAME: Mapping[tuple[str, str], Verb] = {(verb.resource, verb.name): verb for verb in VERBS}
+
+
+def answer(call: Call) -> Outcome:
+    """What a verb becomes, or why not; each deed is done in its order, at the versions read."""
+    verb = BY_NAME.get((call.resource, call.verb))
+    if verb is None:
+        return Refusal(404, "NotFound", f"there is no subresource {call.verb!r:.60}")
+    if verb.method != call.method:
+        why = f"{call.verb} is asked for by {verb.method}"
+        return Refusal(405, "MethodNotAllowed", why)
+    if verb.missing:
+        return not_implemented(verb.missing)
+    if (call.vm if call.resource == VM else call.vmi) is None:
+        return not_found(KINDS[call.resource], call.name)
+    outcome = verb.decide(call)
+    if isinstance(outcome, Refusal) or not call.dry_run:
+        return outcome
+    return tuple(deed for deed in outcome if deed.is_a_patch)
+
+
+def api_group() -> dict[str, Any]:
+    """`GET /apis/subresources.kubevirt.io`."""
+    listed = [{"groupVersion": f"{GROUP}/{one}", "version": one} for one in VERSIONS]
+    return {
+        "kind": "APIGroup",
+        "apiVersion": "v1",
+        "name": GROUP,
+        "versions": listed,
+        "preferredVersion": listed[0],
+    }
+
+
+def api_resources(version: str) -> dict[str, Any]:
+    """`GET /apis/subresources.kubevirt.io/<version>`: each verb, also those to come."""
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": f"{GROUP}/{version}",
+        "resources": [
+            {
+                "name": f"{verb.resource}/{verb.name}",
+                "singularName": "",
+                "namespaced": True,
+                "kind": "",
+                "verbs": [verb.access],
+            }
+            for verb in VERBS
+        ],
+    }
