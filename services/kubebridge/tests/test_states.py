@@ -8,7 +8,7 @@ from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW, view, world
 
 from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status, vmi_rules, vmi_status
-from virtbus.kubebridge.core.actions import BusDelete, LookAgain, Tell, WriteVmi
+from virtbus.kubebridge.core.actions import BusCreate, BusDelete, LookAgain, Tell, WriteVmi
 from virtbus.kubebridge.core.moments import find, stamp
 from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
 from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
@@ -163,7 +163,9 @@ def test_a_refused_vmi_is_told_and_tried_again() -> None:
     w = world()
     assert w.vm is not None
     actions = vm_rules.reconcile(w.vm, None, NOW, failed="quota")
-    assert [type(one).__name__ for one in actions] == ["WriteVmStatus", "CreateVmi"]
+    assert [type(one).__name__ for one in actions] == [
+        *("WriteVmStatus", "CreateVmi", "LookAgain"),
+    ]
 
 
 # --- a VMI -------------------------------------------------------------------------------------
@@ -262,11 +264,20 @@ def test_the_finalizer_stays_until_the_vm_is_gone_for_certain() -> None:
 
 def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
     whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
-    write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    again, write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert again == LookAgain(10.0)
     assert isinstance(write, WriteVmi)
     found = find(write.patch["status"]["conditions"], "Synchronized")
     assert "Secret user does not exist" in found["message"]
     assert event == Tell("SyncFailed", found["message"], warning=True)
+
+
+@pytest.mark.parametrize(("code", "after_s"), [(429, 10.0), (409, 10.0), (422, 300.0)])
+def test_a_refused_create_is_asked_again(code: int, after_s: float) -> None:
+    seen = Seen(refused=ErrorBody(code=code, reason="why", message="so"))
+    create, again, *_ = vmi_rules.reconcile(vmi(), seen, {}, NOW, CLUSTER)
+    assert isinstance(create, BusCreate)
+    assert again == LookAgain(after_s)
 
 
 def test_a_vm_that_no_vmi_stands_for_is_ended_if_it_is_ours() -> None:

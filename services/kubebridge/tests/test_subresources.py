@@ -286,8 +286,11 @@ def test_what_a_guest_told_is_told_as_kubevirt_does() -> None:
     user, disk = guest_answers.users(told)["items"][0], guest_answers.filesystems(told)["items"][0]
     assert user == {"userName": "root", "domain": "", "loginTime": 1.5}
     assert disk == {
-        "diskName": "vda1", "mountPoint": "/", "fileSystemType": "ext4",
-        "usedBytes": 5, "totalBytes": 0,
+        "diskName": "vda1",
+        "mountPoint": "/",
+        "fileSystemType": "ext4",
+        "usedBytes": 5,
+        "totalBytes": 0,
     }
     assert whole["userList"] == [user]
     assert whole["fsInfo"] == {"disks": [disk]}

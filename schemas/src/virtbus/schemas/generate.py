@@ -2,7 +2,7 @@
 
 A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/`,
 `docs/reference/` and `deploy/kubernetes/crds/` of the workspace it lies in. It needs the whole
-workspace, because settings, the agent's lifecycle and KubeVirt's fields are the services' own.
+workspace, because settings, the agent's lifecycle and KubeVirt's tables are the services' own.
 With `--fresh` goldens forget their earlier editions: only for shapes that no release ever wrote.
 """
 
@@ -21,7 +21,10 @@ from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema,
 
 ROOT = Path(__file__).parents[4]
 COMMAND = "python -m virtbus.schemas.generate"
-FIELDS_PAGE = "virtbus.kubebridge.core.page"
+KUBEVIRT_PAGES = {
+    "kubevirt-fields.md": "virtbus.kubebridge.core.fields_page",
+    "kubevirt-states.md": "virtbus.kubebridge.core.states_page",
+}
 CRDS = "virtbus.kubebridge.core.crd"
 
 
@@ -50,7 +53,7 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": generate_states.page(),
         "models.md": generate_reference.model_pages(),
         "settings.md": generate_reference.settings(root),
-        "kubevirt-fields.md": importlib.import_module(FIELDS_PAGE).page(),
+        **{name: importlib.import_module(made).page() for name, made in KUBEVIRT_PAGES.items()},
     }
     note = f"<!-- Written by `{COMMAND}` (make docs) from the code; edit that. -->\n\n"
     return {

@@ -26,7 +26,11 @@ class DeleteVmi:
 
 @dataclass(frozen=True, slots=True)
 class WriteVmi:
-    """Patch labels, finalizers and the status of a VMI, which has no status subresource."""
+    """Change a VMI in one write, for it has no status subresource.
+
+    What is in `metadata` is added to the labels or takes the place of the finalizers; a `status`
+    is whole, and takes the place of what was there.
+    """
 
     patch: dict[str, Any]
 

@@ -53,7 +53,7 @@ def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> l
     walked = walk(part(vmi, "spec"), VMI, prefix)
     _finish(walked, vmi, None, prefix)
     _named(walked, vmi, meta)
-    return [*walked.causes, *_bounds(walked), *_annotations(vmi, meta)]
+    return [*walked.causes, *_bounded(walked)[1], *_annotations(vmi, meta)]
 
 
 def vm_field_causes(vm: Object) -> list[Cause]:
@@ -73,10 +73,9 @@ def translate(vmi: Object, given: Given, cluster: str) -> Translated:
     uid = text(vmi, "metadata", "uid")
     walked.put(("uid",), uid, "metadata.uid")
     walked.ours["labels"] |= {CREATED_BY: uid, CLUSTER: cluster}
-    causes = (*walked.causes, *_bounds(walked), *_annotations(vmi, "metadata"))
-    if causes:
-        return Translated(None, causes)
-    return Translated(VmCreate.model_validate(walked.ours), ())
+    create, wrong = _bounded(walked)
+    causes = (*walked.causes, *wrong, *_annotations(vmi, "metadata"))
+    return Translated(None if causes else create, causes)
 
 
 def _named(walked: Walked, vmi: Object, meta: str) -> None:
@@ -86,24 +85,20 @@ def _named(walked: Walked, vmi: Object, meta: str) -> None:
     walked.put(("labels",), dict(part(vmi, "metadata", "labels")), f"{meta}.labels")
 
 
-def _bounds(walked: Walked) -> tuple[Cause, ...]:
-    """What our own models refuse, under the fields of theirs that it came from.
+def _bounded(walked: Walked) -> tuple[VmCreate | None, tuple[Cause, ...]]:
+    """Our model, or what it refuses under the fields of theirs that it came from.
 
     What is missing of ours because theirs was refused is no problem of its own.
     """
     try:
-        VmCreate.model_validate(walked.ours)
+        return VmCreate.model_validate(walked.ours), ()
     except ValidationError as error:
         told = tuple(cause.field for cause in walked.causes)
         found = [
             Cause(walked.where(one.path), one.message) for one in problems(error, model=VmCreate)
         ]
-        return tuple(
-            one
-            for one in dict.fromkeys(found)
-            if not any(field.startswith(one.field) for field in told)
-        )
-    return ()
+    own = dict.fromkeys(found)
+    return None, tuple(one for one in own if not any(field.startswith(one.field) for field in told))
 
 
 def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:

@@ -46,6 +46,10 @@ ORPHAN = "orphan"
 """The API server's finalizer of `--cascade=orphan`: what the VM owns stays."""
 
 
+REFUSED_S = 10.0
+"""After a VMI was refused (a quota, a webhook that is away): nobody says when that is over."""
+
+
 def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -> list[Action]:
     """What is to be done; nothing where all is told and done.
 
@@ -106,7 +110,8 @@ def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> li
     vmi["status"] = vmi_status.status(vmi, vmi_status.Seen(), now)  # spares a write of its own
     create: list[Action] = [CreateVmi(vmi)]
     if failed:
-        return [*_told(Pair(vm, None, starts=True), requests, now, failed=failed), *create]
+        told = _told(Pair(vm, None, starts=True), requests, now, failed=failed)
+        return [*told, *create, LookAgain(REFUSED_S)]
     name = text(vm, "metadata", "name")
     message = f"Started the virtual machine by creating the new virtual machine instance {name}"
     return [*create, Tell("SuccessfulCreate", message)]

@@ -27,10 +27,12 @@ from virtbus.kubebridge.core.vmi_status import (
     phase,
     status,
 )
+from virtbus.schemas.errors import Code
 from virtbus.schemas.vm import VmView
 
 RETRY_S = (10.0, 300.0)
-"""Between tries of an image that failed for good: as long as it failed so far, within these."""
+"""Between tries of an image that failed for good: as long as it failed so far, within these. What
+may change by itself is looked at as often as the first, what a user must change as the second."""
 DEFAULT_GRACE_S = 30
 
 
@@ -63,7 +65,11 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
     translated = translate(vmi, given, cluster)
     if translated.create is not None:
         plan.then(BusCreate(translated.create))
+        if seen.refused is not None:
+            hopeless = seen.refused.code in {Code.INVALID, Code.UNSUPPORTED}
+            plan.then(LookAgain(RETRY_S[1 if hopeless else 0]))
         return seen
+    plan.then(LookAgain(RETRY_S[0 if translated.waits else 1]))
     waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
     return Seen(waits=waits[:1024], guest=seen.guest)
 

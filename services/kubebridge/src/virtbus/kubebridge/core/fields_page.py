@@ -39,13 +39,13 @@ def page() -> str:
             "Filled in where a VirtualMachineInstance leaves them open. A VirtualMachine's template"
             " gets its architecture, its machine and a firmware uuid, made of its name.",
             "",
-            *_table(("Field", "Default"), ((f"`{one.path}`", one.what) for one in SPEC_DEFAULTS)),
+            *table(("Field", "Default"), ((f"`{one.path}`", one.what) for one in SPEC_DEFAULTS)),
             "## Rules between fields",
             "",
             "Each break is told in `details.causes` with its field. CEL: a CustomResourceDefinition"
             " can hold the rule by itself; else only the webhook does.",
             "",
-            *_table(
+            *table(
                 ("Field", "Reason", "Message", "CEL"),
                 [
                     *(_rule(rule, "spec.") for rule in VM_RULES),
@@ -71,7 +71,7 @@ def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
         told = [row for row in rows if row.verdict in verdicts and _says(row)]
         if told:
             yield from (f"### {title}", "")
-            yield from _table(heads, (_cells(row) for row in told))
+            yield from table(heads, (_cells(row) for row in told))
 
 
 def _says(row: Field) -> bool:
@@ -90,7 +90,7 @@ def _cells(row: Field) -> tuple[str, ...]:
     return f"`{row.path}`", f"{not_yet}{row.why}", row.instead
 
 
-def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
     """A Markdown table and an empty line."""
     cells = [heads, tuple("---" for _ in heads), *rows]
     return [
