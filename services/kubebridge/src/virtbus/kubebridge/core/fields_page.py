@@ -68,13 +68,13 @@ def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
         ("Ignored safely", {Verdict.IGNORED}, ("Field", "Why that is safe")),
         ("Refused", {Verdict.REFUSED, Verdict.LATER}, ("Field", "Why", "Instead")),
     ):
-        told = [row for row in rows if row.verdict in verdicts and _says(row)]
+        told = [row for row in rows if row.verdict in verdicts and says(row)]
         if told:
             yield from (f"### {title}", "")
             yield from table(heads, (_cells(row) for row in told))
 
 
-def _says(row: Field) -> bool:
+def says(row: Field) -> bool:
     """False for an object that only holds others."""
     return row.kind not in {Kind.OBJECT, Kind.LIST} or bool(row.why)
 

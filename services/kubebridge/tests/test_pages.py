@@ -1,0 +1,31 @@
+"""The pages in docs/reference are what the tables say."""
+
+from pathlib import Path
+
+import pytest
+
+from virtbus.kubebridge.core import fields_page, states_page
+from virtbus.kubebridge.core.fields.table import VM, VMI
+from virtbus.kubebridge.core.rules import SPEC_RULES
+from virtbus.kubebridge.core.subresources import VERBS
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("kubevirt-fields.md", fields_page.page()), ("kubevirt-states.md", states_page.page())],
+)
+def test_a_page_is_what_the_tables_say(name: str, text: str) -> None:
+    written = (REFERENCE / name).read_text(encoding="utf-8")
+    assert written.partition("-->\n\n")[2].strip() == text.strip(), "run `make docs`"
+
+
+def test_every_row_that_says_anything_is_on_a_page() -> None:
+    page = fields_page.page()
+    told = [row for table in (VM, VMI) for row in table.rows if row.why or row.values or row.to]
+    named = [row.path for row in told if fields_page.says(row)]
+    assert [path for path in named if f"| `{path}` |" not in page] == []
+    assert [rule.field for rule in SPEC_RULES if f"| `{rule.field}` |" not in page] == []
+    verbs = states_page.page()
+    assert [v.name for v in VERBS if f"| `{v.resource}/{v.name}` |" not in verbs] == []
