@@ -133,7 +133,24 @@ GUARDED = VmSpec(
     volumes=(ROOT,),
     networks=(Network(name="default"),),
 )
+SMOKE = VmSpec(  # KubeVirt's walk-through: its guest looks for its disks in this order
+    domain=Domain(
+        memory=Memory(guest=4 * 10**9),
+        firmware=Firmware(uuid="c3ecdb42-282e-44c3-8266-91b99ac91261"),
+        devices=Devices(
+            disks=tuple(Disk(name=n) for n in ("containerdisk", "emptydisk", "cloudinitdisk")),
+            interfaces=(Interface(name="default"),),
+        ),
+    ),
+    volumes=(
+        Volume(name="containerdisk", container_disk=ContainerDisk(image="kubevirt/fedora:latest")),
+        Volume(name="emptydisk", empty_disk=EmptyDisk(capacity=2 * 2**30)),
+        Volume(name="cloudinitdisk", cloud_init_no_cloud=CloudInitNoCloud(hostname="web")),
+    ),
+    networks=(Network(name="default"),),
+)
 CASES = {
+    "kubevirt-smoke": inputs(SMOKE),
     "watchdog": inputs(GUARDED),
     "small": inputs(SMALL),
     "small-kvm": inputs(SMALL, accelerator="kvm"),
