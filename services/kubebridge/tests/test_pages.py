@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from virtbus.kubebridge.core import fields_page, states_page
+from virtbus.kubebridge.core import page, states_page
 from virtbus.kubebridge.core.fields.table import VM, VMI
 from virtbus.kubebridge.core.rules import SPEC_RULES
 from virtbus.kubebridge.core.subresources import VERBS
@@ -14,7 +14,7 @@ REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("kubevirt-fields.md", fields_page.page()), ("kubevirt-states.md", states_page.page())],
+    [("kubevirt-fields.md", page.page()), ("kubevirt-states.md", states_page.page())],
 )
 def test_a_page_is_what_the_tables_say(name: str, text: str) -> None:
     written = (REFERENCE / name).read_text(encoding="utf-8")
@@ -22,10 +22,10 @@ def test_a_page_is_what_the_tables_say(name: str, text: str) -> None:
 
 
 def test_every_row_that_says_anything_is_on_a_page() -> None:
-    page = fields_page.page()
+    fields = page.page()
     told = [row for table in (VM, VMI) for row in table.rows if row.why or row.values or row.to]
-    named = [row.path for row in told if fields_page.says(row)]
-    assert [path for path in named if f"| `{path}` |" not in page] == []
-    assert [rule.field for rule in SPEC_RULES if f"| `{rule.field}` |" not in page] == []
+    named = [row.path for row in told if page.says(row)]
+    assert [path for path in named if f"| `{path}` |" not in fields] == []
+    assert [rule.field for rule in SPEC_RULES if f"| `{rule.field}` |" not in fields] == []
     verbs = states_page.page()
     assert [v.name for v in VERBS if f"| `{v.resource}/{v.name}` |" not in verbs] == []

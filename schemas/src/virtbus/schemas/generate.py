@@ -21,10 +21,8 @@ from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema,
 
 ROOT = Path(__file__).parents[4]
 COMMAND = "python -m virtbus.schemas.generate"
-KUBEVIRT_PAGES = {
-    "kubevirt-fields.md": "virtbus.kubebridge.core.fields_page",
-    "kubevirt-states.md": "virtbus.kubebridge.core.states_page",
-}
+FIELDS_PAGE = "virtbus.kubebridge.core.page"
+STATES_PAGE = "virtbus.kubebridge.core.states_page"
 CRDS = "virtbus.kubebridge.core.crd"
 
 
@@ -53,7 +51,8 @@ def reference_files(root: Path) -> dict[Path, str]:
         "states.md": generate_states.page(),
         "models.md": generate_reference.model_pages(),
         "settings.md": generate_reference.settings(root),
-        **{name: importlib.import_module(made).page() for name, made in KUBEVIRT_PAGES.items()},
+        "kubevirt-fields.md": importlib.import_module(FIELDS_PAGE).page(),
+        "kubevirt-states.md": importlib.import_module(STATES_PAGE).page(),
     }
     note = f"<!-- Written by `{COMMAND}` (make docs) from the code; edit that. -->\n\n"
     return {

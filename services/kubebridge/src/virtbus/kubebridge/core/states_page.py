@@ -1,6 +1,6 @@
 """docs/reference/kubevirt-states.md: phases, run strategies and verbs, from their tables."""
 
-from virtbus.kubebridge.core.fields_page import table
+from virtbus.kubebridge.core.page import table
 from virtbus.kubebridge.core.phases import PHASE_OF
 from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has
 from virtbus.kubebridge.core.subresources import GROUP, VERBS
