@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from services.kubebridge.tests.manifests import UID, put, template, vm, vmi
+from services.kubebridge.tests.world import CLUSTER, NOW
 
 from virtbus.controller.core.admission import admit
-from virtbus.kubebridge.core import defaults, quantity
+from virtbus.kubebridge.core import defaults, quantity, vm_rules, vmi_rules
+from virtbus.kubebridge.core.actions import BusCreate, CreateVmi
 from virtbus.kubebridge.core.causes import Reason
 from virtbus.kubebridge.core.mapping import defaulted_template, translate
 from virtbus.kubebridge.core.needs import needs
 from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
+from virtbus.kubebridge.core.vmi_status import Seen
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
 
@@ -292,6 +295,19 @@ def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, A
     once = defaults.of_vmi(whole)
     assert defaults.of_vmi(once) == once
     needs(spec)
+
+
+@given(st.dictionaries(KEYS, JSON, max_size=5))
+def test_an_object_edited_behind_the_webhooks_is_told_and_breaks_nothing(
+    spec: dict[str, Any],
+) -> None:
+    metadata = {"name": "a", "namespace": "b", "uid": UID, "generation": 1}
+    whole = {"metadata": metadata, "spec": spec}
+    actions = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert not any(isinstance(one, BusCreate) for one in actions)
+    vm_rules.reconcile(whole, None, NOW)
+    odd = {**whole, "spec": {"running": True, "template": spec}}
+    assert any(isinstance(one, CreateVmi) for one in vm_rules.reconcile(odd, None, NOW))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW, view, world
 
 from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status, vmi_rules, vmi_status
-from virtbus.kubebridge.core.actions import BusCreate, BusDelete, LookAgain, Tell, WriteVmi
+from virtbus.kubebridge.core.actions import BusCreate, BusDelete, LookAgain, Tell, WriteVm, WriteVmi
+from virtbus.kubebridge.core.metadata import VM_FINALIZER
 from virtbus.kubebridge.core.moments import find, stamp
 from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
 from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
@@ -157,6 +158,12 @@ def test_a_vmi_of_somebody_else_is_not_touched() -> None:
     (write,) = vm_rules.reconcile(put(vm(), {"metadata.finalizers": ["a"]}), made("Running"), NOW)
     said = getattr(write, "status", {})
     assert "is not this VM's" in find(said["conditions"], "Failure")["message"]
+
+
+def test_a_deleted_vm_does_not_wait_for_a_vmi_of_somebody_else() -> None:
+    deleted = put(vm(), {"metadata.deletionTimestamp": GONE, "metadata.finalizers": [VM_FINALIZER]})
+    actions = vm_rules.reconcile(deleted, made("Running"), NOW)
+    assert actions == [WriteVm({"metadata": {"finalizers": []}})]
 
 
 def test_a_refused_vmi_is_told_and_tried_again() -> None:

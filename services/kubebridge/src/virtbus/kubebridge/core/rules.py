@@ -247,10 +247,15 @@ def vm_causes(vm: Object) -> list[Cause]:
     return _once(found)
 
 
+def between_fields(vmi: Object) -> list[Cause]:
+    """What breaks a rule in a VMI with its defaults; the webhook may have been away."""
+    return list(_broken(SPEC_RULES, part(vmi, "spec"), "spec"))
+
+
 def vmi_causes(vmi: Object) -> list[Cause]:
     """The same of a VMI, whoever made it."""
     whole = of_vmi(vmi)
-    return _once([*_broken(SPEC_RULES, part(whole, "spec"), "spec"), *mapping.field_causes(whole)])
+    return _once([*between_fields(whole), *mapping.field_causes(whole)])
 
 
 def foreign_vmi_causes(vmi: Object) -> list[Cause]:

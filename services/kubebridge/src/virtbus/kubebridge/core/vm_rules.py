@@ -56,13 +56,14 @@ def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -
     `vmi` is the one of the VM's name; one that is not the VM's own is not touched. `failed` says
     why the last create of a VMI was refused.
     """
-    if vmi is not None and not owns(vm, vmi):
+    foreign = vmi is not None and not owns(vm, vmi)
+    if at(vm, "metadata", "deletionTimestamp"):
+        return _end(vm, None if foreign else vmi, now)
+    if vmi is not None and foreign:
         owner = (
             f"VirtualMachineInstance {text(vmi, 'metadata', 'name')} exists, and is not this VM's"
         )
         return _told(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
-    if at(vm, "metadata", "deletionTimestamp"):
-        return _end(vm, vmi, now)
     plan = Plan()
     finalizers = at(vm, "metadata", "finalizers") or []
     if VM_FINALIZER not in finalizers:

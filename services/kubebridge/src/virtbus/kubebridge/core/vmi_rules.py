@@ -13,12 +13,14 @@ from virtbus.kubebridge.core.actions import (
     Tell,
     WriteVmi,
 )
+from virtbus.kubebridge.core.defaults import of_vmi
 from virtbus.kubebridge.core.mapping import CLUSTER, translate
 from virtbus.kubebridge.core.metadata import NODE_LABEL, VMI_FINALIZER
 from virtbus.kubebridge.core.moments import find, moment, stamp
 from virtbus.kubebridge.core.needs import Given
 from virtbus.kubebridge.core.phases import EVENTS, FINAL, Phase
 from virtbus.kubebridge.core.plain import Object, at, number, part, text
+from virtbus.kubebridge.core.rules import between_fields
 from virtbus.kubebridge.core.vmi_status import (
     SYNCHRONIZED,
     Seen,
@@ -63,14 +65,16 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
     if seen.view is not None or seen.gone or phase(vmi) in FINAL:
         return seen
     translated = translate(vmi, given, cluster)
-    if translated.create is not None:
+    broken = between_fields(of_vmi(vmi))
+    if translated.create is not None and not broken:
         plan.then(BusCreate(translated.create))
         if seen.refused is not None:
             hopeless = seen.refused.code in {Code.INVALID, Code.UNSUPPORTED}
             plan.then(LookAgain(RETRY_S[1 if hopeless else 0]))
         return seen
-    plan.then(LookAgain(RETRY_S[0 if translated.waits else 1]))
-    waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
+    plan.then(LookAgain(RETRY_S[0 if translated.waits and not broken else 1]))
+    causes = (*broken, *translated.causes)
+    waits = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
     return Seen(waits=waits[:1024], guest=seen.guest)
 
 
