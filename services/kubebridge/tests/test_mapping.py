@@ -4,7 +4,7 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.kubebridge.tests.manifests import UID, put, template, vm, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW
@@ -286,6 +286,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=25)
 @given(st.dictionaries(KEYS, JSON, max_size=5))
 def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, Any]) -> None:
     whole = {"metadata": {"name": "a", "namespace": "b"}, "spec": spec}
@@ -297,6 +298,7 @@ def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, A
     needs(spec)
 
 
+@settings(deadline=None, max_examples=25)
 @given(st.dictionaries(KEYS, JSON, max_size=5))
 def test_an_object_edited_behind_the_webhooks_is_told_and_breaks_nothing(
     spec: dict[str, Any],
