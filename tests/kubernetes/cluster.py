@@ -22,7 +22,9 @@ from typing import Any, Self
 
 from tests.kubernetes.certificates import Authority, Pair, key_pair
 
-BUILD = Path(__file__).parents[2] / "tools" / "k8s" / "build"
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "tools" / "k8s" / "build"
+CRDS = ROOT / "deploy" / "kubernetes" / "crds"
 READY_S = 60.0
 STOP_S = 20.0
 _SERVICES = "10.96.0.0/24"
@@ -188,12 +190,12 @@ class Cluster:
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A namespace, gone again on exit with all that is in it."""
+        """A namespace of a name that no other test has; on exit it begins to go, with all in it."""
         self.kubectl("create", "namespace", name)
         try:
             yield name
         finally:
-            self.kubectl("delete", "namespace", name)
+            self.kubectl("delete", "namespace", name, "--wait=false")  # seconds, and nobody waits
 
     def kubeconfig_of(self, name: str, pair: Pair) -> Path:
         """A kubeconfig, `<name>.kubeconfig`, for the user whom a pair of `authority` names."""

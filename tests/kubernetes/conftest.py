@@ -1,12 +1,12 @@
 """One control plane for all tests of this folder."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.kubernetes.cluster import Cluster, programs
+from tests.kubernetes.cluster import CRDS, Cluster, programs
 
-CRDS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "crds"
+READY_S = pytest.StashKey[float]()
+"""How long the control plane's start took, seconds."""
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +15,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     folder = programs()
     assert folder is not None, "not built; run: make k8s-tools"
     with Cluster(folder) as running:
-        reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.write_line(f"\nkubernetes: ready after {running.ready_s:.1f} s")
+        request.config.stash[READY_S] = running.ready_s
         yield running
 
 
@@ -27,3 +25,10 @@ def kubevirt(cluster: Cluster) -> Cluster:
     cluster.kubectl("apply", "-f", str(CRDS))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
     return cluster
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long it took to be ready; what a fixture prints is shown of failed tests only."""
+    ready_s = terminalreporter.config.stash.get(READY_S, None)
+    if ready_s is not None:
+        terminalreporter.write_line(f"kubernetes: a control plane was ready after {ready_s:.1f} s")

@@ -1,19 +1,15 @@
 """A real API server takes KubeVirt's CRDs, and KubeVirt's manifests by them."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 from tests.e2e.platform import until
-from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.conftest import CRDS
+from tests.kubernetes.cluster import CRDS, ROOT, Cluster
 
 pytestmark = pytest.mark.kubernetes
 
-MANIFEST = (
-    Path(__file__).parents[2] / "services" / "kubebridge" / "tests" / "kubevirt-smoke-fedora.yaml"
-)
+MANIFEST = ROOT / "services" / "kubebridge" / "tests" / "kubevirt-smoke-fedora.yaml"
 NAME = "kubevirt-smoke-fedora"
 VM = f"vm/{NAME}"
 
