@@ -25,7 +25,8 @@ from tests.kubernetes.certificates import Authority, Pair, key_pair
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "tools" / "k8s" / "build"
 CRDS = ROOT / "deploy" / "kubernetes" / "crds"
-READY_S = 60.0
+READY_S = 200.0
+"""It takes four seconds; with fifteen others for each CPU, more than a minute."""
 STOP_S = 20.0
 _SERVICES = "10.96.0.0/24"
 
