@@ -52,7 +52,11 @@ def test_plain_values_survive_msgpack(value: Any) -> None:
     assert wire.decode(wire.encode(value)) == value
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), plain))
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8), plain, max_size=4
+    )
+)
 def test_maps_survive_json(value: dict[str, Any]) -> None:
     assert wire.decode(wire.encode_json(value)) == value
 
