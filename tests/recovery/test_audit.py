@@ -14,8 +14,9 @@ from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudited, NodeFindings
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.nodework import Held, Inspect
+from virtbus.schemas.nodework import Held, Inspect, Released
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmStatus
 from virtbus.schemas.wire import encode, validate
@@ -87,6 +88,35 @@ async def test_each_thing_without_a_record_is_told_and_repaired(tmp_path: Path) 
         assert await audited(client) == NodeFindings(node=NODE)
         assert set(node.domains.there) == {A, FOREIGN}
         assert node.domains.done == [("start", A), ("destroy", LEFT)]
+
+
+async def test_what_could_not_be_removed_is_removed_soon_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the next full comparison only, which is minutes away."""
+    monkeypatch.setattr(audit, "RETRY_S", (0.05, 0.1))
+    lost: list[str] = []
+    release = SimulatedNode._release
+
+    async def first_is_lost(self: SimulatedNode, request: Request) -> Released:
+        if not lost:
+            lost.append(request.subject)
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", "not yet")
+        return await release(self, request)
+
+    monkeypatch.setattr(SimulatedNode, "_release", first_is_lost)
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent():
+        await node.start_another()
+        node.simulated.held[LEFT] = 1
+        await node.bus.purge(subjects.vm_record(NODE, LEFT), marker_ttl_s=60)
+
+        async def removed() -> bool:
+            return LEFT not in node.simulated.held
+
+        await eventually(removed)
+        assert lost
 
 
 async def test_what_is_missing_of_a_network_is_told_and_netd_puts_it_right(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, Endpoint, Request
 from virtbus.nodeagent.core.ports import Owned, Remains
 from virtbus.nodeagent.guest import Guest
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 """What a create or a delete has under way is not there, or has its record, this much later."""
 ASK_S = 5.0
+RETRY_S = (2.0, 60.0)
 KINDS = {"netd": "network", "imaged": "disk"}
 REPAIRS = {
     "domain": "end the guest, undefine the domain",
@@ -80,12 +82,17 @@ class Auditor:
         return Audited(findings=tuple(found))
 
     async def sweep(self, interval_s: float, grace_s: float) -> None:
-        """Repair, again and again, what has been there for `grace_s`, or is of a purged record."""
+        """Repair, again and again, what has been there for `grace_s`, or is of a purged record.
+
+        What could not be looked at or repaired is tried again soon.
+        """
         loop = asyncio.get_running_loop()
         since: dict[str, float] = {}
+        pauses = delays(*RETRY_S, self._bus.sources)
+        wait_s = interval_s
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
+                async with asyncio.timeout(wait_s):
                     await self._due.wait()
                     await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
             self._due.clear()
@@ -98,8 +105,11 @@ class Auditor:
                 for f in found
                 if f.repair and (self._purged(f.uid) or loop.time() - since[f.uid] >= grace_s)
             ]
-            if due:
-                await self.repair(due)
+            repaired = await self.repair(due) if due else []
+            if all(f.repaired for f in repaired) and all(f.kind != "service" for f in found):
+                pauses, wait_s = delays(*RETRY_S, self._bus.sources), interval_s
+            else:
+                wait_s = min(next(pauses), interval_s)
 
     # --- looking ----------------------------------------------------------------------------
     async def look(self, statuses: Collection[str]) -> list[Finding]:
