@@ -331,7 +331,8 @@ class NodeAgent:
             return True
         if known == self._nonce:
             return True
-        log.error("%s", OTHER_BUS, extra={"code": "other_bus"})
+        found = "it has another join record" if self._nonce else "its list has no join record"
+        log.error("%s (%s)", OTHER_BUS, found, extra={"code": "other_bus"})
         if self._nonce == "" and self._group is not None and not self._looking:
             self._looking = True
             self._group.create_task(self._look_again())
