@@ -19,6 +19,7 @@ from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
 from virtbus.kubebridge.core.vmi_status import Seen
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
+from virtbus.schemas.watchdog import I6300esb, Watchdog
 
 
 def made(whole: dict[str, Any], **secrets: dict[str, str]) -> VmCreate:
@@ -47,6 +48,7 @@ def test_the_smoke_vm_maps_unchanged() -> None:
     assert spec.run_strategy is RunStrategy.ONCE
     assert spec.domain.memory.guest == 4 * 10**9
     assert spec.domain.cpu.vcpus == 1
+    assert spec.domain.devices.autoattach_graphics_device is True
     assert spec.domain.firmware.uuid == "c3ecdb42-282e-44c3-8266-91b99ac91261"
     assert [disk.name for disk in spec.domain.devices.disks] == [
         *("containerdisk", "emptydisk", "cloudinitdisk"),
@@ -62,6 +64,24 @@ def test_the_smoke_vm_maps_unchanged() -> None:
     assert seed.cloud_init_no_cloud.hostname == "smoke"
     assert [(net.name, net.network) for net in spec.networks] == [("default", "default")]
     assert dict(spec.node_selector) == {}
+
+
+def test_devices_that_tell_of_a_hung_or_dead_guest_are_the_vms() -> None:
+    devices = {
+        "spec.domain.devices.watchdog": {"name": "w", "i6300esb": {"action": "poweroff"}},
+        "spec.domain.devices.panicDevices": [{"model": "pvpanic"}],
+        "spec.domain.devices.autoattachGraphicsDevice": False,
+    }
+    spec = made(put(vmi(), devices)).spec
+    assert spec is not None
+    assert spec.domain.devices.watchdog == Watchdog(i6300esb=I6300esb(action="poweroff"))
+    assert spec.domain.devices.autoattach_graphics_device is False
+    others = {"watchdog": {"name": "w", "diag288": {}}, "panicDevices": [{"model": "isa"}]}
+    other = put(vmi(), {f"spec.domain.devices.{name}": one for name, one in others.items()})
+    assert set(fields(other)) == {
+        "spec.domain.devices.watchdog.diag288",
+        "spec.domain.devices.panicDevices[0].model",
+    }
 
 
 def test_the_controllers_admit_what_is_made_of_the_smoke_vm() -> None:

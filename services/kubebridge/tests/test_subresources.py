@@ -49,6 +49,7 @@ def said(outcome: Refusal | tuple[Deed, ...]) -> tuple[int, str]:
     return outcome.code, outcome.message.partition('": ')[2] or outcome.message
 
 
+NO_DISPLAY = {"spec": {"domain": {"devices": {"autoattachGraphicsDevice": False}}}}
 NOT_RUNNING, VMI_NOT_RUNNING = (409, "VM is not running"), (409, "VMI is not running")
 REFUSED: list[tuple[str, Any, Any, dict[str, Any], tuple[int, str]]] = [
     ("start", by("Always"), running(), {}, (409, "VM is already running")),
@@ -87,6 +88,10 @@ REFUSED: list[tuple[str, Any, Any, dict[str, Any], tuple[int, str]]] = [
     ("softreboot", None, running(Paused=True), {}, (409, "VMI is paused")),
     ("console", None, running("Scheduled"), {}, (400, "VMI is not running")),
     ("console", None, running("Failed"), {}, (409, "VMI is in failed status")),
+    ("vnc", None, running("Scheduled"), {}, (400, "VMI is not running")),
+    ("vnc", None, put(running(), NO_DISPLAY), {}, (400, "No graphics devices are present.")),
+    ("vnc/screenshot", None, put(running(), NO_DISPLAY), {},
+     (400, "No graphics devices are present.")),
     ("portforward", None, running("Pending"), {"port": 22}, VMI_NOT_RUNNING),
     ("portforward", None, running(Paused=True), {"port": 22}, (409, "VMI is paused")),
     ("portforward", None, running(), {}, (400, "port must not be empty")),
@@ -138,6 +143,8 @@ def test_another_verb_or_method_is_refused() -> None:
         ("reset", running(), {}, Bus("vm.reset", UID)),
         ("softreboot", running(), {}, Bus("vm.soft-reboot", UID)),
         ("console", running(), {}, Stream("console", UID)),
+        ("vnc", running(), {}, Stream("vnc", UID)),
+        ("vnc/screenshot", running(), {}, Stream("screenshot", UID)),
         ("portforward", running(), {"port": "22"}, Stream("portforward", UID, 22, "tcp")),
         ("portforward", running(), {"port": 53, "protocol": "udp"},
          Stream("portforward", UID, 53, "udp")),

@@ -63,9 +63,9 @@ class AskGuest:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A websocket `plain.kubevirt.io` to the guest."""
+    """A websocket `plain.kubevirt.io` to the guest; of a screenshot the answer is a PNG."""
 
-    what: Literal["console", "portforward"]
+    what: Literal["console", "portforward", "vnc", "screenshot"]
     uid: str
     port: int = 0
     protocol: str = ""

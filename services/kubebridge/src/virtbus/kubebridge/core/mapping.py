@@ -114,6 +114,7 @@ def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> No
     """Seeds with their host name and secrets; `given` None: secrets are not looked at."""
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
+    walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
     seeds = [i for i, one in enumerate(items(spec, "volumes")) if "cloudInitNoCloud" in one]
     if not seeds:
         seeds = [len(items(spec, "volumes"))]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from virtbus.kubebridge.core import power
 from virtbus.kubebridge.core.deeds import AskGuest, Bus, Call, Deed, Give, Stream
 from virtbus.kubebridge.core.phases import Phase
-from virtbus.kubebridge.core.plain import text
+from virtbus.kubebridge.core.plain import at, text
 from virtbus.kubebridge.core.refusals import (
     Refusal,
     bad_request,
@@ -97,6 +97,20 @@ def _console(call: Call) -> Outcome:
     return (Stream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
 
+def _display(call: Call) -> Refusal | None:
+    if at(call.vmi, "spec", "domain", "devices", "autoattachGraphicsDevice") is False:
+        return bad_request("No graphics devices are present.")
+    return None if _runs(call) else bad_request(VMI_NOT_RUNNING)
+
+
+def _vnc(call: Call) -> Outcome:
+    return _display(call) or (Stream("vnc", call.uid),)
+
+
+def _screenshot(call: Call) -> Outcome:
+    return _display(call) or (Stream("screenshot", call.uid),)
+
+
 def _port_forward(call: Call) -> Outcome:
     port, protocol = str(call.options.get("port", "")), call.options.get("protocol") or "tcp"
     wrong = _wrong_port(port, protocol)
@@ -146,7 +160,7 @@ def _missing(method: str, resource: str, name: str, what: str) -> Verb:
 
 
 CLAIMS, MIGRATION = "disks are not plugged in yet", "virtbus has no live migration yet"
-SCREEN, FREEZE = "guests have no screen yet", "file systems are not frozen yet"
+FREEZE = "file systems are not frozen yet"
 SEV, GRAPH = "encrypted guests are not there", "objects are not told as a graph yet"
 BACKUP = "there are no backups yet"
 
@@ -158,6 +172,8 @@ VERBS = (
     Verb("GET", VM, "portforward", _port_forward, 101),
     Verb("GET", VMI, "portforward", _port_forward, 101),
     Verb("GET", VMI, "console", _console, 101),
+    Verb("GET", VMI, "vnc", _vnc, 101),
+    Verb("GET", VMI, "vnc/screenshot", _screenshot, 200),
     Verb("PUT", VMI, "pause", _pause),
     Verb("PUT", VMI, "unpause", _unpause),
     Verb("PUT", VMI, "reset", _reset),
@@ -165,8 +181,6 @@ VERBS = (
     Verb("GET", VMI, "guestosinfo", _ask(*GuestQuestion), 200),
     Verb("GET", VMI, "userlist", _ask(GuestQuestion.USERS), 200),
     Verb("GET", VMI, "filesystemlist", _ask(GuestQuestion.FILESYSTEMS), 200),
-    _missing("GET", VMI, "vnc", SCREEN),
-    _missing("GET", VMI, "vnc/screenshot", SCREEN),
     _missing("GET", VMI, "usbredir", "no USB device is redirected yet"),
     _missing("GET", VMI, "vsock", "guests have no vsock yet"),
     _missing("PUT", VMI, "freeze", FREEZE),

@@ -7,7 +7,6 @@ from virtbus.kubebridge.core.fields.row import (
     Kind,
     below,
     ignored,
-    later,
     mapped,
     refused,
 )
@@ -15,10 +14,10 @@ from virtbus.kubebridge.core.fields.row import (
 DEVICES = "domain.devices"
 DISKS, NICS = f"{DEVICES}.disks[]", f"{DEVICES}.interfaces[]"
 TO_DISK, TO_NIC = "spec.domain.devices.disks[]", "spec.domain.devices.interfaces[]"
+TO_WATCHDOG = "spec.domain.devices.watchdog.i6300esb"
 BUSES = ("virtio", "sata", "scsi")
 SPEED = "a matter of speed; one queue a device"
-SCREEN = "there is no screen"
-SERIAL = "use the serial console"
+POINTER = "a guest's display has a PS/2 keyboard and mouse only"
 DISCONTINUED = "KubeVirt has it no more since v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
 PLACE = "devices are placed by virtbus"
@@ -170,12 +169,43 @@ OTHERS = (
         values=(True,),
         instead="leave it out: a balloon is there",
     ),
-    later(f"{DEVICES}.autoattachGraphicsDevice", SCREEN, SERIAL),
-    later(f"{DEVICES}.video", SCREEN, SERIAL),
-    later(f"{DEVICES}.watchdog", "there is no watchdog", "leave it out"),
-    later(f"{DEVICES}.panicDevices[]", "there is no panic device", "leave it out"),
-    refused(f"{DEVICES}.autoattachInputDevice", SCREEN, SERIAL),
-    refused(f"{DEVICES}.inputs[]", SCREEN, SERIAL),
+    mapped(
+        f"{DEVICES}.autoattachGraphicsDevice",
+        Kind.FLAG,
+        "spec.domain.devices.autoattach_graphics_device",
+        "a VGA display, by VNC; there unless it is false",
+    ),
+    below(f"{DEVICES}.video"),
+    mapped(
+        f"{DEVICES}.video.type",
+        Kind.TEXT,
+        "",
+        "it is",
+        values=("vga",),
+        instead="leave it out: the display is VGA",
+    ),
+    below(f"{DEVICES}.watchdog"),
+    mapped(f"{DEVICES}.watchdog.name", Kind.TEXT, "", "a guest has one"),
+    below(f"{DEVICES}.watchdog.i6300esb", to=TO_WATCHDOG),
+    mapped(
+        f"{DEVICES}.watchdog.i6300esb.action",
+        Kind.TEXT,
+        f"{TO_WATCHDOG}.action",
+        values=("poweroff", "reset", "shutdown"),
+        instead="write poweroff, reset or shutdown",
+    ),
+    refused(f"{DEVICES}.watchdog.diag288", "it is of s390x", "use i6300esb"),
+    below(f"{DEVICES}.panicDevices[]"),
+    mapped(
+        f"{DEVICES}.panicDevices[].model",
+        Kind.TEXT,
+        "",
+        "every guest has it",
+        values=("pvpanic",),
+        instead="leave it out: every guest has a pvpanic device",
+    ),
+    refused(f"{DEVICES}.autoattachInputDevice", POINTER, "leave it out"),
+    refused(f"{DEVICES}.inputs[]", POINTER, "leave it out"),
     refused(f"{DEVICES}.autoattachVSOCK", "there is no vsock", "use the network"),
     refused(f"{DEVICES}.sound", "there is no sound", "leave it out"),
     refused(f"{DEVICES}.tpm", "there is no TPM", "leave it out"),
