@@ -14,7 +14,14 @@ from virtbus.bus.client import connect
 from virtbus.bus.cluster import Cluster
 from virtbus.bus.consumers import node_consumer
 from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError, OutcomeUnknownError, UnavailableError
+from virtbus.bus.ports import (
+    BusError,
+    Entry,
+    OutcomeUnknownError,
+    UnavailableError,
+    Watch,
+    WatchMark,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -68,6 +75,40 @@ async def test_a_nodes_watches_are_in_memory_and_outlive_all_servers_at_once(
         there = await admin.js_api(f"CONSUMER.INFO.KV_vm.{node_consumer('n1', 'agent')}")
         assert there["config"]["mem_storage"]
         assert len(there["cluster"]["replicas"]) == 2
+
+
+@pytest.mark.parametrize("user", ["agent", "netd"])
+async def test_a_nodes_list_is_whole_whoever_pulled_before(three: ThreeServers, user: str) -> None:
+    """A cluster goes on sending to pulls whose asker is gone: they would take the list along."""
+    async with connect(three.settings("controller"), name="c") as bus:
+        keys = {f"$KV.vm.n1.01900000-0000-7000-8000-{number:012}" for number in range(20)}
+        for key in keys:
+            await bus.put(key, b"vm")
+    keys.add("$KV.vm.n1._join")
+    account = "node-n1" if user == "agent" else "netd-n1"
+    for _ in range(3):  # a process that begins anew
+        async with (
+            connect(three.settings(account), name="n1") as node,
+            node.node_watch("n1", user) as watch,
+        ):
+            assert await listed(watch) == keys
+            for _ in range(3):
+                watch.relist()
+                assert await listed(watch) == keys
+
+
+async def listed(watch: Watch) -> set[str]:
+    """The keys of the next whole list."""
+    found: set[str] = set()
+    async with asyncio.timeout(20):
+        async for item in watch:
+            if item is WatchMark.RESET:
+                found = set()
+            elif item is WatchMark.SYNCED:
+                break
+            elif isinstance(item, Entry):
+                found.add(item.key)
+    return found
 
 
 async def test_a_watch_that_an_older_version_made_keeps_its_storage(three: ThreeServers) -> None:

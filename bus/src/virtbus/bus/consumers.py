@@ -40,6 +40,8 @@ class OwnConsumer:
         self._name = f"w-{safe}-{secrets.token_hex(4)}"
         self._made = False
 
+    stays = False
+
     @property
     def pull_subject(self) -> str:
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
@@ -80,6 +82,8 @@ class OwnConsumer:
 class NodeConsumer:
     """`n-<node>-<service>`, made when the node joined; here only rewound, never made (rule 7)."""
 
+    stays = True
+
     def __init__(self, call: Call, node: str, service: str) -> None:
         self._call = call
         self._name = node_consumer(node, service)
@@ -89,7 +93,10 @@ class NodeConsumer:
         return f"$JS.API.CONSUMER.MSG.NEXT.KV_vm.{self._name}"
 
     async def rewind(self) -> int:
-        """CONSUMER.RESET to 1 re-lists; `last_per_subject` would not replay (rule 7)."""
+        """CONSUMER.RESET to 1 re-lists; `last_per_subject` would not replay (rule 7).
+
+        What an earlier pull was sent already counts, too.
+        """
         try:
             await self._call(
                 f"$JS.API.CONSUMER.RESET.KV_vm.{self._name}", {"seq": 1}, timeout_s=CALL_S
@@ -103,7 +110,7 @@ class NodeConsumer:
                 )
                 raise BusError(msg) from error
             raise
-        return int(info["num_pending"])
+        return int(info["num_pending"]) + int(info["delivered"]["consumer_seq"])
 
     async def close(self) -> None:
         """It stays: it is the node's."""

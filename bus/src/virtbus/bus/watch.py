@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 BATCH = 512
 EXPIRES_S = 30.0
+BRIEF_EXPIRES_S = 5.0
+"""So long a pull of ours may keep its successor's list from it."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
 """Two heartbeats and a little: then the consumer or the way to it is gone."""
@@ -35,13 +37,20 @@ UP_S = 60.0
 
 
 class Source(Protocol):
-    """A consumer on the server that a watch pulls from."""
+    """A consumer on the server that a watch pulls from.
+
+    `stays`: it is there before the list and after it, and so are the pulls of earlier ones. A
+    cluster goes on sending to those whose subscription or connection is gone, until they expire:
+    they take a part of the list with them, or all of it.
+    """
+
+    stays: bool
 
     @property
     def pull_subject(self) -> str: ...
 
     async def rewind(self) -> int:
-        """Make the list start again; return how many messages wait."""
+        """Make the list start again; return of how many messages it is."""
 
     async def close(self) -> None:
         """Remove what should not stay on the server."""
@@ -58,6 +67,8 @@ class _Doubt(StrEnum):
     REFUSED = "refused by the server"
 
 
+_PULLED = frozenset({_Doubt.ASKED, _Doubt.GAP})
+"""What was pulled before these is still outstanding."""
 _AT_ONCE = frozenset({_Doubt.START, _Doubt.ASKED, _Doubt.LINK})
 """Starting again for these needs no pause: the server is not in trouble."""
 
@@ -81,6 +92,7 @@ class PullWatch:
         self._synced = False
         self._listed_yet = 0
         """Messages of the list that did not come yet."""
+        self._begun_s = 0.0
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
         return self
@@ -105,20 +117,15 @@ class PullWatch:
     async def _begin(self, why: _Doubt) -> None:
         """A new list: RESET, and SYNCED where there is nothing to list."""
         try:
-            await self.close()
             if why not in _AT_ONCE:
                 await asyncio.sleep(next(self._pauses))
             if why is not _Doubt.START:
                 log.info("watch %s lists again: %s", self._name, why, extra={"code": "relist"})
             await self._link.up(UP_S)
-            self._doubt = None
-            self._generation = self._link.generation
-            self._raws.clear()
-            self._synced, self._next_sequence, self._left = False, 1, 0
-            self._inbox = self._link.inbox()
-            self._subscription = await self._link.open(self._inbox, self._raws.put)
+            await self._listen(why)
             waiting = await self._source.rewind()
-            await self._pull()
+            if self._left <= BATCH // 2:
+                await self._pull()
         except DeniedError:
             self._doubt = _Doubt.REFUSED
             raise
@@ -127,9 +134,25 @@ class PullWatch:
             log.warning("watch %s waits: %s", self._name, error, extra={"code": "watch_waits"})
             return
         self._listed_yet = waiting
+        self._begun_s = asyncio.get_running_loop().time()
         self._ready.append(WatchMark.RESET)
         if waiting == 0:
             self._sync()
+
+    async def _listen(self, why: _Doubt) -> None:
+        """Forget what came; a source that stays goes on at the same inbox, for its pulls do."""
+        if why is _Doubt.LINK or not self._source.stays:
+            await self.close()
+        self._doubt = None
+        self._generation = self._link.generation
+        self._raws.clear()
+        self._synced, self._next_sequence = False, 1
+        if self._subscription is None:
+            self._inbox = self._link.inbox()
+            self._subscription = await self._link.open(self._inbox, self._raws.put)
+            self._left = 0
+        elif why not in _PULLED:
+            self._left = 0
 
     def _sync(self) -> None:
         self._synced = True
@@ -139,10 +162,12 @@ class PullWatch:
     async def _pull(self) -> None:
         """Ask for more behind what is still outstanding."""
         self._left += BATCH
+        brief = self._source.stays and self._link.clustered
+        expires_s = BRIEF_EXPIRES_S if brief else EXPIRES_S
         await self._link.send(
             self._source.pull_subject,
             b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}'
-            % (BATCH, int(EXPIRES_S * 1e9), int(HEARTBEAT_S * 1e9)),
+            % (BATCH, int(expires_s * 1e9), int(HEARTBEAT_S * 1e9)),
             reply=self._inbox,
         )
 
@@ -179,12 +204,17 @@ class PullWatch:
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:
-                    self._doubt = _Doubt.GAP  # idle for a second, and not all of it came
+                    if not self._just_begun:  # else it was idle before
+                        self._doubt = _Doubt.GAP  # idle for a second, and not all of it came
                 elif not self._synced:
                     self._sync()
             case "408":
-                self._left = 0
-                await self._pull()
+                self._left -= int(raw.headers.get("Nats-Pending-Messages", self._left))
+                if self._left <= BATCH // 2:
+                    self._left = max(0, self._left)
+                    await self._pull()
+            case "409" if "MaxWaiting" in raw.headers.get("Description", ""):
+                self._left = BATCH  # of those that asked before; enough is outstanding
             case _:
                 self._doubt = _Doubt.REFUSED
 
@@ -199,8 +229,9 @@ class PullWatch:
             self._doubt = _Doubt.GAP
             return
         if consumer_sequence != self._next_sequence:
-            self._doubt = _Doubt.GAP
-            return
+            if self._next_sequence > 1 or self._listed_yet <= 0 or not self._just_begun:
+                self._doubt = _Doubt.GAP
+            return  # or it is of the list before
         self._next_sequence += 1
         self._left -= 1
         self._listed_yet -= 1
@@ -210,8 +241,13 @@ class PullWatch:
         if pending == 0 and not self._synced:
             self._sync()
 
+    @property
+    def _just_begun(self) -> bool:
+        """True while what comes may be of before this list."""
+        return asyncio.get_running_loop().time() - self._begun_s < HEARTBEAT_S
+
     async def close(self) -> None:
-        """End the present list's subscription."""
+        """End the present subscription."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.close()
