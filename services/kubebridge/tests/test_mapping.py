@@ -69,14 +69,14 @@ def test_the_smoke_vm_maps_unchanged() -> None:
 def test_devices_that_tell_of_a_hung_or_dead_guest_are_the_vms() -> None:
     devices = {
         "spec.domain.devices.watchdog": {"name": "w", "i6300esb": {"action": "poweroff"}},
-        "spec.domain.devices.panicDevices": [{"model": "pvpanic"}],
+        "spec.domain.devices.panicDevices": [{"model": "isa"}],
         "spec.domain.devices.autoattachGraphicsDevice": False,
     }
     spec = made(put(vmi(), devices)).spec
     assert spec is not None
     assert spec.domain.devices.watchdog == Watchdog(i6300esb=I6300esb(action="poweroff"))
     assert spec.domain.devices.autoattach_graphics_device is False
-    others = {"watchdog": {"name": "w", "diag288": {}}, "panicDevices": [{"model": "isa"}]}
+    others = {"watchdog": {"name": "w", "diag288": {}}, "panicDevices": [{"model": "hyperv"}]}
     other = put(vmi(), {f"spec.domain.devices.{name}": one for name, one in others.items()})
     assert set(fields(other)) == {
         "spec.domain.devices.watchdog.diag288",
