@@ -15,7 +15,7 @@ from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.seed import CloudInitNoCloud
+from virtbus.schemas.seed import CloudInit
 from virtbus.schemas.vm import NameClaim, VmRecord, VmSecrets, VmSpec
 from virtbus.schemas.wire import decode, encode, read
 
@@ -23,7 +23,7 @@ CLAIM = subjects.name_claim("default", "web")
 
 
 def secrets(number: int, text: str = "#cloud-config\n") -> VmSecrets:
-    return VmSecrets(uid=uid(number), cloud_init={"cloudinit": CloudInitNoCloud(user_data=text)})
+    return VmSecrets(uid=uid(number), cloud_init={"cloudinit": CloudInit(user_data=text)})
 
 
 def standing(server: MemoryServer) -> dict[str, Any]:
