@@ -41,6 +41,8 @@ SEED = ROOT / "build-out" / "hosts"
 STATE, RUN = Path("/var/lib/virtbus"), Path("/run/virtbus")
 ROUTE_PORT, PORT = 6222, 4222
 READY_S = 120.0
+SWEPT_S = 180.0
+"""What a killed controller left is an orphan after a minute, and gone two sweeps later."""
 PROGRAMS = ("libvirtd", "virtlogd", "nats-server")
 CAPABILITIES = Path("var/cache/libvirt/qemu/capabilities")
 
@@ -317,7 +319,11 @@ class Fleet:
             ] + asyncio.run(self._keys())
             return not changed
 
-        until(quiet, lambda: "\n".join(["nothing of a VM, but", *changed]), within_s=within_s)
+        until(
+            quiet,
+            lambda: "\n".join(["nothing of a VM, but", *changed]),
+            within_s=max(within_s, SWEPT_S),
+        )
 
     def keep_logs(self) -> None:
         """Copy every log to where VIRTBUS_E2E_KEEP says."""
