@@ -123,38 +123,22 @@ def test_an_applied_vm_runs_and_says_so() -> None:
     assert w.vmi["status"]["nodeName"] == "n1"
 
 
-def test_a_guest_that_shuts_down_is_made_anew_or_not() -> None:
+@pytest.mark.parametrize(("well", "on_failure"), [(True, (1, "Stopped")), (False, (2, "Running"))])
+def test_a_guest_that_shuts_down_or_crashes_is_made_anew_or_not(
+    *, well: bool, on_failure: tuple[int, str]
+) -> None:
     made = {}
     for strategy in RunStrategy:
         w = world(running=None, runStrategy=str(strategy))
         if strategy is RunStrategy.MANUAL:
             w.asks({"action": "Start"})
         w.settle()
-        w.ends(well=True)
+        w.ends(well=well)
         w.settle()
         made[strategy] = (w.made, w.printable)
     assert made == {
         RunStrategy.ALWAYS: (2, "Running"),
-        RunStrategy.RERUN_ON_FAILURE: (1, "Stopped"),
-        RunStrategy.ONCE: (1, "Stopped"),
-        RunStrategy.MANUAL: (1, "Stopped"),
-        RunStrategy.HALTED: (0, "Stopped"),
-    }
-
-
-def test_a_guest_that_crashes_is_made_anew_or_not() -> None:
-    made = {}
-    for strategy in RunStrategy:
-        w = world(running=None, runStrategy=str(strategy))
-        if strategy is RunStrategy.MANUAL:
-            w.asks({"action": "Start"})
-        w.settle()
-        w.ends(well=False)
-        w.settle()
-        made[strategy] = (w.made, w.printable)
-    assert made == {
-        RunStrategy.ALWAYS: (2, "Running"),
-        RunStrategy.RERUN_ON_FAILURE: (2, "Running"),
+        RunStrategy.RERUN_ON_FAILURE: on_failure,
         RunStrategy.ONCE: (1, "Stopped"),
         RunStrategy.MANUAL: (1, "Stopped"),
         RunStrategy.HALTED: (0, "Stopped"),

@@ -1,7 +1,7 @@
 """A node without a host: the real agent on the memory bus, a hypervisor made of a dict."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +241,15 @@ class Node:
     async def liveness(self) -> NodeRecord | None:
         entry = await self.bus.get(subjects.node_record(NODE))
         return read(NodeRecord, entry.value) if entry is not None and entry.value else None
+
+
+def in_state(node: Node, state: str, of: str = uid(1)) -> Callable[[], Awaitable[bool]]:
+    """What `eventually` waits for: the status of `of` tells `state`."""
+
+    async def check() -> bool:
+        return await node.state(of) == state
+
+    return check
 
 
 async def eventually(check: Callable[[], Any], timeout_s: float = 5.0) -> Any:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.nodeagent.core.seen import Seen
@@ -19,10 +19,6 @@ A = uid(1)
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-async def told(node: Node, state: str) -> bool:
-    return await node.state(A) == state
 
 
 async def status(node: Node) -> VmStatus:
@@ -54,11 +50,11 @@ async def test_what_ended_a_guest_by_itself_is_told_with_its_time(
     await node.join()
     await node.put(record(spec={"run_strategy": "Once"}))
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         before = await status(node)
         assert before.last_end is None
         node.domains.end(A, ending, change)
-        await eventually(lambda: told(node, "Succeeded" if how == "shut down" else "Failed"))
+        await eventually(in_state(node, "Succeeded" if how == "shut down" else "Failed"))
         end = (await status(node)).last_end
         assert end is not None
         assert (end.how, end.asked) == (how, False)
@@ -83,7 +79,7 @@ async def test_a_panic_and_a_watchdog_are_crashes_that_are_called_by_their_names
     await node.join()
     await node.put(record(spec={"run_strategy": strategy}))
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         node.domains.tell(DomainEvent(A, change))  # libvirt ends it, and tells that next
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
         node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # told twice, it counts once
@@ -100,7 +96,7 @@ async def test_a_panic_and_a_watchdog_are_crashes_that_are_called_by_their_names
             assert found.state == "Failed"
             assert found.message.startswith(words)
             return
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         assert (await status(node)).restarts == 1
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)  # of another cause
 
@@ -115,14 +111,14 @@ async def test_a_watchdog_that_resets_its_guest_is_a_fact_and_no_end(node: Node)
     await node.join()
     await node.put(record(spec={"run_strategy": "Once"}))
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         node.domains.tell(DomainEvent(A, DomainChange.WATCHDOG_RESET))
         await boots_anew(node, 1)
         facts = await node.bus.history(subjects.event(NODE, A, Kind.GUEST_WATCHDOG))
         assert [read(Envelope, fact.body).data["reason"] for fact in facts] == ["reset"]
         assert (await status(node)).last_end is None
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-        await eventually(lambda: told(node, "Failed"))
+        await eventually(in_state(node, "Failed"))
         end = (await status(node)).last_end
         assert end is not None
         assert end.how == "crashed"
@@ -132,11 +128,11 @@ async def test_an_end_that_was_asked_for_says_so_and_is_told_of_the_next_run(nod
     await node.join()
     await node.put(record())
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         await node.put(record(powered=False, power_epoch=1))
-        await eventually(lambda: told(node, "Stopped"))
+        await eventually(in_state(node, "Stopped"))
         await node.put(record(power_epoch=2))
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         end = (await status(node)).last_end
         assert end is not None
         assert (end.how, end.asked) == ("ended", True)
@@ -146,10 +142,10 @@ async def test_an_end_while_the_agent_was_down_is_found(node: Node) -> None:
     await node.join()
     await node.put(record(spec={"run_strategy": "Once"}))
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
     node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
     async with node.agent():
-        await eventually(lambda: told(node, "Succeeded"))
+        await eventually(in_state(node, "Succeeded"))
         end = (await status(node)).last_end
         assert end is not None
         assert (end.how, end.asked) == ("shut down", False)
@@ -163,7 +159,7 @@ async def test_reboots_are_counted_for_each_run_and_outlive_the_agent(
     await node.put(record())
 
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         await boots_anew(node, 1)
         await boots_anew(node, 2)
         assert (await status(node)).rebooted_ns is not None
@@ -179,7 +175,7 @@ async def test_a_firmware_that_resets_once_more_is_the_same_reboot(node: Node) -
     await node.join()
     await node.put(record())
     async with node.agent() as agent:
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         seen: Seen = agent._guests[A].seen
         for _ in range(3):
             node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
@@ -196,7 +192,7 @@ async def test_a_guest_that_boots_anew_is_ready_once_it_answers_again(node: Node
         return any(c.type == "Ready" and c.status for c in (await status(node)).conditions)
 
     async with node.agent() as agent:
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         await eventually(ready)
         seen: Seen = agent._guests[A].seen
         first_ns = seen.ready_ns

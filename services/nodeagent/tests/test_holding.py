@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 from virtbus.schemas import subjects
@@ -17,13 +17,6 @@ A = uid(1)
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path, resync_s=0.05, orphan_grace_s=600)
-
-
-def in_state(node: Node, state: str) -> Callable[[], Awaitable[bool]]:
-    async def check() -> bool:
-        return await node.state(A) == state
-
-    return check
 
 
 def node_is(node: Node, state: NodeState, words: str) -> Callable[[], Awaitable[bool]]:

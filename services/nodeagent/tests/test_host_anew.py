@@ -1,10 +1,9 @@
 """libvirt or the host started anew: no domain knows how its guest ended (F6, F23)."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Entry, UnavailableError
@@ -17,13 +16,6 @@ from virtbus.schemas.wire import encode
 
 A = uid(1)
 STRATEGIES = ("Always", "RerunOnFailure", "Once", "Manual", "Halted")
-
-
-def in_state(node: Node, state: str) -> Callable[[], Awaitable[bool]]:
-    async def check() -> bool:
-        return await node.state(A) == state
-
-    return check
 
 
 async def started(node: Node, strategy: str) -> None:

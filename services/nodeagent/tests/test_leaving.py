@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import ConflictError, OutcomeUnknownError, Request
@@ -26,13 +26,6 @@ KEY = subjects.vm_record(NODE, A)
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path, resync_s=0.05, orphan_grace_s=600)
-
-
-def in_state(node: Node, state: str) -> Callable[[], Awaitable[bool]]:
-    async def check() -> bool:
-        return await node.state(A) == state
-
-    return check
 
 
 def released(node: Node, epoch: int = 1) -> Callable[[], Awaitable[bool]]:

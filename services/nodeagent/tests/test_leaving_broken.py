@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record
-from services.nodeagent.tests.test_leaving import KEY, A, gone, in_state, released
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record
+from services.nodeagent.tests.test_leaving import KEY, A, gone, released
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.schemas import subjects

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Domains, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import Domains, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.schemas.errors import Code, VirtbusError
@@ -43,10 +43,6 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def told(node: Node, state: str) -> bool:
-    return await node.state(A) == state
-
-
 async def status(node: Node) -> VmStatus:
     found = await node.status(A)
     assert found is not None
@@ -61,15 +57,15 @@ async def test_pause_and_unpause_stop_the_guest_and_let_it_go_on(node: Node) -> 
     await node.join()
     await node.put(record())
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         await node.put(record(paused=True, pause_epoch=1))
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         paused = await status(node)
         assert paused.pause_epoch == 1
         why = {one.type: one.reason for one in paused.conditions}
         assert why == {"Ready": "NotRunning", "Paused": "PausedByUser"}
         await node.put(record(pause_epoch=2))
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         assert (await status(node)).pause_epoch == 2
     assert [what for what, _ in node.domains.done] == ["start", "suspend", "resume"]
 
@@ -78,7 +74,7 @@ async def test_a_paused_start_brings_a_guest_that_never_ran(node: Node) -> None:
     await node.join()
     await node.put(record(paused=True))
     async with node.agent():
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         await node.start_another()
         assert state(node) is DomainState.PAUSED
         assert (await status(node)).started_ns is not None
@@ -89,11 +85,11 @@ async def test_a_paused_guest_is_found_so_by_the_next_agent(node: Node) -> None:
     await node.join()
     await node.put(record(paused=True, pause_epoch=1))
     async with node.agent():
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
     done = len(node.domains.done)
     async with node.agent():
         await node.start_another()
-        assert await told(node, "Paused")
+        assert await node.state(A) == "Paused"
         assert all(of != A for _, of in node.domains.done[done:])
 
 
@@ -104,10 +100,10 @@ async def test_what_was_asked_while_the_agent_was_down_is_done_when_it_is_back(
     await node.join()
     await node.put(record(paused=not paused, pause_epoch=1))
     async with node.agent():
-        await eventually(lambda: told(node, "Running" if paused else "Paused"))
+        await eventually(in_state(node, "Running" if paused else "Paused"))
     await node.put(record(paused=paused, pause_epoch=2))
     async with node.agent():
-        await eventually(lambda: told(node, "Paused" if paused else "Running"))
+        await eventually(in_state(node, "Paused" if paused else "Running"))
         assert (state(node) is DomainState.PAUSED) is paused
 
 
@@ -115,23 +111,23 @@ async def test_a_guest_that_others_paused_stays_so_until_an_unpause(node: Node) 
     await node.join()
     await node.put(record())
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         node.domains.set(A, DomainState.PAUSED)
         node.domains.tell(DomainEvent(A, DomainChange.PAUSED))
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
     async with node.agent():
         await node.start_another()
-        assert await told(node, "Paused")
+        assert await node.state(A) == "Paused"
         assert ("resume", A) not in node.domains.done
         await node.put(record(pause_epoch=1))
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
 
 
 async def test_a_paused_guest_that_others_let_go_on_is_paused_again(node: Node) -> None:
     await node.join()
     await node.put(record(paused=True, pause_epoch=1))
     async with node.agent():
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         node.domains.set(A, DomainState.RUNNING)
         node.domains.tell(DomainEvent(A, DomainChange.RESUMED))
         await eventually(lambda: ("suspend", A) in node.domains.done)
@@ -142,11 +138,11 @@ async def test_a_paused_guest_whose_host_died_is_started_paused(node: Node) -> N
     await node.join()
     await node.put(record(paused=True, pause_epoch=1))
     async with node.agent():
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
     node.domains.set(A, DomainState.SHUT_OFF, Ending.UNKNOWN)
     async with node.agent():
         await eventually(lambda: node.domains.done.count(("start", A)) == 2)
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         assert state(node) is DomainState.PAUSED
 
 
@@ -157,9 +153,9 @@ async def test_a_paused_guest_is_stopped_and_deleted_without_waiting_for_its_gra
     await node.join()
     await node.put(record(paused=True, pause_epoch=1, spec=grace))
     async with node.agent():
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         await node.put(record(powered=False, power_epoch=1, pause_epoch=1, spec=grace))
-        await eventually(lambda: told(node, "Stopped"))
+        await eventually(in_state(node, "Stopped"))
         assert ("shutdown", A) not in node.domains.done
 
 
@@ -169,7 +165,7 @@ async def test_a_pause_that_meets_a_start_holds_once_it_has_come(node: Node) -> 
         await node.start_another()
         await node.put(record())
         await node.put(record(paused=True, pause_epoch=1))
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         assert (await status(node)).pause_epoch == 1
 
 
@@ -183,7 +179,7 @@ async def test_an_unpause_that_meets_a_paused_start_lets_it_go_on(tmp_path: Path
         await node.put(record(pause_epoch=1))
         await eventually(lambda: agent._guests[A].record.pause_epoch == 1)
         domains.go.set()
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
 
 
 async def test_an_agent_that_died_in_that_start_is_followed_by_one_that_lets_it_go_on(
@@ -198,19 +194,19 @@ async def test_an_agent_that_died_in_that_start_is_followed_by_one_that_lets_it_
     await node.put(record(pause_epoch=1))
     domains.set(A, DomainState.PAUSED)
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
 
 
 async def test_pauses_one_after_the_other_end_as_the_last_one_says(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         for epoch in range(1, 8):
             await node.put(record(paused=epoch % 2 == 1, pause_epoch=epoch))
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
         await node.put(record(pause_epoch=8))
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         assert (await status(node)).pause_epoch == 8
         assert state(node) is DomainState.RUNNING
 
@@ -220,9 +216,9 @@ async def test_trouble_that_is_over_is_told_no_more(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
-        await eventually(lambda: told(node, "Running"))
+        await eventually(in_state(node, "Running"))
         await node.put(record(paused=True, pause_epoch=1))
-        await eventually(lambda: told(node, "Paused"))
+        await eventually(in_state(node, "Paused"))
 
         async def quiet() -> bool:
             return not (await status(node)).message

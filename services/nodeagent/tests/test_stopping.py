@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Domains, Node, eventually, record, uid
+from services.nodeagent.tests.pretended_node import Domains, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent
 
@@ -33,10 +33,6 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def told(node: Node, state: str) -> bool:
-    return await node.state(A) == state
-
-
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_stop_during_a_start_ends_what_the_start_brings(node: Node, there: bool) -> None:
     node.domains = domains = SlowToStart(there=there)
@@ -45,11 +41,11 @@ async def test_a_stop_during_a_start_ends_what_the_start_brings(node: Node, ther
     async with node.agent():
         await domains.asked.wait()
         await node.put(record(powered=False, power_epoch=2))
-        await eventually(lambda: told(node, "Stopping"))
+        await eventually(in_state(node, "Stopping"))
         domains.tell(DomainEvent(A, DomainChange.ENDED))  # of what stood there before
         domains.go.set()
-        await eventually(lambda: told(node, "Stopped"))
+        await eventually(in_state(node, "Stopped"))
         await node.start_another()
         assert not domains.there[A].active
-        assert await told(node, "Stopped")
+        assert await node.state(A) == "Stopped"
         assert domains.done.count(("start", A)) == 1

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from services.nodeagent.tests.pretended_node import Node, eventually, record, uid
-from services.nodeagent.tests.test_host_anew import STRATEGIES, in_state, started
+from services.nodeagent.tests.pretended_node import Node, eventually, in_state, record, uid
+from services.nodeagent.tests.test_host_anew import STRATEGIES, started
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
 

@@ -209,7 +209,8 @@ class PullWatch:
                 elif not self._synced:
                     self._sync()
             case "408":
-                self._left -= int(raw.headers.get("Nats-Pending-Messages", self._left))
+                told = raw.headers.get("Nats-Pending-Messages", "")
+                self._left -= int(told) if told.isascii() and told.isdigit() else self._left
                 if self._left <= BATCH // 2:
                     self._left = max(0, self._left)
                     await self._pull()
@@ -228,12 +229,12 @@ class PullWatch:
         except ValueError:  # garbled on its way: what it was, a new list tells
             self._doubt = _Doubt.GAP
             return
+        self._left -= 1
         if consumer_sequence != self._next_sequence:
             if self._next_sequence > 1 or self._listed_yet <= 0 or not self._just_begun:
                 self._doubt = _Doubt.GAP
             return  # or it is of the list before
         self._next_sequence += 1
-        self._left -= 1
         self._listed_yet -= 1
         kind = kind_of(raw.headers)
         value = raw.body if kind is EntryKind.PUT else b""
