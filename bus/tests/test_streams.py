@@ -126,6 +126,13 @@ async def test_a_client_that_leaves_ends_the_stream() -> None:
     assert await told == "detached"
 
 
+async def test_a_client_that_ends_the_stream_itself_says_why() -> None:
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with served(lambda s: ended(s, told)) as (_, _, stream):
+        stream.end("enough")
+    assert await told == "enough"
+
+
 async def test_a_client_that_goes_silent_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SILENT_S", 0.2)
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -303,9 +303,8 @@ async def opening(
         try:
             yield stream
         finally:
-            if not stream.closed:
-                stream.end(DETACHED)
-                await tell(StreamData(closed=DETACHED))
+            stream.end(DETACHED)
+            await tell(StreamData(closed=stream.closed))  # nobody hears it who said so first
 
 
 async def _follow(answers: AsyncIterator[Any], stream: Stream) -> None:
