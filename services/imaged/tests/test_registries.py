@@ -186,6 +186,22 @@ async def test_a_login_does_not_follow_a_redirect_to_another_server(
     assert sent == [LOGIN if same else None]
 
 
+async def test_a_mirror_is_asked_in_a_registrys_place_and_told_its_own_login_only(
+    make_node: NodeMaker, registry: Registry, tmp_path: Path
+) -> None:
+    for name in ("docker.io", registry.host):
+        registry.login, registry.challenge = LOGIN, "Basic realm=x"
+        known = logins(registry, tmp_path / "auth.json", name=name)
+        known = replace(known, mirrors=(("docker.io", registry.host),))
+        async with make_node(registries=known, attempts=1) as node:
+            if name == "docker.io":
+                assert (await refused(node.images, "docker://team/disk:1")).reason == "image_denied"
+            else:
+                await node.images.ensure(parse_image_ref("docker://team/disk:1"))
+        sent = {r.headers.get("Authorization") for r in registry.site.requests}
+        assert (LOGIN in sent) == (name != "docker.io")
+
+
 async def test_plain_http_is_spoken_only_where_the_settings_say_so(
     make_node: NodeMaker, registry: Registry
 ) -> None:

@@ -109,6 +109,10 @@ class Imaged:
             insecure=frozenset(name.lower() for name in self._settings.insecure_registries),
             auth_file=self._settings.registry_auth_file,
             realms=tuple(self._settings.registry_realms.items()),
+            mirrors=tuple(
+                (name.lower(), mirror.lower())
+                for name, mirror in self._settings.registry_mirrors.items()
+            ),
         )
 
     def _open_store(self) -> Store:

@@ -58,6 +58,10 @@ class Settings(ServiceSettings):
         default_factory=dict,
         description="registries, each with the host that may be told its password for a token",
     )
+    registry_mirrors: dict[str, str] = Field(
+        default_factory=dict,
+        description="registries (docker.io), each with the one (host[:port]) asked in its place",
+    )
     max_pulls: int = Field(4, ge=1, le=64, description="images fetched at once; SHA-256 needs CPU")
     min_rate_bytes_s: Bytes = Field(
         _LIMITS.min_rate_bytes_s, ge=0, description="bytes per second; slower is a stall"

@@ -47,6 +47,8 @@ class Registries:
     """A VM's own logins, in the form of `auth_file`, which they replace."""
     realms: tuple[tuple[str, str], ...] = ()
     """(registry, host that may be told its password besides itself)"""
+    mirrors: tuple[tuple[str, str], ...] = ()
+    """(registry, the one that is asked in its place, by its own login)"""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
     """As Go and images call it: amd64."""
 
@@ -54,6 +56,10 @@ class Registries:
     def login_from(self) -> str:
         """Where a login stands, in people's words."""
         return "the VM's image_pull_secret" if self.pull_secret else "the node's registry-auth.json"
+
+    def asked(self, ref: ContainerRef) -> ContainerRef:
+        """Where `ref` is asked for."""
+        return ref._replace(registry=dict(self.mirrors).get(ref.registry, ref.registry))
 
     def login(self, ref: ContainerRef) -> Login | None:
         """The login for `ref`, read anew. Blocks on the disk.
@@ -123,7 +129,7 @@ class Containers:
         """
         if pin is not None and known.etag == pin:
             return Fetched(known, unchanged=True)
-        ref = parse_locator(locator, pinned=pin is not None)
+        ref = self._registries.asked(parse_locator(locator, pinned=pin is not None))
         registry = Registry(
             self._downloads.http,
             ref,
