@@ -9,6 +9,7 @@ from services.controller.tests.fleets import GIB, node, spec
 
 from virtbus.controller.core.placement import (
     FILTERS,
+    HOSTNAME,
     MEMORY_RESERVE_BYTES,
     OVERLAY_BYTES,
     QEMU_OVERHEAD_BYTES,
@@ -51,6 +52,7 @@ REFUSALS: list[tuple[Candidate, VmSpec, str]] = [
         spec(node_selector={"zone": "a", "disk": "ssd"}),
         "lacks the label disk=ssd, zone=a",
     ),
+    (candidate(), spec(node_selector={HOSTNAME: "n2"}), "is not n2"),
     (
         candidate(),
         spec(domain={"accelerator": "kvm"}),
@@ -125,6 +127,17 @@ def test_what_fits_fits() -> None:
     wanted = spec(node_selector={"zone": "a"}, domain={"accelerator": "kvm"})
     there = candidate(labels={"zone": "a", "more": "x"}, accelerators=("kvm", "tcg"))
     assert place(wanted, [there]).nodes == ("n1",)
+
+
+def test_a_node_that_is_asked_for_by_its_name_is_the_only_one() -> None:
+    nodes = [candidate("n1", vms=9), candidate("n2"), candidate("n3", labels={HOSTNAME: "box"})]
+    for wanted, name in (("n1", "n1"), ("box", "n3")):
+        found = place(spec(node_selector={HOSTNAME: wanted}), nodes)
+        assert found.nodes == (name,)
+        assert set(found.refused.values()) == {f"is not {wanted}"}
+    never = impossible(spec(node_selector={HOSTNAME: "none"}), nodes)
+    assert never is not None
+    assert "is not none" in never.body.details[0].message
 
 
 def test_the_emptier_node_is_first() -> None:

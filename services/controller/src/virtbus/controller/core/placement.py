@@ -27,6 +27,8 @@ OVERLAY_BYTES = 64 * 1024**2
 """Of a disk's size this much counts: overlays are thin, and a small guest's first boot writes
 less. Disks are shared like CPUs; what older ones grew to shows in the node's free bytes."""
 
+HOSTNAME = "kubernetes.io/hostname"
+"""Every node has this label, with its name: who selects by it names one (as in Kubernetes)."""
 NODES_TOLD = 8
 """Of a large fleet so many reasons are in a VM's message; `virtbus node list` shows the rest."""
 
@@ -137,6 +139,7 @@ class Demand(NamedTuple):
     accelerator: str
     networks: frozenset[str]
     labels: frozenset[tuple[str, str]]
+    host: str = ""
 
 
 def demand_of(spec: VmSpec) -> Demand:
@@ -147,7 +150,8 @@ def demand_of(spec: VmSpec) -> Demand:
         disk_of(spec),
         spec.domain.accelerator,
         frozenset(network.network for network in spec.networks),
-        frozenset(spec.node_selector.items()),
+        frozenset((key, value) for key, value in spec.node_selector.items() if key != HOSTNAME),
+        spec.node_selector.get(HOSTNAME, ""),
     )
 
 
@@ -181,6 +185,11 @@ def _ready(_want: Demand, node: Candidate) -> str | None:
 def _labels(want: Demand, node: Candidate) -> str | None:
     missing = sorted(f"{k}={v}" for k, v in want.labels if node.record.labels.get(k) != v)
     return f"lacks the label {', '.join(missing)}" if missing else None
+
+
+def _host(want: Demand, node: Candidate) -> str | None:
+    own = node.record.labels.get(HOSTNAME, node.record.node)
+    return f"is not {want.host}" if want.host and own != want.host else None
 
 
 def _accelerator(want: Demand, node: Candidate) -> str | None:
@@ -223,7 +232,7 @@ def _disk(want: Demand, node: Candidate) -> str | None:
 Filter = Callable[[Demand, Candidate], str | None]
 OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
 """These read nothing of the record that ONE_OF_A_KIND leaves out, and nothing beside it."""
-FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _vcpus, _memory, _disk)
+FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _host, _vcpus, _memory, _disk)
 ONE_OF_A_KIND = frozenset(
     {
         *("node", "hostname", "instance", "started_ns", "time_ns"),
@@ -299,7 +308,7 @@ def never(spec: VmSpec, node: Candidate, *, strict: bool = False) -> str | None:
     """Why the node could not hold the VM even if it were empty and all of it ready."""
     node = (node.made_strict if strict else replace(node, strict=False)).emptied
     netd = node.record.services.get("netd")
-    checks: tuple[Filter, ...] = (_labels, _accelerator, _vcpus, _memory)
+    checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _vcpus, _memory)
     if netd is None or netd.state is NodeState.READY:  # else its networks are not known
         checks = (*checks, _networks)
     want = demand_of(spec)
@@ -320,7 +329,7 @@ def place(
         if kind not in fit:
             verdicts[kind], fit[kind] = _judge(spec, want, node), []
         if (  # what the filters say, at a tenth of their time
-            powered
+            (powered and not want.host)
             and want.vcpus <= vcpus
             and want.memory_bytes <= memory_bytes
             and want.disk_bytes <= disk_bytes
@@ -328,7 +337,7 @@ def place(
             why = None
         else:
             why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
-            why = why or _room(want, node, powered=powered)
+            why = why or _host(want, node) or _room(want, node, powered=powered)
         if why is None:
             fit[kind].append(rank)
         else:
