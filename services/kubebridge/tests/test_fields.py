@@ -60,7 +60,7 @@ def test_every_field_of_kubevirt_has_a_row() -> None:
 def test_every_row_is_a_field_of_kubevirt() -> None:
     known = set(FIELDS)
     of_maps = re.compile(
-        r"domain\.resources\.(limits|requests)\.|.*\.(secretRef|networkDataSecretRef)\."
+        r"affinity\.|domain\.resources\.(limits|requests)\.|.*\.(secretRef|networkDataSecretRef|sysprep\.configMap|sysprep\.secret)\."
     )
     assert [r.path for r in ROWS if r.path not in known and not of_maps.match(r.path)] == []
 

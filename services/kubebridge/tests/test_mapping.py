@@ -1,6 +1,5 @@
 """A VMI becomes the VM of virtbus that runs its guest."""
 
-import base64
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from services.kubebridge.tests.world import CLUSTER, NOW
 from virtbus.controller.core.admission import admit
 from virtbus.kubebridge.core import defaults, quantity, vm_rules, vmi_rules
 from virtbus.kubebridge.core.actions import BusCreate, CreateVmi
-from virtbus.kubebridge.core.causes import Reason
 from virtbus.kubebridge.core.mapping import defaulted_template, translate
 from virtbus.kubebridge.core.needs import needs
 from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
@@ -22,14 +20,8 @@ from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.watchdog import I6300esb, Watchdog
 
 
-def made(whole: dict[str, Any], **secrets: dict[str, str]) -> VmCreate:
-    given_ = {
-        ("Secret", name): {
-            "data": {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
-        }
-        for name, data in secrets.items()
-    }
-    create, causes = translate(whole, given_, "c1")
+def made(whole: dict[str, Any]) -> VmCreate:
+    create, causes = translate(whole, {}, "c1")
     assert causes == ()
     assert create is not None
     return create
@@ -121,7 +113,7 @@ def test_a_vm_of_another_is_told_by_its_labels() -> None:
         ({"volumes.0.containerDisk.path": "/disk/a.img"}, "volumes.0.container_disk.path",
          "/disk/a.img"),
         ({"volumes.2.cloudInitNoCloud": {"userDataBase64": "YQ=="}},
-         "volumes.2.cloud_init_no_cloud.user_data", "a"),
+         "volumes.2.cloud_init_no_cloud.user_bytes", b"a"),
         ({"hostname": "box"}, "volumes.2.cloud_init_no_cloud.hostname", "box"),
     ],
 )  # fmt: skip
@@ -130,6 +122,33 @@ def test_a_field_maps(changes: dict[str, Any], path: str, ours: Any) -> None:
     for name in path.split("."):
         here = here[int(name)] if name.isdigit() else getattr(here, name)
     assert here == ours
+
+
+def test_affinity_to_nodes_is_a_node_selector() -> None:
+    wanted = [
+        {"key": "zone", "operator": "In", "values": ["a"]},
+        {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]},
+    ]
+    term = {"matchExpressions": wanted}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}],
+        },
+        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]},
+    }
+    both = vmi({"affinity": affinity, "nodeSelector": {"disk": "fast", "zone": "a"}})
+    assert vmi_causes(both) == []
+    spec = made(both).spec
+    assert spec is not None
+    assert dict(spec.node_selector) == {"disk": "fast", "zone": "a"}
+    alone = made(vmi({"affinity": affinity, "nodeSelector": None})).spec
+    assert alone is not None
+    assert dict(alone.node_selector) == {"zone": "a"}
+    wanted[0]["operator"] = "NotIn"
+    (cause,) = vmi_causes(vmi({"affinity": affinity}))
+    assert cause.field.endswith("nodeSelectorTerms[0].matchExpressions[0].operator")
+    assert "nodeSelector" in cause.message
 
 
 def test_no_network_means_none() -> None:
@@ -146,63 +165,6 @@ def test_a_vm_without_a_seed_has_one_with_its_host_name() -> None:
     assert [volume.name for volume in spec.volumes] == ["cloudinit", "cloudinit1"]
     assert spec.volumes[1].cloud_init_no_cloud is not None
     assert spec.volumes[1].cloud_init_no_cloud.hostname == "smoke"
-
-
-SECRETS = {
-    "volumes.2.cloudInitNoCloud": {
-        "secretRef": {"name": "user"},
-        "networkDataSecretRef": {"name": "net"},
-    },
-    "accessCredentials": [
-        {
-            "sshPublicKey": {
-                "source": {"secret": {"secretName": "keys"}},
-                "propagationMethod": {"noCloud": {}},
-            }
-        }
-    ],
-}
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me"
-
-
-def test_the_secrets_of_a_vmi_are_named_with_their_fields() -> None:
-    assert [(one.kind, one.name, one.field) for one in needs(vmi(SECRETS)["spec"])] == [
-        ("Secret", "user", "spec.volumes[2].cloudInitNoCloud.secretRef.name"),
-        ("Secret", "net", "spec.volumes[2].cloudInitNoCloud.networkDataSecretRef.name"),
-        ("Secret", "keys", "spec.accessCredentials[0].sshPublicKey.source.secret.secretName"),
-    ]
-
-
-def test_secrets_become_the_seed() -> None:
-    create = made(
-        vmi(SECRETS),
-        user={"userdata": "#!/bin/sh", "networkdata": "not this"},
-        net={"networkData": "version: 2"},
-        keys={"a": f"{KEY}\n\n{KEY}2\n"},
-    )
-    assert create.spec is not None
-    seed = create.spec.volumes[2].cloud_init_no_cloud
-    assert seed is not None
-    assert (seed.user_data, seed.network_data) == ("#!/bin/sh", "version: 2")
-    assert seed.ssh_keys == (KEY, f"{KEY}2")
-
-
-def test_a_vmi_waits_for_a_secret_that_does_not_exist() -> None:
-    assert vmi_causes(vmi(SECRETS)) == []
-    translated = translate(vmi(SECRETS), {}, "c1")
-    assert translated.waits
-    assert {cause.reason for cause in translated.causes} == {Reason.NOT_FOUND}
-    assert len(translated.causes) == 3
-
-
-def test_a_secret_that_is_no_text_is_told_at_the_field_that_names_it() -> None:
-    whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
-    given_ = {("Secret", "user"): {"data": {"userdata": "/w=="}}}
-    translated = translate(whole, given_, "c1")
-    assert not translated.waits
-    assert [c.field for c in translated.causes] == [
-        "spec.volumes[2].cloudInitNoCloud.secretRef.name"
-    ]
 
 
 def test_what_our_models_refuse_is_told_by_kubevirts_path() -> None:

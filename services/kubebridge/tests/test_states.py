@@ -1,25 +1,33 @@
 """What the statuses of a VM and a VMI say, row by row of their tables."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
-from services.kubebridge.tests.world import CLUSTER, NOW, view, world
+from services.kubebridge.tests.world import CLUSTER, NOW, kept_whole, view, world
 
+from virtbus.imaged.core import qcow2
 from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status, vmi_rules, vmi_status
 from virtbus.kubebridge.core.actions import BusCreate, BusDelete, LookAgain, Tell, WriteVm, WriteVmi
 from virtbus.kubebridge.core.metadata import VM_FINALIZER
 from virtbus.kubebridge.core.moments import find, stamp
 from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
+from virtbus.kubebridge.core.plain import Object
 from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
 from virtbus.kubebridge.core.vm_status import PRINTABLE, Pair, printable
 from virtbus.kubebridge.core.vmi_status import Seen
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
+from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, Condition, RunStrategy
+
+PAUSED_START = {"action": "Start", "data": {"paused": "true"}}
+
+ERRORS = Path(__file__).parents[3] / "docs/reference/errors.md"
 
 
 # --- phases ------------------------------------------------------------------------------------
@@ -144,14 +152,45 @@ def test_a_template_that_makes_another_guest_asks_for_a_restart() -> None:
     w.user()
     w.settle()
     assert find(w.vm["status"]["conditions"], "RestartRequired") == {}
+    assert w.vm["status"]["observedGeneration"] == 2
     w.vm["spec"]["template"]["spec"]["domain"]["cpu"]["cores"] = 2
     w.user()
     w.settle()
+    assert (w.vm["status"]["observedGeneration"], w.vm["status"]["desiredGeneration"]) == (1, 3)
     assert find(w.vm["status"]["conditions"], "RestartRequired")["status"] == "True"
     assert w.made == 1
     w.asks({"action": "Stop", "uid": w.uid}, {"action": "Start"})
     w.settle()
     assert find(w.vm["status"]["conditions"], "RestartRequired") == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hostname": "other"},
+        {"volumes.0.containerDisk.imagePullSecret": "other"},
+        {"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "other"}}},
+        {"volumes.3": {"name": "app", "configMap": {"name": "app"}}},
+    ],
+)
+def test_what_a_start_reads_elsewhere_asks_for_a_restart_too(change: dict[str, Any]) -> None:
+    w = world()
+    w.settle()
+    assert w.vm is not None
+    put(w.vm, {f"spec.template.spec.{path}": value for path, value in change.items()})
+    w.user()
+    w.settle()
+    assert find(w.vm["status"]["conditions"], "RestartRequired")["status"] == "True"
+
+
+def test_a_paused_start_of_a_halted_vm_is_looked_at_again_once_it_is_to_run() -> None:
+    halted = put(
+        vm(running=False),
+        {"status": {"runStrategy": "Halted", "stateChangeRequests": [PAUSED_START]}},
+    )
+    write, *others = vm_rules.reconcile(halted, None, NOW)
+    assert isinstance(write, WriteVm | Tell)
+    assert any(isinstance(one, LookAgain) for one in others), "nobody tells a bridge what it wrote"
 
 
 def test_a_vmi_of_somebody_else_is_not_touched() -> None:
@@ -171,8 +210,13 @@ def test_a_refused_vmi_is_told_and_tried_again() -> None:
     assert w.vm is not None
     actions = vm_rules.reconcile(w.vm, None, NOW, failed="quota")
     assert [type(one).__name__ for one in actions] == [
-        *("WriteVmStatus", "CreateVmi", "LookAgain"),
+        *("WriteVmStatus", "Tell", "CreateVmi", "LookAgain"),
     ]
+    assert actions[1] == Tell(
+        "FailedCreate", "Error creating virtual machine instance: quota", warning=True
+    )
+    w.act(actions, w.vm)
+    assert not any(isinstance(one, Tell) for one in vm_rules.reconcile(w.vm, None, NOW, "quota"))
 
 
 # --- a VMI -------------------------------------------------------------------------------------
@@ -213,6 +257,19 @@ def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
     assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
 
 
+def test_what_an_agent_told_stays_until_it_is_asked_again() -> None:
+    nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
+    running = view(UID, state=VmState.RUNNING, interfaces=(nic,))
+    told_ = vmi_status.status(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
+    before = put(vmi(), {"status": told_})
+    assert vmi_status.status(before, Seen(running, asked=False), NOW) == told_
+    silent = vmi_status.status(before, Seen(running), NOW)
+    assert find(silent["conditions"], "AgentConnected") == {}
+    assert (silent["guestOSInfo"], "interfaceName" in silent["interfaces"][0]) == ({}, False)
+    never = vmi_status.status(vmi(), Seen(running, asked=False), NOW)
+    assert find(never["conditions"], "AgentConnected") == {}
+
+
 def test_a_paused_vmi_says_by_whom_and_is_not_ready() -> None:
     paused = Condition(type="Paused", status=True, reason="PausedIOError", message="disk full")
     said = told(Seen(view(UID, state=VmState.PAUSED, conditions=(paused,))))
@@ -239,6 +296,100 @@ def test_what_is_in_the_way_is_a_condition(seen: Seen, kind: str, reason: str) -
     found = find(told(seen)["conditions"], kind)
     assert (found["status"], found["reason"]) == ("False", reason)
     assert found["message"]
+
+
+GUEST = GuestInfo(
+    hostname="a",
+    os=GuestOs(id="debian", name="Debian", pretty_name="D", version="12", version_id="12",
+               kernel_release="6", kernel_version="6", machine="x86_64"),
+    interfaces=(GuestInterface(name="ens2", mac="02:00:00:00:00:05", addresses=("fe80::1/64",)),),
+)  # fmt: skip
+VIEWS = [
+    view(
+        UID, state=state, node=node, reason=reason, message=message,
+        conditions=(Condition(type="Paused", status=True, reason="PausedIOError", message="full"),),
+        interfaces=(InterfaceStatus(name="d", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",)),
+                    InterfaceStatus(name="e", mac="02:00:00:00:00:06")),
+    )
+    for state in VmState
+    for node, reason, message in (("n1", "", ""), ("n1", GUEST_ENDED, "crashed"),
+                                  ("n1", "image_denied", "private"), ("_", "unplaced", "no room"))
+]  # fmt: skip
+SEEN = [
+    *(Seen(one, guest=GUEST) for one in VIEWS),
+    Seen(view(UID, state=VmState.RUNNING), guest=GuestInfo()),
+    Seen(),
+    Seen(gone=True),
+    Seen(waits="Secret a does not exist"),
+    Seen(refused=ErrorBody(code=429, reason="full", message="full")),
+]
+
+
+@pytest.mark.parametrize("before", ["", *Phase])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_no_status_is_dropped_or_refused_by_an_api_server(before: str, *, deleted: bool) -> None:
+    whole = put(vmi(), {"status": {"phase": before} if before else {}})
+    if deleted:
+        put(whole, {"metadata.deletionTimestamp": GONE})
+    requests: list[Object] = [{"action": "Start", "data": {"paused": "true"}}]
+    for seen in SEEN:
+        for retried in ("", GONE):
+            kept_whole(vmi_status.status(whole, seen, NOW, retried))
+        pair = Pair(vm(), put(whole, {"status": vmi_status.status(whole, seen, NOW)}))
+        kept_whole(vm_status.status(pair, requests, NOW, failed="quota", observed="Always"))
+
+
+@pytest.mark.parametrize(
+    ("state", "node", "deleted", "reason"),
+    [
+        (VmState.PENDING, "_", False, "PodNotExists"),
+        (VmState.STARTING, "n1", False, "GuestNotRunning"),
+        (VmState.PAUSED, "n1", False, "GuestNotRunning"),
+        (VmState.RUNNING, "n1", True, "PodTerminating"),
+        (VmState.STOPPING, "n1", True, "GuestNotRunning"),
+    ],
+)
+def test_why_a_vmi_is_not_ready_is_said_in_kubevirts_words(
+    state: VmState, node: str, reason: str, *, deleted: bool
+) -> None:
+    whole = put(vmi(), {"metadata.deletionTimestamp": GONE}) if deleted else vmi()
+    said = vmi_status.status(whole, Seen(view(UID, state=state, node=node)), NOW)
+    ready = find(said["conditions"], "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", reason)
+    assert ready["message"]
+
+
+@pytest.mark.parametrize(
+    ("how", "word"), [("crashed", "crashed"), ("panicked", "panicked"), ("watchdog", "watchdog")]
+)
+def test_how_a_guest_failed_is_told(how: Any, word: str) -> None:
+    end = GuestEnd(how=how, asked=False, at_ns=1)
+    seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
+    ran = put(vmi(), {"status": {"phase": "Running"}})
+    *_, event = vmi_rules.reconcile(ran, seen, {}, NOW, CLUSTER)
+    assert isinstance(event, Tell)
+    assert (event.reason, event.warning, word in event.message) == ("Stopped", True, True)
+
+
+OF_HOSTS = {
+    *("disk_damaged", "disk_full", "disk_mismatch", "disk_too_large", "disk_too_small"),
+    *("file_changed", "internal", "record_changed", "record_stands", "recovering", "released"),
+    *("stale_epoch", "store_error", "store_in_use"),
+}
+"""Reasons of imaged that no image is to blame for."""
+
+
+def test_whatever_is_wrong_with_an_image_is_an_image_that_cannot_be_pulled() -> None:
+    rows = [line.split("|") for line in ERRORS.read_text().splitlines() if line.startswith("| `")]
+    of_imaged = {row[1].strip(" `") for row in rows if "imaged" in row[3].strip().split(", ")}
+    assert len(of_imaged) > 30
+    of_imaged |= {*qcow2._NEXT_STEP}
+    blamed = {
+        reason
+        for reason in of_imaged
+        if vmi_status.image_failed(view(UID, state=VmState.FAILED, reason=reason))
+    }
+    assert of_imaged - blamed == OF_HOSTS
 
 
 def test_a_condition_keeps_the_time_of_its_transition() -> None:

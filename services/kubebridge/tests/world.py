@@ -23,6 +23,8 @@ from virtbus.kubebridge.core.actions import (
     WriteVmStatus,
 )
 from virtbus.kubebridge.core.defaults import of_vm
+from virtbus.kubebridge.core.kubevirt.instance_status import InstanceStatus
+from virtbus.kubebridge.core.kubevirt.virtualmachine import MachineStatus
 from virtbus.kubebridge.core.vmi_status import Seen
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.states import VmState
@@ -54,6 +56,12 @@ def view(uid: str, **fields: Any) -> VmView:
         "state": VmState.PENDING,
     }
     return VmView(**(base | fields))
+
+
+def kept_whole(status: dict[str, Any]) -> None:
+    """Nothing of a status is dropped or refused by an API server: the CRD's models know all."""
+    model = MachineStatus if "printableStatus" in status else InstanceStatus
+    model.model_validate(status, strict=True)
 
 
 @dataclass
@@ -113,6 +121,7 @@ class World:
             case CreateVmi(vmi):
                 if self.vmi is None:
                     self.made += 1
+                    kept_whole(vmi["status"])
                     made = copy.deepcopy(vmi)
                     made["metadata"]["uid"] = f"0192f0c1-2d3e-7abc-8def-{self.made:012x}"
                     self.vmi = made
@@ -160,6 +169,7 @@ class World:
         before = copy.deepcopy(obj)
         for part, value in patch.items():
             if part == "status":
+                kept_whole(value)
                 obj["status"] = copy.deepcopy(value)
             else:
                 for key, one in value.items():

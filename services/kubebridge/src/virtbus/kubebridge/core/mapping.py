@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from virtbus.kubebridge.core import affinity
 from virtbus.kubebridge.core.causes import Cause, Reason
 from virtbus.kubebridge.core.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
-from virtbus.kubebridge.core.needs import Given, Need, cloud_init, contents, needs, ssh_keys
-from virtbus.kubebridge.core.plain import Object, items, part, text
+from virtbus.kubebridge.core.given import fill
+from virtbus.kubebridge.core.needs import SEEDS, Given
+from virtbus.kubebridge.core.plain import Object, at, items, part, text
 from virtbus.kubebridge.core.walk import Walked, walk
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
@@ -24,7 +26,7 @@ CREATED_BY = "kubevirt.io/created-by"
 """The VMI's uid, as KubeVirt labels what it makes for one."""
 CLUSTER = "virtbus.io/cluster"
 """Which cluster's bridge made a VM: none touches another's, nor what others made."""
-SEED = "cloudinit"
+SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
 UNNAMED = "unnamed"
 """In place of a name that the API server is still to generate."""
 
@@ -111,41 +113,26 @@ def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
 
 # --- what is not one field's matter ------------------------------------------------------------
 def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> None:
-    """Seeds with their host name and secrets; `given` None: secrets are not looked at."""
+    """Nodes by affinity; seeds with host name and secrets, which `given` None leaves out."""
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
-    seeds = [i for i, one in enumerate(items(spec, "volumes")) if "cloudInitNoCloud" in one]
+    for key, value in affinity.selector(spec).items():
+        walked.put(("spec", "node_selector", key), value, f"{prefix}.{'.'.join(affinity.TERMS)}")
+    keys = fill(walked, spec, given, prefix) if given is not None else {}
+    volumes = items(spec, "volumes")
+    seeds = [(i, seed) for i, one in enumerate(volumes) for seed in SEEDS if at(one, seed)]
     if not seeds:
-        seeds = [len(items(spec, "volumes"))]
-        place = ("spec", "volumes", seeds[0])
-        walked.put((*place, "name"), _free(spec), prefix)
-    keys = []
-    for need in needs(spec, prefix) if given is not None else ():
-        texts, wrong = contents(need, given or {})
-        walked.causes += wrong
-        if "accessCredentials" in need.field:
-            keys += [(key, need.field) for key in ssh_keys(texts)]
-        else:
-            _seed_secret(walked, spec, need, texts)
+        seeds = [(len(volumes), NO_CLOUD)]
+        walked.put(("spec", "volumes", len(volumes), "name"), _free(spec), prefix)
     hostname = text(spec, "hostname")
-    origin = f"{prefix}.hostname" if hostname else "metadata.name"
+    told = f"{prefix}.hostname" if hostname else "metadata.name"
     hostname = hostname or text(vmi, "metadata", "name") or UNNAMED
-    for index in seeds:
-        seed = ("spec", "volumes", index, "cloud_init_no_cloud")
-        walked.put((*seed, "hostname"), hostname, origin)
-        for number, (key, origin) in enumerate(keys):
-            walked.put((*seed, "ssh_keys", number), key, origin)
-
-
-def _seed_secret(walked: Walked, spec: Object, need: Need, texts: dict[str, str]) -> None:
-    """What a Secret says, in each of the seeds that name it."""
-    for index, volume in enumerate(items(spec, "volumes")):
-        for ref in ("secretRef", "networkDataSecretRef"):
-            if text(volume, "cloudInitNoCloud", ref, "name") == need.name:
-                at = ("spec", "volumes", index, "cloud_init_no_cloud")
-                for ours, value in cloud_init(volume, ref, texts).items():
-                    walked.put((*at, ours), value, need.field)
+    for index, seed in seeds:
+        place = ("spec", "volumes", index, SEEDS[seed])
+        walked.put((*place, "hostname"), hostname, told)
+        for number, (key, origin) in enumerate(keys.get(seed, ())):
+            walked.put((*place, "ssh_keys", number), key, origin)
 
 
 def _free(spec: Object) -> str:

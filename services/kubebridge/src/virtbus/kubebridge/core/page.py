@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from virtbus.kubebridge.core.defaults import SPEC_DEFAULTS
 from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
-from virtbus.kubebridge.core.rules import SPEC_RULES, VM_RULES, VMI_RULES, Rule
+from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI_RULES, Rule
 
 
 def page() -> str:
@@ -19,6 +19,11 @@ def page() -> str:
             " `false`, an empty list and an empty string ask for nothing, and pass. What lies"
             " beneath an ignored or refused field shares its fate; a field that is not here is not"
             " KubeVirt's, and is refused.",
+            "",
+            "*Of virtbus* is the field that it becomes in a VM of virtbus (models.md); what has no"
+            " such field acts as told under *How*. What a VM's status says, and its verbs:"
+            " kubevirt-states.md. Where VMs run, and how Services find them:"
+            " ../explanation/kubernetes-placement.md.",
             "",
             "## VirtualMachineInstance, `spec`",
             "",
@@ -49,7 +54,7 @@ def page() -> str:
                 ("Field", "Reason", "Message", "CEL"),
                 [
                     *(_rule(rule, "spec.") for rule in VM_RULES),
-                    *(_rule(rule, "") for rule in SPEC_RULES),
+                    *(_rule(rule, "") for rule in (*CROWD_RULES, *SPEC_RULES)),
                     *(_rule(rule, "") for rule in VMI_RULES),
                 ],
             ),
@@ -66,7 +71,7 @@ def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
     for title, verdicts, heads in (
         ("Mapped", {Verdict.MAPPED}, ("Field", "Of virtbus", "Taken", "How")),
         ("Ignored safely", {Verdict.IGNORED}, ("Field", "Why that is safe")),
-        ("Refused", {Verdict.REFUSED, Verdict.LATER}, ("Field", "Why", "Instead")),
+        ("Refused", {Verdict.REFUSED}, ("Field", "Why", "Instead")),
     ):
         told = [row for row in rows if row.verdict in verdicts and says(row)]
         if told:
@@ -86,8 +91,7 @@ def _cells(row: Field) -> tuple[str, ...]:
         return f"`{row.path}`", f"`{row.to}`" if row.to else "", taken, row.why
     if row.verdict is Verdict.IGNORED:
         return f"`{row.path}`", row.why
-    not_yet = "not yet: " if row.verdict is Verdict.LATER else ""
-    return f"`{row.path}`", f"{not_yet}{row.why}", row.instead
+    return f"`{row.path}`", row.why, row.instead
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -68,3 +68,10 @@ EVENTS: Mapping[Phase, tuple[str, str]] = {
     P.FAILED: ("Stopped", "The VirtualMachineInstance crashed."),
 }
 """What is told when a phase begins."""
+
+ENDS: Mapping[str, str] = {
+    "panicked": "The VirtualMachineInstance's guest panicked.",
+    "watchdog": "The VirtualMachineInstance was powered off by its watchdog.",
+    "ended": "The VirtualMachineInstance was ended by somebody on its node.",
+}
+"""How a guest failed, where it did not crash."""

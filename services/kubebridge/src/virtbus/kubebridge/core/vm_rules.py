@@ -22,7 +22,8 @@ from virtbus.kubebridge.core.metadata import (
     VM_LABEL,
     VMI_KIND,
 )
-from virtbus.kubebridge.core.plain import Object, at, number, part, text
+from virtbus.kubebridge.core.moments import find
+from virtbus.kubebridge.core.plain import Object, at, items, number, part, text
 from virtbus.kubebridge.core.run_strategies import (
     Do,
     Has,
@@ -34,6 +35,7 @@ from virtbus.kubebridge.core.run_strategies import (
     strategy_of,
 )
 from virtbus.kubebridge.core.vm_status import (
+    FAILURE,
     GENERATION,
     Pair,
     back_off_left_s,
@@ -46,6 +48,7 @@ ORPHAN = "orphan"
 """The API server's finalizer of `--cascade=orphan`: what the VM owns stays."""
 
 
+AT_ONCE_S = 0.01
 REFUSED_S = 10.0
 """After a VMI was refused (a quota, a webhook that is away): nobody says when that is over."""
 
@@ -89,7 +92,7 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
         case Do.RERUN:
             return _stop(Pair(vm, vmi, stops=True), [*requests, {"action": "Start"}], now)
         case Do.RUN_ALWAYS:
-            return [_run_always(vm)]
+            return [_run_always(vm), LookAgain(AT_ONCE_S)]  # it is another VM from then on
         case _:
             acted = vmi is not None or strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
             return _told(Pair(vm, vmi), requests, now, observed=str(strategy) if acted else "")
@@ -112,6 +115,9 @@ def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> li
     create: list[Action] = [CreateVmi(vmi)]
     if failed:
         told = _told(Pair(vm, None, starts=True), requests, now, failed=failed)
+        if text(find(items(vm, "status", "conditions"), FAILURE), "message") != failed:
+            message = f"Error creating virtual machine instance: {failed}"
+            told.append(Tell("FailedCreate", message, warning=True))
         return [*told, *create, LookAgain(REFUSED_S)]
     name = text(vm, "metadata", "name")
     message = f"Started the virtual machine by creating the new virtual machine instance {name}"

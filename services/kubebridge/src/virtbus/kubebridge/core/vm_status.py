@@ -126,7 +126,7 @@ def status(
         "ready": vmi is not None and holds(vmi, READY),
         "printableStatus": printable(pair),
         "conditions": merged(_conditions(pair, failed), items(before, "conditions"), at_),
-        "observedGeneration": number(vm, "metadata", "generation"),
+        "observedGeneration": _observed(vm, vmi),
         "desiredGeneration": number(vm, "metadata", "generation"),
     }
     if acted_on := observed or text(before, "runStrategy"):
@@ -208,6 +208,14 @@ def restart_required(vm: Object, vmi: Object) -> bool:
     if has_of(vmi) is not Has.ALIVE or made_of == str(number(vm, "metadata", "generation")):
         return False
     return changed(_lasting(defaulted_template(vm)), _lasting(vmi), VMI)
+
+
+def _observed(vm: Object, vmi: Object | None) -> int:
+    """The generation that runs: the VM's own, but for a VMI that a restart would change."""
+    made_of = text(vmi, "metadata", "annotations", GENERATION)
+    if vmi is not None and made_of.isdecimal() and restart_required(vm, vmi):
+        return int(made_of)
+    return number(vm, "metadata", "generation")
 
 
 def _lasting(vmi: Object) -> Object:

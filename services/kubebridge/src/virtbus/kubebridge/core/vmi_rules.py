@@ -18,7 +18,7 @@ from virtbus.kubebridge.core.mapping import CLUSTER, translate
 from virtbus.kubebridge.core.metadata import NODE_LABEL, VMI_FINALIZER
 from virtbus.kubebridge.core.moments import find, moment, stamp
 from virtbus.kubebridge.core.needs import Given
-from virtbus.kubebridge.core.phases import EVENTS, FINAL, Phase
+from virtbus.kubebridge.core.phases import ENDS, EVENTS, FINAL, Phase
 from virtbus.kubebridge.core.plain import Object, at, number, part, text
 from virtbus.kubebridge.core.rules import between_fields
 from virtbus.kubebridge.core.vmi_status import (
@@ -30,6 +30,7 @@ from virtbus.kubebridge.core.vmi_status import (
     status,
 )
 from virtbus.schemas.errors import Code
+from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.vm import VmView
 
 RETRY_S = (10.0, 300.0)
@@ -75,7 +76,7 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
     plan.then(LookAgain(RETRY_S[0 if translated.waits and not broken else 1]))
     causes = (*broken, *translated.causes)
     waits = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
-    return Seen(waits=waits[:1024], guest=seen.guest)
+    return Seen(waits=waits[:1024])
 
 
 def _retry(vmi: Object, view: VmView | None, now: datetime, plan: Plan) -> str:
@@ -126,13 +127,15 @@ def _tell(vmi: Object, seen: Seen, now: datetime, retried: str, plan: Plan) -> N
         patch["metadata"] = {"labels": {NODE_LABEL: node}}
     if patch:
         plan.then(WriteVmi(patch))
-    _events(vmi, said, plan)
+    _events(vmi, said, seen.view.last_end if seen.view else None, plan)
 
 
-def _events(vmi: Object, said: Object, plan: Plan) -> None:
+def _events(vmi: Object, said: Object, end: GuestEnd | None, plan: Plan) -> None:
     after = Phase(text(said, "phase"))
     if after is not phase(vmi) and after in EVENTS:
         reason, message = EVENTS[after]
+        if after is Phase.FAILED and end is not None:
+            message = ENDS.get(end.how, message)
         plan.then(Tell(reason, message, warning=after is Phase.FAILED))
     trouble = find(said.get("conditions", ()), SYNCHRONIZED)
     known = find(conditions(vmi), SYNCHRONIZED)

@@ -11,18 +11,25 @@ from virtbus.kubebridge.core.plain import Object, items, part, text
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmView
 
 READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
 SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
 ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
+TERMINATING = "PodTerminating"
+"""Why a guest that still runs is not ready: it is about to end."""
 NO_MIGRATION = "virtbus has no live migration yet"
 OF_IMAGES = (
     *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
-    *("ambiguous_format", "address_refused", "redirect_", "url_"),
+    *("ambiguous_format", "address_refused", "redirect_", "url_", "content_encoding"),
+    *("too_many_redirects", "truncated", "unknown_feature", "unlisted_format"),
+    *("virtual_size_", "wrong_architecture", "file_not_allowed"),
+    *("backing_file", "data_file", "bitmaps", "encrypted", "internal_snapshots"),
+    *("dirty", "corrupt"),
 )
-"""How the reasons of imaged begin: docs/reference/errors.md."""
+"""How those of imaged's reasons begin that an image is to blame for: docs/reference/errors.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class Seen:
 
     `gone` is certain, and for good: a watch told its end, `vm.delete` answered 404, or `vm.create`
     410. `refused` is the last answer of `vm.create`, `waits` why it was not asked; `guest` is what
-    the guest's agent told.
+    the guest's agent told, or that nobody has `asked` it yet: then what is written stays.
     """
 
     view: VmView | None = None
@@ -39,6 +46,7 @@ class Seen:
     refused: ErrorBody | None = None
     waits: str = ""
     guest: GuestInfo | None = None
+    asked: bool = True
 
 
 def phase(vmi: Object) -> Phase:
@@ -51,26 +59,31 @@ def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[st
     """The whole status. `retried`: when an image that failed for good was last tried again."""
     before, at = part(vmi, "status"), stamp(now)
     after = phase_of(phase(vmi), seen.view, gone=seen.gone)
+    ends = bool(text(vmi, "metadata", "deletionTimestamp"))
     kept = {key: value for key, value in before.items() if key not in _OURS}
     said: dict[str, Any] = {
         **kept,
         "phase": str(after),
         "phaseTransitionTimestamps": _transitions(before, after, at),
-        "conditions": merged(_conditions(after, seen, retried), items(before, "conditions"), at),
+        "conditions": merged(
+            _conditions(after, seen, retried, ends=ends, agent=holds(vmi, AGENT)),
+            items(before, "conditions"),
+            at,
+        ),
     }
     view = seen.view
     if view is None:
         return said | {key: before[key] for key in _OF_VIEW if key in before}
     if view.node != UNPLACED:
         said["nodeName"] = view.node
-    said["interfaces"] = [_interface(one, seen.guest) for one in view.interfaces]
+    said["interfaces"] = [_interface(one, seen, before) for one in view.interfaces]
     said["memory"] = dict.fromkeys(
         ("guestAtBoot", "guestCurrent", "guestRequested"), str(view.spec.domain.memory.guest)
     )
     said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
         include={"sockets", "cores", "threads"}
     )
-    said["guestOSInfo"] = guest_os(seen.guest)
+    said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else part(before, "guestOSInfo")
     return said
 
 
@@ -87,11 +100,13 @@ def _transitions(before: Object, after: Phase, now: str) -> list[Any]:
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(after: Phase, seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
+def _conditions(
+    after: Phase, seen: Seen, retried: str, *, ends: bool, agent: bool
+) -> Iterator[dict[str, Any]]:
     view = seen.view
     runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
-    why = "" if runs else "GuestNotRunning"
-    yield condition(READY, on=runs, reason=why, message="" if runs else _why(view))
+    reason, message = ("", "") if runs and not ends else _not_ready(view, runs=runs)
+    yield condition(READY, on=runs and not ends, reason=reason, message=message)
     yield condition(
         LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION
     )
@@ -100,13 +115,19 @@ def _conditions(after: Phase, seen: Seen, retried: str) -> Iterator[dict[str, An
     if view is not None and view.state is VmState.PAUSED:
         said = next((one for one in view.conditions if one.type == PAUSED), None)
         reason = (said.reason if said else "") or "PausedByUser"
-        yield condition(PAUSED, on=True, reason=reason, message=said.message if said else "")
-    if runs and seen.guest is not None:
+        message = (said.message if said else "") or "VMI was paused by user"
+        yield condition(PAUSED, on=True, reason=reason, message=message)
+    if runs and (seen.guest is not None if seen.asked else agent):
         yield condition(AGENT, on=True)
 
 
-def _why(view: VmView | None) -> str:
-    return "" if view is None else view.message
+def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
+    """The reason, by KubeVirt's words, and the message."""
+    if runs:
+        return TERMINATING, "the guest is shut down"
+    if view is None or view.node == UNPLACED:
+        return "PodNotExists", (view.message if view else "") or "it has no node yet"
+    return "GuestNotRunning", view.message or "Guest VM is not reported as running"
 
 
 def _troubles(seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
@@ -137,11 +158,14 @@ def given_up(view: VmView) -> bool:
 
 
 # --- what the guest has ------------------------------------------------------------------------
-def _interface(one: Any, guest: GuestInfo | None) -> dict[str, Any]:
+def _interface(one: InterfaceStatus, seen: Seen, before: Object) -> dict[str, Any]:
+    guest = seen.guest
+    told = next((nic for nic in items(before, "interfaces") if nic.get("mac") == one.mac), {})
+    if not seen.asked and "interfaceName" in told:
+        return dict(told)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
-    addresses = [text_.partition("/")[0] for text_ in (inside or one).addresses] or [
-        text_.partition("/")[0] for text_ in one.addresses
-    ]
+    known = [*one.addresses, *(inside.addresses if inside else ())]  # ours first: it is certain
+    addresses = list(dict.fromkeys(text_.partition("/")[0] for text_ in known))
     said: dict[str, Any] = {
         "name": one.name,
         "mac": one.mac,

@@ -30,10 +30,14 @@ _SHAPES: dict[Kind, tuple[type, ...]] = {
 
 @dataclass(slots=True)
 class Walked:
-    """`ours` is a VmCreate as plain values; `origin` tells where each of its fields came from."""
+    """`ours` is a VmCreate as plain values; `origin` tells where each of its fields came from.
+
+    `beside` is what acts in another way than by one of our fields, such as the name of a Secret.
+    """
 
     causes: list[Cause] = field(default_factory=list)
     ours: dict[str, Any] = field(default_factory=dict)
+    beside: dict[str, Any] = field(default_factory=dict)
     origin: dict[Path, str] = field(default_factory=dict)
 
     def put(self, path: Path, value: Any, origin: str) -> None:
@@ -63,7 +67,10 @@ def walk(value: Any, table: Table, prefix: str) -> Walked:
         else:
             steps.append(one)
     for _, path, ours, origin in sorted(steps, key=lambda step: step[0]):
-        walked.put(path, ours, origin)
+        if path:
+            walked.put(path, ours, origin)
+        else:
+            walked.beside[origin] = ours
     return walked
 
 
@@ -139,7 +146,7 @@ def _leaf(
     except ValueError as error:
         yield Cause(path, str(error))
         return
-    if row.to and ours is not None:
+    if ours is not None:
         yield table.place(row), _ours(row.to, indices), ours, path
 
 
@@ -158,10 +165,10 @@ def _unknown(pattern: str, path: str, table: Table) -> Cause:
 
 # --- paths of ours -----------------------------------------------------------------------------
 def _ours(to: str, indices: tuple[int, ...]) -> Path:
-    """`spec.volumes[].name` with the indices in their places."""
+    """`spec.volumes[].name` with the indices in their places; nothing for what is beside."""
     numbers = iter(indices)
     path: list[str | int] = []
-    for part in to.split("."):
+    for part in filter(None, to.split(".")):
         path.append(part.removesuffix("[]"))
         if part.endswith("[]"):
             path.append(next(numbers))
@@ -197,4 +204,5 @@ def _put(root: dict[str, Any], path: Path, value: Any) -> None:
 
 def changed(one: Any, other: Any, table: Table) -> bool:
     """True where two specs make different guests: what is ignored makes none."""
-    return walk(one, table, "").ours != walk(other, table, "").ours
+    first, second = walk(one, table, ""), walk(other, table, "")
+    return (first.ours, first.beside) != (second.ours, second.beside)

@@ -19,6 +19,41 @@ def virtbus_labels(value: dict[str, str]) -> dict[str, str]:
 NAMES = "names are given by who asks for addresses; virtbus serves no DNS"
 PROBES = "guests are not probed"
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+TERMS = f"affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[]"
+OTHERS = "placement knows nodes, and not what runs there"
+AFFINITY = (
+    below("affinity"),
+    below("affinity.nodeAffinity"),
+    below(f"affinity.nodeAffinity.{REQUIRED}", "the same as nodeSelector"),
+    below(TERMS),
+    below(f"{TERMS}.matchExpressions[]"),
+    mapped(f"{TERMS}.matchExpressions[].key", Kind.TEXT, "", "a label of virtbus nodes"),
+    mapped(
+        f"{TERMS}.matchExpressions[].operator",
+        Kind.TEXT,
+        values=("In",),
+        instead="write In with one value, or label the nodes and use nodeSelector",
+    ),
+    mapped(f"{TERMS}.matchExpressions[].values", Kind.ANY, "", "one value"),
+    refused(
+        f"{TERMS}.matchFields[]",
+        "nodes are chosen by their labels",
+        "give the nodes a label, and use nodeSelector",
+    ),
+    ignored(f"affinity.nodeAffinity.{PREFERRED}[]", "a wish; the emptiest node is taken"),
+    *(
+        row
+        for other in ("podAffinity", "podAntiAffinity")
+        for row in (
+            below(f"affinity.{other}"),
+            refused(f"affinity.{other}.{REQUIRED}[]", OTHERS, "use nodeSelector"),
+            ignored(f"affinity.{other}.{PREFERRED}[]", "a wish; the emptiest node is taken"),
+        )
+    ),
+)
+
 PLACEMENT = (
     mapped("architecture", Kind.TEXT, "", "the nodes'", values=("amd64",), instead="write amd64"),
     mapped(
@@ -30,11 +65,11 @@ PLACEMENT = (
         + " hold for each of them",
         make=virtbus_labels,
     ),
-    refused("affinity", "placement knows labels of nodes only", "use nodeSelector"),
+    *AFFINITY,
     refused(
         "topologySpreadConstraints[]",
         "placement prefers the emptiest node, whatever runs there",
-        "use nodeSelector",
+        "use nodeSelector; several nodes fill evenly by themselves",
     ),
     ignored("tolerations[]", "they only permit; nodes of virtbus have no taints"),
     mapped(

@@ -1,4 +1,4 @@
-"""A row of the table of fields, and the four verdicts."""
+"""A row of the table of fields, and the three verdicts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ class Verdict(StrEnum):
     MAPPED = "mapped"
     IGNORED = "ignored"
     REFUSED = "refused"
-    LATER = "not yet"
-    """Refused until the VM's spec has it: then the row becomes a mapped one."""
 
 
 class Kind(StrEnum):
@@ -85,8 +83,3 @@ def ignored(path: str, why: str) -> Field:
 def refused(path: str, why: str, instead: str) -> Field:
     """A field, with all beneath, that virtbus does not do."""
     return Field(path, Verdict.REFUSED, why, instead=instead)
-
-
-def later(path: str, why: str, instead: str) -> Field:
-    """A field, with all beneath, that the VM's spec is about to have."""
-    return Field(path, Verdict.LATER, why, instead=instead)

@@ -1,52 +1,57 @@
 """The contents of disks, the networks of NICs, and keys: `spec.volumes` and its like."""
 
-import base64
-import binascii
-
-from virtbus.kubebridge.core.fields.row import Field, Kind, below, later, mapped, refused
+from virtbus.kubebridge.core.fields.row import Field, Kind, below, mapped, refused
 from virtbus.kubebridge.core.quantity import whole
 
 VOLUMES, NETWORKS, KEYS = "volumes[]", "networks[]", "accessCredentials[].sshPublicKey"
 TO, TO_NETWORK = "spec.volumes[]", "spec.networks[]"
 CLAIMS = "claims of storage are not there yet"
 CONTAINER = "use a containerDisk, or an emptyDisk for data that may go with the VM"
+WAITS = "read at the VMI's start, which waits for it"
+BOUNDS = "128 keys of up to 64 characters, 512 KiB in all"
 AGENT = "nothing is written into a running guest by its agent"
-
-
-def plain_text(value: str) -> str:
-    """The text that Base64 stands for.
-
-    Raises:
-        ValueError: it is no Base64, or of no text.
-    """
-    try:
-        return base64.b64decode(value, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        msg = "must be the Base64 of a text in UTF-8"
-        raise ValueError(msg) from None
 
 
 def _pod(_: object) -> str:
     return "default"
 
 
-def _seed() -> tuple[Field, ...]:
-    """NoCloud, inline or from Secrets."""
-    here, to = f"{VOLUMES}.cloudInitNoCloud", f"{TO}.cloud_init_no_cloud"
-    rows = [below(here, "a seed with cloud-init's data")]
-    for name, ours in (("userData", "user_data"), ("networkData", "network_data")):
-        at = f"{to}.{ours}"
+def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
+    """One kind of seed, inline or from Secrets."""
+    here, to = f"{VOLUMES}.{kind}", f"{TO}.{ours}"
+    rows = [below(here, how, to=to)]
+    for name, our_name in (("userData", "user_data"), ("networkData", "network_data")):
         rows += [
-            mapped(f"{here}.{name}", Kind.TEXT, at),
-            mapped(f"{here}.{name}Base64", Kind.TEXT, at, make=plain_text),
+            mapped(f"{here}.{name}", Kind.TEXT, f"{to}.{our_name}"),
+            mapped(
+                f"{here}.{name}Base64", Kind.TEXT, f"{to}.{our_name}_base64", "text, or gzip of it"
+            ),
         ]
     for name, keys in (
         ("secretRef", "`userdata` or `userData` (and `networkdata`, `networkData`)"),
         ("networkDataSecretRef", "`networkdata` or `networkData`"),
     ):
         rows.append(below(f"{here}.{name}", f"the Secret's key {keys}, read at the VMI's start"))
-        rows.append(mapped(f"{here}.{name}.name", Kind.TEXT))
+        rows.append(mapped(f"{here}.{name}.name", Kind.TEXT, "", WAITS))
     return tuple(rows)
+
+
+def _files(kind: str, name: str) -> tuple[Field, ...]:
+    """An object's keys as files on an ISO."""
+    here = f"{VOLUMES}.{kind}"
+    return (
+        below(here, "a read-only ISO with a file for each key", to=f"{TO}.files"),
+        mapped(f"{here}.{name}", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
+        mapped(f"{here}.optional", Kind.FLAG, "", "true: without it the disk is empty"),
+        mapped(
+            f"{here}.volumeLabel",
+            Kind.TEXT,
+            f"{TO}.files.volume_label",
+            "without it `cfgdata`",
+            pattern=r"[A-Za-z0-9_-]{1,16}",
+            instead="write 1-16 characters of A-Z, a-z, 0-9, '_' and '-'",
+        ),
+    )
 
 
 CONTENTS = (
@@ -62,25 +67,33 @@ CONTENTS = (
         values=("Always", "IfNotPresent", "Never"),
         instead="write Always, IfNotPresent or Never",
     ),
-    later(
+    mapped(
         f"{VOLUMES}.containerDisk.imagePullSecret",
-        "a VM brings no login to a registry",
-        "put the login into the nodes' registry-auth.json (docs/howto/container-disks.md)",
+        Kind.TEXT,
+        "",
+        "the login for the image's registry, out of a Secret of the type"
+        f" kubernetes.io/dockerconfigjson; {WAITS}",
     ),
     below(f"{VOLUMES}.emptyDisk"),
     mapped(f"{VOLUMES}.emptyDisk.capacity", Kind.QUANTITY, f"{TO}.empty_disk.capacity", make=whole),
-    *_seed(),
-    later(f"{VOLUMES}.cloudInitConfigDrive", "there is no config drive", "use cloudInitNoCloud"),
-    later(
-        f"{VOLUMES}.configMap",
-        "a ConfigMap is not made a disk",
-        "write the files by cloud-init (`write_files:`)",
+    *_seed("cloudInitNoCloud", "cloud_init_no_cloud", "a seed of the label `cidata`"),
+    *_seed(
+        "cloudInitConfigDrive",
+        "cloud_init_config_drive",
+        "a seed of the label `config-2`; its network data is OpenStack's network_data.json",
     ),
-    later(
-        f"{VOLUMES}.secret",
-        "a Secret is not made a disk",
-        "write the files by cloud-init (`write_files:`), from cloudInitNoCloud.secretRef",
+    *_files("configMap", "name"),
+    *_files("secret", "secretName"),
+    below(
+        f"{VOLUMES}.sysprep",
+        "an ISO of the label `unattendCD`, with `autounattend.xml` or `unattend.xml` among its"
+        " files; attach it as a cdrom",
+        to=f"{TO}.files",
     ),
+    below(f"{VOLUMES}.sysprep.configMap"),
+    mapped(f"{VOLUMES}.sysprep.configMap.name", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
+    below(f"{VOLUMES}.sysprep.secret"),
+    mapped(f"{VOLUMES}.sysprep.secret.name", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
     *(
         refused(f"{VOLUMES}.{name}", CLAIMS, CONTAINER)
         for name in ("persistentVolumeClaim", "dataVolume", "ephemeral", "memoryDump")
@@ -90,14 +103,13 @@ CONTENTS = (
     refused(
         f"{VOLUMES}.downwardAPI",
         "a VM's own fields are not made a disk",
-        "write what the guest needs into cloud-init's user data",
+        "write what the guest needs into cloud-init's user data, or a ConfigMap",
     ),
     refused(
         f"{VOLUMES}.serviceAccount",
         "a VM has no identity in the cluster",
-        "bring a token in a Secret, by cloudInitNoCloud.secretRef",
+        "bring a token in a Secret, as a secret volume",
     ),
-    refused(f"{VOLUMES}.sysprep", "Windows' answer files are not made a disk", "leave it out"),
     refused(f"{VOLUMES}.downwardMetrics", "the host's metrics stay on the host", "leave it out"),
     refused("utilityVolumes[]", CLAIMS, CONTAINER),
 )
@@ -147,7 +159,7 @@ CREDENTIALS = (
     ),
     below(f"{KEYS}.propagationMethod"),
     below(f"{KEYS}.propagationMethod.noCloud"),
-    later(f"{KEYS}.propagationMethod.configDrive", "there is no config drive", "write noCloud: {}"),
+    below(f"{KEYS}.propagationMethod.configDrive"),
     refused(f"{KEYS}.propagationMethod.qemuGuestAgent", AGENT, "write noCloud: {}"),
     refused("accessCredentials[].userPassword", AGENT, "set passwords by cloud-init"),
 )

@@ -1,0 +1,228 @@
+"""Services select VMs: the slices follow the guests, each written once for a real change."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from virtbus.kubebridge.core.endpoint_slices import (
+    MANAGED_BY,
+    MAX_ENDPOINTS,
+    CreateSlice,
+    DeleteSlice,
+    ReplaceSlice,
+    Warn,
+    reconcile,
+)
+from virtbus.kubebridge.core.service_members import Member, member
+from virtbus.schemas.network import InterfaceStatus
+
+Json = dict[str, Any]
+
+
+def service(**spec: Any) -> Json:
+    base = {
+        "clusterIP": "10.96.0.7",
+        "ipFamilies": ["IPv4"],
+        "selector": {"app": "web"},
+        "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+    }
+    meta = {"name": "web", "namespace": "default", "uid": "service-1"}
+    return {"metadata": meta, "spec": base | spec}
+
+
+def vmi(name: str = "a", *, ready: bool = True, phase: str = "Running", **meta: Any) -> Json:
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    own = {"name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {"app": "web"}}
+    status = {"phase": phase, "nodeName": "n1", "conditions": [condition]}
+    return {"metadata": own | meta, "status": status}
+
+
+def nic(*addresses: str, network: str = "default") -> InterfaceStatus:
+    return InterfaceStatus(name="n", network=network, mac="02:00:00:00:00:01", addresses=addresses)
+
+
+def guest(number: int = 1, **more: Any) -> Member:
+    found = member(
+        vmi(f"vm-{number}", **more), [nic(f"10.1.{number // 250}.{number % 250 + 1}/24")]
+    )
+    assert found is not None
+    return found
+
+
+def slices(*actions: Any) -> list[Json]:
+    return [one.slice for one in actions if isinstance(one, CreateSlice | ReplaceSlice)]
+
+
+def test_a_guest_is_an_endpoint_of_the_service_that_selects_it() -> None:
+    (one,) = slices(*reconcile(service(), [guest()], []))
+    assert one["metadata"]["labels"] == {
+        "kubernetes.io/service-name": "web",
+        MANAGED_BY: "kubebridge.virtbus.io",
+    }
+    (owner,) = one["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Service", "service-1")
+    assert (one["addressType"], one["ports"]) == (
+        "IPv4", [{"name": "http", "protocol": "TCP", "port": 8080}],
+    )  # fmt: skip
+    assert one["endpoints"] == [
+        {
+            "addresses": ["10.1.0.2"],
+            "conditions": {"ready": True, "serving": True, "terminating": False},
+            "nodeName": "n1",
+            "targetRef": {
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstance",
+                "namespace": "default",
+                "name": "vm-1",
+                "uid": "uid-vm-1",
+            },
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        {"vm.kubevirt.io/name": "vm-1"},
+        {"vmi.kubevirt.io/id": "vm-1"},
+        {"kubevirt.io/created-by": "uid-vm-1", "kubevirt.io": "virt-launcher"},
+        {"kubevirt.io": "virt-launcher", "app": "web", "vmi.kubevirt.io/id": "vm-1"},
+    ],
+)
+def test_a_selector_finds_a_guest_as_it_finds_kubevirts_pod(selector: Json) -> None:
+    (one,) = slices(*reconcile(service(selector=selector), [guest(1), guest(2)], []))
+    assert [end["targetRef"]["name"] for end in one["endpoints"]] == ["vm-1"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"selector": None}, {"selector": {}}, {"selector": {"app": "db"}}, {"type": "ExternalName"}],
+)
+def test_a_service_that_selects_no_guest_has_no_slice_and_loses_those_it_had(spec: Json) -> None:
+    assert reconcile(service(**spec), [guest()], []) == []
+    there = stored(slices(*reconcile(service(), [guest()], [])))
+    assert reconcile(service(**spec), [guest()], there) == [DeleteSlice("web-virtbus-ipv4-0", "u0")]
+
+
+def test_a_guest_counts_while_it_runs_and_is_ready_when_its_condition_says_so() -> None:
+    assert member(vmi(phase="Succeeded"), [nic("10.1.0.1/24")]) is None
+    assert member(vmi(), [nic()]) is None
+    assert reconcile(service(), [guest(phase="Scheduled")], []) == []
+    (paused,) = slices(*reconcile(service(), [guest(ready=False)], []))
+    assert paused["endpoints"][0]["conditions"]["ready"] is False
+    leaves = guest(deletionTimestamp="2026-11-22T12:00:00Z")
+    (going,) = slices(*reconcile(service(), [leaves], []))
+    assert going["endpoints"][0]["conditions"] == {
+        "ready": False, "serving": True, "terminating": True,
+    }  # fmt: skip
+
+
+def test_a_service_may_publish_what_is_not_ready() -> None:
+    early = service(publishNotReadyAddresses=True)
+    (one,) = slices(*reconcile(early, [guest(ready=False, phase="Scheduled")], []))
+    assert one["endpoints"][0]["conditions"]["ready"] is True
+    assert one["endpoints"][0]["conditions"]["serving"] is False
+
+
+def test_a_headless_service_need_not_have_ports() -> None:
+    (one,) = slices(*reconcile(service(clusterIP="None", ports=None), [guest()], []))
+    assert one["metadata"]["labels"]["service.kubernetes.io/headless"] == ""
+    assert one["ports"] == []
+
+
+def test_a_port_by_name_is_said_to_have_none() -> None:
+    named = {"name": "https", "protocol": "TCP", "port": 443, "targetPort": "tls"}
+    both = service(ports=[*service()["spec"]["ports"], named])
+    first, warn = reconcile(both, [guest()], [])
+    assert isinstance(first, CreateSlice)
+    assert [port["name"] for port in first.slice["ports"]] == ["http"]
+    assert isinstance(warn, Warn)
+    assert "targetPort tls" in warn.message
+    assert "write a number" in warn.message
+    assert reconcile(service(ports=[named]), [guest()], []) == [warn]
+    assert reconcile(service(ports=[named]), [], []) == []
+
+
+def test_families_have_slices_of_their_own() -> None:
+    both = member(vmi(), [nic("10.1.0.1/24", "fe80::1/64", "fd00::1/64")])
+    assert both is not None
+    assert both.addresses == {"IPv4": "10.1.0.1", "IPv6": "fd00::1"}
+    made = slices(*reconcile(service(ipFamilies=["IPv6", "IPv4"]), [both, guest(2)], []))
+    assert [(one["addressType"], len(one["endpoints"])) for one in made] == [
+        ("IPv4", 2),
+        ("IPv6", 1),
+    ]
+
+
+def test_the_address_is_that_of_the_pod_network() -> None:
+    two = member(vmi(), [nic("10.9.0.1/24", network="lan"), nic("10.1.0.1/24")])
+    assert two is not None
+    assert two.addresses == {"IPv4": "10.1.0.1"}
+    other = member(vmi(), [nic(network="default"), nic("10.9.0.1/24", network="lan")])
+    assert other is not None
+    assert other.addresses == {"IPv4": "10.9.0.1"}
+
+
+def stored(made: list[Json]) -> list[Json]:
+    """As an API server shows them."""
+    whole = copy.deepcopy(made)
+    for number, one in enumerate(whole):
+        one["metadata"] |= {"uid": f"u{number}", "resourceVersion": str(number)}
+        one["ports"] = one["ports"] or None
+    return whole
+
+
+def test_nothing_is_written_where_nothing_changed() -> None:
+    many = [guest(number) for number in range(250)]
+    made = slices(*reconcile(service(), many, []))
+    assert [len(one["endpoints"]) for one in made] == [100, 100, 50]
+    assert reconcile(service(), reversed(many), stored(made)) == []
+    bare = service(clusterIP="None", ports=None)
+    assert reconcile(bare, many, stored(slices(*reconcile(bare, many, [])))) == []
+
+
+def test_a_guest_that_goes_or_comes_changes_one_slice() -> None:
+    many = [guest(number) for number in range(250)]
+    there = stored(slices(*reconcile(service(), many, [])))
+    gone = there[0]["endpoints"][3]["targetRef"]["uid"]
+    (less,) = reconcile(service(), [one for one in many if one.uid != gone], there)
+    assert isinstance(less, ReplaceSlice)
+    assert less.slice["metadata"]["resourceVersion"] == "0"
+    assert len(less.slice["endpoints"]) == 99
+    (more,) = reconcile(service(), [*many, guest(999)], there)
+    assert isinstance(more, ReplaceSlice)
+    assert len(more.slice["endpoints"]) == 51
+
+
+def test_the_slices_of_a_service_that_was_made_anew_are_its_own() -> None:
+    there = stored(slices(*reconcile(service(), [guest()], [])))
+    anew = service()
+    anew["metadata"]["uid"] = "service-2"
+    (one,) = reconcile(anew, [guest()], there)
+    assert isinstance(one, ReplaceSlice)
+    assert one.slice["metadata"]["ownerReferences"][0]["uid"] == "service-2"
+    anew["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
+    assert reconcile(anew, [], there) == []
+
+
+GUESTS = {number: guest(number) for number in range(240)}
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.sets(st.sampled_from(sorted(GUESTS))), min_size=1, max_size=4))
+def test_whatever_comes_and_goes_each_guest_is_in_one_slice(rounds: list[set[int]]) -> None:
+    there: dict[str, Json] = {}
+    for chosen in rounds:
+        members = [GUESTS[number] for number in chosen]
+        for action in reconcile(service(), members, there.values()):
+            if isinstance(action, DeleteSlice):
+                del there[action.name]
+            elif isinstance(action, CreateSlice | ReplaceSlice):
+                there[action.slice["metadata"]["name"]] = stored([action.slice])[0]
+        uids = [e["targetRef"]["uid"] for one in there.values() for e in one["endpoints"]]
+        assert sorted(uids) == sorted(one.uid for one in members)
+        assert all(0 < len(one["endpoints"]) <= MAX_ENDPOINTS for one in there.values())
+        assert reconcile(service(), members, there.values()) == []

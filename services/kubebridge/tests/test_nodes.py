@@ -1,0 +1,95 @@
+"""Kubernetes' Nodes bear KubeVirt's label and heartbeat while virtbus has a node of their name."""
+
+import copy
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE, Mark, marks
+from virtbus.schemas.node import NodeState, NodeView, NodeWish
+
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+def node(name: str = "n1", state: NodeState = NodeState.READY, **wish: Any) -> NodeView:
+    return NodeView(
+        node=name, hostname=name, instance="i", state=state, cpus=4, memory_bytes=1,
+        wish=NodeWish(node=name, **wish) if wish else None,
+    )  # fmt: skip
+
+
+def after(there: dict[str, Any], written: list[Mark]) -> dict[str, Any]:
+    """The Nodes that bear the mark, after the patches."""
+    found = copy.deepcopy(there)
+    for name, patch in written:
+        meta = found.setdefault(name, {"metadata": {"labels": {}, "annotations": {}}})["metadata"]
+        for part, values in patch["metadata"].items():
+            meta[part] = {k: v for k, v in (meta[part] | values).items() if v is not None}
+        if OURS not in meta["labels"]:
+            del found[name]
+    return found
+
+
+def label(there: dict[str, Any], name: str = "n1") -> str:
+    return str(there[name]["metadata"]["labels"][SCHEDULABLE])
+
+
+def test_a_node_is_marked_once_and_then_beats_once_a_minute() -> None:
+    there = after({}, marks([node()], {}, (), NOW))
+    assert label(there) == "true"
+    assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:00Z"
+    writes = 0
+    for seconds in range(0, 600, 10):
+        written = marks([node()], there, (), NOW + timedelta(seconds=seconds))
+        writes += len(written)
+        there = after(there, written)
+    assert writes == 9
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        node(cordoned=True),
+        node(state=NodeState.DRAINING),
+        node(state=NodeState.DOWN),
+        node(state=NodeState.RECOVERING),
+    ],
+)
+def test_a_node_that_takes_no_vm_says_so_at_once_and_only_once(view: NodeView) -> None:
+    there = after({}, marks([node()], {}, (), NOW))
+    (one,) = written = marks([view], there, (), NOW + timedelta(seconds=10))
+    there = after(there, written)
+    assert label(there) == "false"
+    assert marks([view], there, (), NOW + timedelta(seconds=20)) == []
+    assert one.node == "n1"
+
+
+def test_a_silent_node_does_not_beat() -> None:
+    there = after({}, marks([node()], {}, (), NOW))
+    silent = [node(state=NodeState.DOWN)]
+    there = after(there, marks(silent, there, (), NOW + timedelta(minutes=2)))
+    assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:00Z"
+    assert marks(silent, there, (), NOW + timedelta(hours=2)) == []
+
+
+def test_a_forgotten_node_leaves_nothing_and_a_list_that_lacks_one_is_not_believed_at_once() -> (
+    None
+):
+    there = after({}, marks([node("old")], {}, (), NOW))
+    renamed = [node("new")]
+    there = after(there, marks(renamed, there, (), NOW + timedelta(minutes=1)))
+    assert set(there) == {"old", "new"}
+    there = after(there, marks(renamed, there, (), NOW + timedelta(minutes=6)))
+    assert set(there) == {"new"}
+
+
+def test_a_node_that_kubernetes_does_not_have_is_let_be() -> None:
+    assert marks([node()], {}, {"n1"}, NOW) == []
+
+
+def test_what_somebody_took_off_a_node_comes_back() -> None:
+    there = after({}, marks([node()], {}, (), NOW))
+    del there["n1"]["metadata"]["annotations"][HEARTBEAT]
+    there = after(there, marks([node()], there, (), NOW + timedelta(seconds=10)))
+    assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:10Z"
