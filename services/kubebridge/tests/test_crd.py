@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from virtbus.kubebridge.core import cel
 from virtbus.kubebridge.core.crd import definitions
 from virtbus.kubebridge.core.crd_schema import structural
 from virtbus.kubebridge.core.kubevirt.part import Part, Quantity, must, said
 from virtbus.kubebridge.core.kubevirt.pods import WHOLE
+from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI_RULES
 
 HERE = Path(__file__).parent
 SPEC = (HERE / "kubevirt_fields.txt").read_text().split()
@@ -68,6 +70,17 @@ def test_every_field_has_a_type_and_says_what_it_is(plural: str) -> None:
 @pytest.mark.parametrize("plural", DEFINITIONS)
 def test_a_definition_leaves_room_for_what_kubectl_adds(plural: str) -> None:
     assert len(json.dumps(DEFINITIONS[plural])) < MANIFEST_BYTES
+
+
+def test_each_rule_that_cel_can_hold_has_its_row() -> None:
+    rows = {(row.number, row.field) for row in (*cel.VM_ROWS, *cel.SPEC_ROWS)}
+    rules = {
+        (rule.number, rule.field)
+        for rule in (*VM_RULES, *CROWD_RULES, *SPEC_RULES, *VMI_RULES)
+        if rule.cel
+    }
+    assert rows | cel.BY_SCHEMA == rules
+    assert rows & cel.BY_SCHEMA == set()
 
 
 def test_only_a_machines_status_is_a_subresource() -> None:

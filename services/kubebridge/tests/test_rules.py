@@ -7,16 +7,44 @@ import pytest
 from services.kubebridge.tests.manifests import put, template, vm, vmi
 
 from virtbus.kubebridge.core.rules import (
+    CROWD_RULES,
     SPEC_RULES,
     VM_RULES,
     VMI_RULES,
     Rule,
     foreign_vmi_causes,
     vm_causes,
+    vmi_causes,
 )
 
 AT = "spec.template.spec."
 NIC = {"name": "default", "bridge": {}}
+
+
+def more(source: dict[str, Any]) -> dict[str, Any]:
+    """A volume more."""
+    return {"volumes.3": {"name": "more", **source}}
+
+
+def keys(ways: dict[str, Any]) -> dict[str, Any]:
+    """Keys, and how they reach the guest."""
+    source = {"secret": {"secretName": "a"}}
+    return {"accessCredentials": [{"sshPublicKey": {"source": source, "propagationMethod": ways}}]}
+
+
+TERMS = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+
+
+def nodes(*terms: list[tuple[str, list[str]]]) -> dict[str, Any]:
+    """Affinity to nodes."""
+    made = [
+        {"matchExpressions": [{"key": k, "operator": "In", "values": v} for k, v in term]}
+        for term in terms
+    ]
+    _, kind, required, _ = TERMS.split(".")
+    return {"affinity": {kind: {required: {"nodeSelectorTerms": made}}}}
+
+
 BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
     (17, "domain.memory.guest"): ({"domain.resources": None}, "domain.memory.guest"),
     (20, "domain.resources.requests.memory"): (
@@ -72,6 +100,21 @@ BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
         {"volumes.2.cloudInitNoCloud.userData": "x" * 2049},
         "volumes[2].cloudInitNoCloud",
     ),
+    (64, "volumes[].cloudInitConfigDrive"): (
+        more({"cloudInitConfigDrive": {"userData": "a", "secretRef": {"name": "a"}}}),
+        "volumes[3].cloudInitConfigDrive",
+    ),
+    (65, "volumes[].cloudInitConfigDrive"): (
+        more({"cloudInitConfigDrive": {}}),
+        "volumes[3].cloudInitConfigDrive",
+    ),
+    (66, "volumes[].cloudInitConfigDrive"): (
+        more({"cloudInitConfigDrive": {"userDataBase64": "a" * 3000}}),
+        "volumes[3].cloudInitConfigDrive",
+    ),
+    (70, "volumes[].configMap.name"): (more({"configMap": {}}), "volumes[3].configMap.name"),
+    (70, "volumes[].secret.secretName"): (more({"secret": {}}), "volumes[3].secret.secretName"),
+    (70, "volumes[].sysprep"): (more({"sysprep": {"secret": {}}}), "volumes[3].sysprep"),
     (73, "networks[].name"): (
         {"networks.1": {"name": "lan", "multus": {"networkName": "lan"}}},
         "networks[1].name",
@@ -121,19 +164,21 @@ BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
         "networks[0]",
     ),
     (95, "accessCredentials[].sshPublicKey.propagationMethod"): (
-        {
-            "accessCredentials": [
-                {
-                    "sshPublicKey": {
-                        "source": {"secret": {"secretName": "a"}},
-                        "propagationMethod": {"noCloud": {}},
-                    }
-                }
-            ],
-            "volumes": [{"name": "containerdisk", "containerDisk": {"image": "a/b"}}],
-            "domain.devices.disks": None,
-        },
+        keys({"configDrive": {}}),
         "accessCredentials[0].sshPublicKey.propagationMethod",
+    ),
+    (95, "accessCredentials[].sshPublicKey"): (
+        keys({}),
+        "accessCredentials[0].sshPublicKey.propagationMethod",
+    ),
+    (0, TERMS): (nodes([("a", ["b"])], [("a", ["c"])]), TERMS),
+    (0, f"{TERMS}[].matchExpressions[].values"): (
+        nodes([("a", ["b"]), ("c", ["d", "e"])]),
+        f"{TERMS}[0].matchExpressions[1].values",
+    ),
+    (0, "nodeSelector"): (
+        {**nodes([("a", ["b"])]), "nodeSelector": {"a": "c"}},
+        f"{TERMS}[0].matchExpressions[0].values",
     ),
     (0, "volumes"): (
         {
@@ -177,6 +222,13 @@ def test_a_broken_rule_of_a_vm_is_told(rule: int, changes: dict[str, Any]) -> No
         "message": cause.message,
         "reason": str(expected.reason),
     }
+
+
+@pytest.mark.parametrize("rule", CROWD_RULES, ids=lambda rule: rule.field)
+def test_a_list_that_is_too_long_is_all_that_is_told(rule: Rule) -> None:
+    crowd = {rule.field: [{"name": "a"}] * 257}
+    assert [cause.field for cause in vm_causes(template(crowd))] == [AT + rule.field]
+    assert [cause.field for cause in vmi_causes(vmi(crowd))] == [f"spec.{rule.field}"]
 
 
 def test_a_reserved_label_is_the_bridges_only() -> None:

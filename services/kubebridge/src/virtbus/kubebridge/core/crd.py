@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from virtbus.kubebridge.core import cel
 from virtbus.kubebridge.core.crd_schema import Schema, structural
 from virtbus.kubebridge.core.fields.row import Field, Verdict
 from virtbus.kubebridge.core.fields.table import VM, VMI
@@ -36,6 +37,8 @@ class Resource(NamedTuple):
     rows: Mapping[str, Field]
     status: bool
     """Whether status is a subresource. A VMI's is not: clients of KubeVirt write it as a whole."""
+    held: Mapping[str, Schema] = {}
+    """Keywords for the schemas of paths: rules that API servers hold by themselves."""
 
 
 def _rows(prefix: str, rows: tuple[Field, ...]) -> dict[str, Field]:
@@ -54,6 +57,7 @@ RESOURCES = (
         VirtualMachine,
         _rows("spec", VM.rows) | _rows("spec.template.spec", VMI.rows),
         status=True,
+        held=cel.keywords(cel.VM_ROWS, "spec") | cel.of_spec("spec.template.spec"),
     ),
     Resource(
         "VirtualMachineInstance",
@@ -70,6 +74,7 @@ RESOURCES = (
         VirtualMachineInstance,
         _rows("spec", VMI.rows),
         status=False,
+        held=cel.of_spec("spec"),
     ),
     Resource(
         "KubeVirt",
@@ -90,6 +95,8 @@ def definitions() -> dict[str, Schema]:
 def definition(resource: Resource) -> Schema:
     """The object that `kubectl apply` takes."""
     schema = structural(resource.model, lambda path: _told(resource.rows.get(path)))
+    for path, keywords in resource.held.items():
+        _below(schema, path).update(keywords)
     named = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}
     schema["properties"] = {**named, "metadata": {"type": "object"}, **schema["properties"]}
     singular = resource.kind.lower()
@@ -121,6 +128,13 @@ def definition(resource: Resource) -> Schema:
     }
 
 
+def _below(schema: Schema, path: str) -> Schema:
+    """The schema of a path, `[]` for each item of a list."""
+    for name in path.replace("[]", ".[]").split("."):
+        schema = schema["items"] if name == "[]" else schema["properties"][name]
+    return schema
+
+
 def _told(row: Field | None) -> str:
     """What `kubectl explain` adds where virtbus does not do what KubeVirt does."""
     if row is None:
@@ -132,5 +146,3 @@ def _told(row: Field | None) -> str:
             return f"Ignored by virtbus: {row.why}."
         case Verdict.REFUSED:
             return f"Refused by virtbus: {row.why}; {row.instead}."
-        case Verdict.LATER:
-            return f"Not yet taken by virtbus: {row.why}; {row.instead}."

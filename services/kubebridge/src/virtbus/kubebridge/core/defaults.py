@@ -214,9 +214,16 @@ def _patch(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
         if before != after:
             yield {"op": "replace", "path": path, "value": after}
         return
+    for key in before.keys() - after.keys():
+        yield {"op": "remove", "path": f"{path}/{_pointed(key)}"}
     for key, value in after.items():
-        here = f"{path}/{str(key).replace('~', '~0').replace('/', '~1')}"
+        here = f"{path}/{_pointed(key)}"
         if key not in before:
             yield {"op": "add", "path": here, "value": value}
         else:
             yield from _patch(before[key], value, here)
+
+
+def _pointed(key: str) -> str:
+    """A name within a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -4,8 +4,26 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.causes import Cause
+from virtbus.schemas.errors import ErrorBody
 
 GROUP = "kubevirt.io"
+REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    409: "Conflict",
+    410: "Gone",
+    413: "RequestEntityTooLarge",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    501: "NotImplemented",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
+"""Kubernetes' word for each code (apimachinery, StatusReason)."""
 
 
 class Refusal(NamedTuple):
@@ -51,6 +69,26 @@ def not_found(kind: str, name: str) -> Refusal:
 def bad_request(why: str) -> Refusal:
     """400: the request says what makes no sense, or nothing that it could go on with."""
     return Refusal(400, "BadRequest", why)
+
+
+def unauthorized() -> Refusal:
+    """401: nobody whom we believe says who it is."""
+    return of_http(401, "Unauthorized")
+
+
+def unavailable(why: str) -> Refusal:
+    """503: the same may do later."""
+    return of_http(503, why)
+
+
+def of_http(code: int, why: str) -> Refusal:
+    """Where all that is known is a code."""
+    return Refusal(code, REASONS.get(code, "Unknown"), why)
+
+
+def of_bus(error: ErrorBody) -> Refusal:
+    """What the bus refused; its codes are HTTP's."""
+    return of_http(error.code, error.message)
 
 
 def not_implemented(what: str) -> Refusal:

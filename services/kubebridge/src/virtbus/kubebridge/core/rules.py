@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from virtbus.kubebridge.core import mapping
+from virtbus.kubebridge.core.affinity import TERMS
 from virtbus.kubebridge.core.causes import Cause, Reason
 from virtbus.kubebridge.core.defaults import of_vmi
+from virtbus.kubebridge.core.needs import SEEDS
 from virtbus.kubebridge.core.plain import Object, at, part
 from virtbus.kubebridge.core.rules_checks import (
     Found,
+    affinity_terms,
+    affinity_values,
     bindings,
     boot_orders,
     both_strategies,
+    contradictions,
     cpu_over_limit,
-    credentials_without_seed,
-    data_of_seed,
-    data_twice,
     device_types,
     guest_over_limit,
-    inline_size,
     interfaces_without_network,
     masquerade_off_pod,
     memory_over_limit,
@@ -40,8 +41,18 @@ from virtbus.kubebridge.core.rules_checks import (
     reserved_labels,
     reserved_mac,
     sources_of_volume,
+    too_many,
     virtio_cdrom,
     without_volume,
+)
+from virtbus.kubebridge.core.rules_contents import (
+    answers,
+    data_of_seed,
+    data_twice,
+    inline_size,
+    keys_without_seed,
+    unnamed,
+    ways_of_keys,
 )
 
 
@@ -56,6 +67,7 @@ class Rule(NamedTuple):
     cel: bool = True
 
 
+NAMELESS = "must be the name of the object whose keys are the files"
 TWICE = "{} is used twice; give each a name of its own"
 REQUIRED, DUPLICATE, UNSUPPORTED = Reason.REQUIRED, Reason.DUPLICATE, Reason.NOT_SUPPORTED
 
@@ -71,6 +83,39 @@ VM_RULES = (
     Rule(3, "running", "RunStrategy must be specified", no_strategy, REQUIRED),
 )
 """Below a VM's `spec`."""
+
+CROWD = "{} list exceeds the 256 element limit in length"
+CROWD_RULES = tuple(
+    Rule(48, ".".join(path), CROWD, too_many(*path))
+    for path in (
+        ("volumes",),
+        ("networks",),
+        ("domain", "devices", "disks"),
+        ("domain", "devices", "interfaces"),
+    )
+)
+"""Below the same; nothing else is looked at where one is broken, so that no object costs much."""
+
+
+def _of_seed(seed: str) -> tuple[Rule, ...]:
+    """The rules of a kind of seed."""
+    return (
+        Rule(64, f"volumes[].{seed}", "must have only one {} source set", data_twice(seed)),
+        Rule(
+            65,
+            f"volumes[].{seed}",
+            "must have at least one userdatasource or one networkdatasource set.",
+            data_of_seed(seed),
+            REQUIRED,
+        ),
+        Rule(
+            66,
+            f"volumes[].{seed}",
+            "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}",
+            inline_size(seed),
+        ),
+    )
+
 
 SPEC_RULES = (
     Rule(
@@ -137,27 +182,15 @@ SPEC_RULES = (
         "domain.devices.disks[].bootOrder",
         "{}: orders begin with 1, and each is given once",
         boot_orders,
-        cel=False,
     ),
+    *(rule for seed in SEEDS for rule in _of_seed(seed)),
+    Rule(70, "volumes[].configMap.name", NAMELESS, unnamed("configMap", "name"), REQUIRED),
+    Rule(70, "volumes[].secret.secretName", NAMELESS, unnamed("secret", "secretName"), REQUIRED),
     Rule(
-        64,
-        "volumes[].cloudInitNoCloud",
-        "must have only one {} source set",
-        data_twice,
-    ),
-    Rule(
-        65,
-        "volumes[].cloudInitNoCloud",
-        "must have at least one userdatasource or one networkdatasource set.",
-        data_of_seed,
-        REQUIRED,
-    ),
-    Rule(
-        66,
-        "volumes[].cloudInitNoCloud",
-        "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}SecretRef",
-        inline_size,
-        cel=False,
+        70,
+        "volumes[].sysprep",
+        "must name a configMap or a secret, and not both; it has {}",
+        answers,
     ),
     Rule(
         73,
@@ -209,8 +242,34 @@ SPEC_RULES = (
     Rule(
         95,
         "accessCredentials[].sshPublicKey.propagationMethod",
-        "requires a cloudInitNoCloud volume to exist when noCloud is in use",
-        credentials_without_seed,
+        "requires a {} volume to exist when {} is in use",
+        keys_without_seed,
+    ),
+    Rule(
+        95,
+        "accessCredentials[].sshPublicKey",
+        "must have exactly one propagationMethod; it has {}",
+        ways_of_keys,
+    ),
+    Rule(
+        0,
+        ".".join(TERMS),
+        "a node is chosen by one term; write one, or nodeSelector",
+        affinity_terms,
+        cel=False,
+    ),
+    Rule(
+        0,
+        f"{'.'.join(TERMS)}[].matchExpressions[].values",
+        "must have one value; give the nodes a label that they share, and ask for that",
+        affinity_values,
+        cel=False,
+    ),
+    Rule(
+        0,
+        "nodeSelector",
+        "no node has two values of the label {}; ask for one",
+        contradictions,
         cel=False,
     ),
     Rule(
@@ -240,6 +299,9 @@ def vm_causes(vm: Object) -> list[Cause]:
     """All that is wrong with a VM as a user sends it: rules and fields, each problem once."""
     spec = part(vm, "spec")
     found = list(_broken(VM_RULES, spec, "spec"))
+    crowds = _broken(CROWD_RULES, part(spec, "template", "spec"), "spec.template.spec")
+    if crowded := list(crowds):
+        return [*found, *crowded]
     if at(spec, "template") is not None:
         template = part(mapping.defaulted_template(vm), "spec")
         found += _broken(SPEC_RULES, template, "spec.template.spec")
@@ -254,6 +316,8 @@ def between_fields(vmi: Object) -> list[Cause]:
 
 def vmi_causes(vmi: Object) -> list[Cause]:
     """The same of a VMI, whoever made it."""
+    if crowded := list(_broken(CROWD_RULES, part(vmi, "spec"), "spec")):
+        return crowded
     whole = of_vmi(vmi)
     return _once([*between_fields(whole), *mapping.field_causes(whole)])
 

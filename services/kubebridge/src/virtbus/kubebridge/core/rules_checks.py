@@ -4,13 +4,13 @@
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
-from virtbus.kubebridge.core import quantity
+from virtbus.kubebridge.core import affinity, quantity
 from virtbus.kubebridge.core.metadata import RESERVED_LABELS
 from virtbus.kubebridge.core.plain import Object, at, items, part, text
 
 Found = tuple[str, tuple[str, ...]]
 """A path, and what the message names."""
-INLINE_BYTES = 2048
+MAX_ITEMS = 256
 BINDINGS = (
     *("bridge", "masquerade", "sriov", "binding", "passtBinding", "passt", "slirp", "macvtap"),
 )
@@ -72,6 +72,16 @@ def guest_over_limit(spec: Object) -> Iterator[Found]:
 
 def cpu_over_limit(spec: Object) -> Iterator[Found]:
     return _over(spec, ("domain", "resources", "requests", "cpu"), "cpu")
+
+
+def too_many(*path: str) -> Callable[[Object], Iterator[Found]]:
+    """The check of one list."""
+
+    def check(spec: Object) -> Iterator[Found]:
+        if len(items(spec, *path)) > MAX_ITEMS:
+            yield ".".join(path), (path[-1],)
+
+    return check
 
 
 # --- names -------------------------------------------------------------------------------------
@@ -153,48 +163,6 @@ def no_image(spec: Object) -> Iterator[Found]:
         yield "volumes", ()
 
 
-# --- cloud-init --------------------------------------------------------------------------------
-_DATA = {
-    "userdata": ("userData", "userDataBase64", "secretRef"),
-    "networkdata": ("networkData", "networkDataBase64", "networkDataSecretRef"),
-}
-
-
-def _seeds(spec: Object) -> Iterator[tuple[str, Object]]:
-    for index, volume in enumerate(items(spec, "volumes")):
-        if at(volume, "cloudInitNoCloud") is not None:
-            yield f"volumes[{index}].cloudInitNoCloud", part(volume, "cloudInitNoCloud")
-
-
-def data_twice(spec: Object) -> Iterator[Found]:
-    for path, seed in _seeds(spec):
-        for kind, fields in _DATA.items():
-            if sum(bool(at(seed, field)) for field in fields) > 1:
-                yield path, (kind,)
-
-
-def data_of_seed(spec: Object) -> Iterator[Found]:
-    for path, seed in _seeds(spec):
-        if not any(at(seed, field) for fields in _DATA.values() for field in fields):
-            yield path, ()
-
-
-def inline_size(spec: Object) -> Iterator[Found]:
-    for path, seed in _seeds(spec):
-        for kind, (inline, encoded, _) in _DATA.items():
-            size = max(len(text(seed, inline).encode()), len(text(seed, encoded)) * 3 // 4)
-            if size > INLINE_BYTES:
-                yield path, (kind, "userData" if kind == "userdata" else "networkData")
-
-
-def credentials_without_seed(spec: Object) -> Iterator[Found]:
-    if any(_seeds(spec)):
-        return
-    for index, one in enumerate(items(spec, "accessCredentials")):
-        if at(one, "sshPublicKey", "propagationMethod", "noCloud") is not None:
-            yield f"accessCredentials[{index}].sshPublicKey.propagationMethod", ()
-
-
 # --- networks ----------------------------------------------------------------------------------
 def bindings(spec: Object) -> Iterator[Found]:
     for index, nic in enumerate(_nics(spec)):
@@ -226,6 +194,27 @@ def network_kinds(spec: Object) -> Iterator[Found]:
         kinds = [kind for kind in ("pod", "multus", "resourceClaim") if at(net, kind) is not None]
         if len(kinds) != 1:
             yield f"networks[{index}]", (", ".join(kinds) or "none",)
+
+
+# --- nodes -------------------------------------------------------------------------------------
+def affinity_terms(spec: Object) -> Iterator[Found]:
+    if len(affinity.terms(spec)) > 1:
+        yield ".".join(affinity.TERMS), ()
+
+
+def affinity_values(spec: Object) -> Iterator[Found]:
+    for path, one in affinity.expressions(spec):
+        if affinity.value_of(one) is None:
+            yield f"{path}.values", ()
+
+
+def contradictions(spec: Object) -> Iterator[Found]:
+    selector = part(spec, "nodeSelector")
+    wanted = {key: {value} for key, value in selector.items() if isinstance(value, str)}
+    for path, one in affinity.expressions(spec):
+        value = affinity.value_of(one)
+        if value is not None and value not in wanted.setdefault(text(one, "key"), {value}):
+            yield f"{path}.values", (text(one, "key"),)
 
 
 # --- metadata ----------------------------------------------------------------------------------

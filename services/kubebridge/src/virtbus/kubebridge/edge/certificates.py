@@ -1,0 +1,194 @@
+"""The bridge's certificates: kept in a Secret that all replicas share, and told to API servers.
+
+Made where there is none, renewed before their end. With `own`, a folder that cert-manager or
+somebody else keeps (`tls.crt`, `tls.key`), they are only shown: nothing is made, nobody is told.
+"""
+
+import asyncio
+import base64
+import logging
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.plain import Object, items, part, text
+from virtbus.kubebridge.edge.cluster import Answer, Cluster
+from virtbus.kubebridge.edge.kinds import API_SERVICE, MUTATING, SECRET, VALIDATING, Kind
+from virtbus.kubebridge.edge.signing import Kept, renewed
+
+SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  where they are, not what
+SERVICE_NAME = "virtbus-kubebridge"
+WEBHOOKS = "virtbus-kubebridge"
+LOOK_S = 60.0
+"""Between looks; a change by another replica or by cert-manager is served this much later."""
+RETRY_S = 5.0
+API_SERVICES = ("v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io")
+_FILES = {"ca.crt": "ca_crt", "ca.key": "ca_key", "tls.crt": "tls_crt", "tls.key": "tls_key"}
+_log = logging.getLogger(__name__)
+
+Show = Callable[[Path, Path], None]
+"""Serve a certificate (with its chain) and its key from now on. ValueError, OSError: it cannot."""
+
+
+class Where(NamedTuple):
+    """Whose they are: the bridge's namespace, and where the files are if they are not ours."""
+
+    namespace: str
+    own: Path | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which API servers call a Service's pods."""
+        return tuple(f"{SERVICE_NAME}.{self.namespace}{end}" for end in (".svc", ""))
+
+
+class Certificates:
+    """Keeps what `show` serves valid, and known."""
+
+    def __init__(self, cluster: Cluster, where: Where, show: Show, sources: Sources = REAL) -> None:
+        self._cluster = cluster
+        self._where = where
+        self._show = show
+        self._sources = sources
+        self._shown: tuple[bytes, bytes] | None = None
+        self._files: list[int] = []
+
+    async def run(self) -> None:
+        """Look now and then, until cancelled."""
+        try:
+            while True:
+                wait_s = LOOK_S if await self._looked() else RETRY_S
+                await asyncio.sleep(wait_s)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of what is served; after that nobody can be served any more."""
+        _close(self._files)
+        self._files = []
+
+    async def ensure(self) -> None:
+        """One look: make what is due, serve it, tell it."""
+        if self._where.own is not None:
+            self._serve(*(self._where.own / name for name in ("tls.crt", "tls.key")))
+            return
+        kept = await self._kept()
+        self._hold(kept.tls_crt.encode(), kept.tls_key.encode())
+        bundle = base64.b64encode(kept.ca_crt.encode()).decode()
+        for name in API_SERVICES:
+            await self._tell_api_service(name, bundle)
+        for kind in (MUTATING, VALIDATING):
+            await self._tell_webhooks(kind, bundle)
+
+    async def _looked(self) -> bool:
+        try:
+            await self.ensure()
+        except Answer as answer:
+            forbidden = "; apply deploy/kubernetes again, its roles changed"
+            mend = forbidden if answer.code == 403 else ""
+            _log.warning("certificates: %s%s", answer, mend, extra={"code": "certificates"})
+            return False
+        except (OSError, ValueError) as error:
+            _log.warning("certificates: %s", error, extra={"code": "certificates"})
+            return False
+        return True
+
+    # --- the Secret -----------------------------------------------------------------------
+    async def _kept(self) -> Kept:
+        """What all replicas have: whose write came first counts, the others read that."""
+        while True:
+            secret = await self._cluster.get(SECRET, SECRET_NAME, self._where.namespace)
+            kept = _read(secret)
+            fresh = renewed(kept, self._where.names, self._now())
+            if fresh == kept:
+                return kept
+            try:
+                await self._write(secret, fresh)
+            except Answer as answer:
+                if answer.code != 409:
+                    raise
+                _log.info("another replica made the certificates")
+            else:
+                _log.info("certificates made anew", extra={"code": "certificates"})
+
+    async def _write(self, secret: dict[str, Any] | None, kept: Kept) -> None:
+        data = {
+            name: base64.b64encode(getattr(kept, field).encode()).decode()
+            for name, field in _FILES.items()
+        }
+        if secret is not None:
+            await self._cluster.replace(SECRET, secret | {"data": data})
+            return
+        metadata = {"name": SECRET_NAME, "namespace": self._where.namespace}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+        await self._cluster.create(SECRET, body, self._where.namespace)
+
+    def _now(self) -> datetime:
+        now = datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)
+        return now.replace(microsecond=0)  # certificates know whole seconds
+
+    # --- serving --------------------------------------------------------------------------
+    def _serve(self, certificate: Path, key: Path) -> None:
+        found = certificate.read_bytes(), key.read_bytes()
+        if found != self._shown:
+            self._show(certificate, key)
+            self._shown = found
+
+    def _hold(self, certificate: bytes, key: bytes) -> None:
+        """The same from memory: a key is in no file, and a pod's root may be read-only."""
+        if (certificate, key) == self._shown:
+            return
+        files = [_in_memory(name, data) for name, data in (("crt", certificate), ("key", key))]
+        try:
+            self._serve(*(Path(f"/proc/self/fd/{file}") for file in files))
+        except BaseException:
+            _close(files)
+            raise
+        _close(self._files)
+        self._files = files
+
+    # --- telling --------------------------------------------------------------------------
+    async def _tell_api_service(self, name: str, bundle: str) -> None:
+        service = await self._cluster.get(API_SERVICE, name)
+        if service is None or text(service, "spec", "caBundle") == bundle:
+            return
+        await self._cluster.patch(API_SERVICE, name, {"spec": {"caBundle": bundle}})
+
+    async def _tell_webhooks(self, kind: Kind, bundle: str) -> None:
+        """Each webhook by its place, where it still is what it was when read."""
+        configured = await self._cluster.get(kind, WEBHOOKS)
+        steps: list[dict[str, Any]] = []
+        for index, webhook in enumerate(items(configured, "webhooks")):
+            if text(webhook, "clientConfig", "caBundle") != bundle:
+                at = f"/webhooks/{index}"
+                steps += [
+                    {"op": "test", "path": f"{at}/name", "value": text(webhook, "name")},
+                    {"op": "add", "path": f"{at}/clientConfig/caBundle", "value": bundle},
+                ]
+        if steps:
+            await self._cluster.patch(kind, WEBHOOKS, steps, how="json")
+
+
+def _read(secret: Object | None) -> Kept:
+    """What cannot be read is missing, and made anew."""
+    found = {}
+    for name, field in _FILES.items():
+        try:
+            found[field] = base64.b64decode(text(part(secret, "data"), name)).decode()
+        except ValueError:
+            found[field] = ""
+    return Kept(**found)
+
+
+def _in_memory(name: str, data: bytes) -> int:
+    file = os.memfd_create(f"virtbus-tls-{name}", os.MFD_CLOEXEC)
+    os.write(file, data)
+    return file
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
