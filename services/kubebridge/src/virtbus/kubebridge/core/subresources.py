@@ -24,6 +24,8 @@ from virtbus.schemas.guest import GuestQuestion
 GROUP, VERSIONS = "subresources.kubevirt.io", ("v1", "v1alpha3")
 VM, VMI = "virtualmachines", "virtualmachineinstances"
 KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
+EXPAND = "expand-vm-spec"
+"""A verb of a namespace: the VM is in the body."""
 VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
 NO_AGENT = "VMI does not have guest agent connected"
 
@@ -151,6 +153,17 @@ def _expand(call: Call) -> Outcome:
     return (Give(dict(call.vm or {})),)
 
 
+def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
+    """`expand-vm-spec`: the VM of the body, expanded."""
+    if not isinstance(given, dict) or not isinstance(given.get("spec"), dict):
+        return bad_request("Object is not a valid VirtualMachine")
+    if text(given, "metadata", "namespace") not in {"", namespace}:
+        return bad_request(f"VM namespace must be empty or {namespace}")
+    if at(given, "spec", "instancetype") or at(given, "spec", "preference"):
+        return not_implemented(f"{EXPAND}: instance types and preferences are not there yet")
+    return given
+
+
 def _later(call: Call) -> Outcome:
     raise AssertionError(call.verb)
 
@@ -224,34 +237,3 @@ def answer(call: Call) -> Outcome:
     if isinstance(outcome, Refusal) or not call.dry_run:
         return outcome
     return tuple(deed for deed in outcome if deed.is_a_patch)
-
-
-def api_group() -> dict[str, Any]:
-    """`GET /apis/subresources.kubevirt.io`."""
-    listed = [{"groupVersion": f"{GROUP}/{one}", "version": one} for one in VERSIONS]
-    return {
-        "kind": "APIGroup",
-        "apiVersion": "v1",
-        "name": GROUP,
-        "versions": listed,
-        "preferredVersion": listed[0],
-    }
-
-
-def api_resources(version: str) -> dict[str, Any]:
-    """`GET /apis/subresources.kubevirt.io/<version>`: each verb, also those to come."""
-    return {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
-        "groupVersion": f"{GROUP}/{version}",
-        "resources": [
-            {
-                "name": f"{verb.resource}/{verb.name}",
-                "singularName": "",
-                "namespaced": True,
-                "kind": "",
-                "verbs": [verb.access],
-            }
-            for verb in VERBS
-        ],
-    }

@@ -1,0 +1,80 @@
+"""What a request is about, and whether its user may: the address, the review, the refusal."""
+
+from typing import Any, NamedTuple
+
+from virtbus.kubebridge.core.front_proxy import User
+from virtbus.kubebridge.core.refusals import Refusal
+from virtbus.kubebridge.core.subresources import EXPAND, GROUP, VERSIONS, VM, VMI
+
+ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+"""HTTP's methods as RBAC has them."""
+
+
+class Target(NamedTuple):
+    """Which object's subresource; without a `name` a verb of the namespace.
+
+    `subresource` is as RBAC knows it; what follows it in the address is in `rest`.
+    """
+
+    version: str
+    namespace: str
+    resource: str
+    name: str = ""
+    subresource: str = ""
+    rest: tuple[str, ...] = ()
+
+
+def target_of(path: str) -> Target | None:
+    """The target of `/apis/<group>/<version>/…`; None where it is none of ours.
+
+    A port and its protocol are part of the address, and not of the subresource.
+    """
+    match path.split("/"):
+        case ["", "apis", group, version, "namespaces", namespace, resource, *more] if (
+            group == GROUP and version in VERSIONS and namespace
+        ):
+            pass
+        case _:
+            return None
+    match more:
+        case [] if resource == EXPAND:
+            return Target(version, namespace, resource)
+        case [name, "portforward", *rest] if resource in {VM, VMI} and name:
+            return Target(version, namespace, resource, name, "portforward", tuple(rest))
+        case [name, _, *_] if resource in {VM, VMI} and name:
+            return Target(version, namespace, resource, name, "/".join(more[1:]))
+        case _:
+            return None
+
+
+def review(user: User, method: str, target: Target) -> dict[str, Any]:
+    """The spec of the SubjectAccessReview."""
+    attributes = {
+        "group": GROUP,
+        "version": target.version,
+        "namespace": target.namespace,
+        "resource": target.resource,
+        "subresource": target.subresource,
+        "name": target.name,
+        "verb": ACTS.get(method, method.lower()),
+    }
+    return {
+        "user": user.name,
+        "groups": list(user.groups),
+        "resourceAttributes": {key: value for key, value in attributes.items() if value},
+        **({"uid": user.uid} if user.uid else {}),
+        **({"extra": {key: list(values) for key, values in user.extra}} if user.extra else {}),
+    }
+
+
+def forbidden(user: User, method: str, target: Target, reason: str = "") -> Refusal:
+    """403, in Kubernetes' words."""
+    what = f"{target.resource}/{target.subresource}" if target.subresource else target.resource
+    named = f' "{target.name}"' if target.name else ""
+    why = (
+        f'{target.resource}.{GROUP}{named} is forbidden: User "{user.name}" cannot '
+        f'{ACTS.get(method, method.lower())} resource "{what}" in API group "{GROUP}" '
+        f'in the namespace "{target.namespace}"'
+    )
+    full = f"{why}: {reason}" if reason else why
+    return Refusal(403, "Forbidden", full, target.resource, target.name)

@@ -1,0 +1,108 @@
+"""Whom to believe who a user is: the API server as a front proxy, and the headers it writes.
+
+All of it is in the ConfigMap `kube-system/extension-apiserver-authentication`, which the API server
+keeps (Kubernetes' "Configure the aggregation layer").
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from virtbus.kubebridge.core.plain import Object, text
+
+NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
+
+
+class User(NamedTuple):
+    """Who asks, as the API server found out."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+class FrontProxy(NamedTuple):
+    """`ca` (PEM) signs its certificate, `names` are those it may have; none: any that `ca` signed.
+
+    Without `ca` nobody is believed.
+    """
+
+    ca: str = ""
+    names: tuple[str, ...] = ()
+    user_headers: tuple[str, ...] = ("X-Remote-User",)
+    group_headers: tuple[str, ...] = ("X-Remote-Group",)
+    uid_headers: tuple[str, ...] = ("X-Remote-Uid",)
+    extra_prefixes: tuple[str, ...] = ("X-Remote-Extra-",)
+
+    def is_it(self, certificate: Mapping[str, Any] | None) -> bool:
+        """Whether a client's verified certificate (as `ssl` tells it) is the front proxy's."""
+        if not self.ca or not certificate:
+            return False
+        named = {
+            value
+            for part in certificate.get("subject", ())
+            for key, value in part
+            if key == "commonName"
+        }
+        return not self.names or not named.isdisjoint(self.names)
+
+    def user(self, headers: Sequence[tuple[str, str]]) -> User | None:
+        """Whom the headers name; None where they name nobody."""
+        name = next(iter(_values(headers, self.user_headers)), "")
+        if not name:
+            return None
+        groups = tuple(_values(headers, self.group_headers))
+        uid = next(iter(_values(headers, self.uid_headers)), "")
+        return User(name, groups, uid, self._extra(headers))
+
+    def _extra(self, headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        found: dict[str, list[str]] = {}
+        for prefix in self.extra_prefixes:
+            for name, value in headers:
+                if name.lower().startswith(prefix.lower()):
+                    key = unquote(name[len(prefix) :].lower())
+                    found.setdefault(key, []).append(value)
+        return tuple((key, tuple(values)) for key, values in sorted(found.items()))
+
+
+def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[str]:
+    """Of the first of `names` that there is."""
+    for name in names:
+        if found := [value for key, value in headers if key.lower() == name.lower()]:
+            return found
+    return []
+
+
+def of_config_map(found: Object | None) -> FrontProxy:
+    """What the ConfigMap says; what it leaves out, or says in no way that can be read, is as usual.
+
+    But for the names: where they cannot be read, nobody is believed.
+    """
+    usual = FrontProxy()
+    names = _listed(found, "allowed-names")
+    if found is None or names is None:
+        return usual
+    return FrontProxy(
+        ca=text(found, "data", "requestheader-client-ca-file"),
+        names=names,
+        user_headers=_listed(found, "username-headers") or usual.user_headers,
+        group_headers=_listed(found, "group-headers") or usual.group_headers,
+        uid_headers=_listed(found, "uid-headers") or usual.uid_headers,
+        extra_prefixes=_listed(found, "extra-headers-prefix") or usual.extra_prefixes,
+    )
+
+
+def _listed(found: Object | None, name: str) -> tuple[str, ...] | None:
+    """A JSON list of strings; nothing is an empty one, and None what is none."""
+    said = text(found, "data", f"requestheader-{name}")
+    if not said:
+        return ()
+    try:
+        listed = json.loads(said)
+    except ValueError:
+        return None
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        return None
+    return tuple(listed)

@@ -1,0 +1,96 @@
+"""Who asks, by the front proxy, and whether they may, by a SubjectAccessReview."""
+
+import asyncio
+import logging
+import ssl
+from collections import OrderedDict
+
+from aiohttp import web
+
+from virtbus.kubebridge.core.access import Target, forbidden, review
+from virtbus.kubebridge.core.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
+from virtbus.kubebridge.core.plain import at, text
+from virtbus.kubebridge.core.refusals import unauthorized
+from virtbus.kubebridge.edge.cluster import Answer, Cluster
+from virtbus.kubebridge.edge.kinds import ACCESS_REVIEW, CONFIG_MAP
+from virtbus.kubebridge.edge.web.answers import RefusedError
+from virtbus.kubebridge.edge.web.door import Door
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""How often the front proxy's ConfigMap is looked at: its CA changes once in years."""
+AGAIN_S = 2.0
+"""The same where it could not be read."""
+ALLOWED_S = 5.0
+"""So long a user who was allowed is not asked about again; a refusal is never remembered."""
+ALLOWED_MAX = 1024
+
+
+class Asking:
+    """The users of the aggregated API."""
+
+    def __init__(self, cluster: Cluster, door: Door) -> None:
+        self._cluster = cluster
+        self._door = door
+        self._proxy = FrontProxy()
+        self._allowed: OrderedDict[tuple[User, str, Target], float] = OrderedDict()
+
+    async def follow(self) -> None:
+        """Keep to what the API server says of its front proxy, until cancelled."""
+        while True:
+            found = await self.look()
+            await asyncio.sleep(LOOK_S if found else AGAIN_S)
+
+    async def look(self) -> bool:
+        """Read it now; False where it cannot be had, and all stays as it was."""
+        try:
+            found = of_config_map(await self._cluster.get(CONFIG_MAP, NAME, NAMESPACE))
+            if found.ca != self._proxy.ca:
+                self._door.believe(found.ca)
+        except (Answer, ssl.SSLError) as error:
+            log.warning(
+                "cannot read %s/%s: %s", NAMESPACE, NAME, error, extra={"code": "front_proxy"}
+            )
+            return False
+        self._proxy = found
+        return bool(found.ca)
+
+    def user(self, request: web.Request) -> User:
+        """Who asks.
+
+        Raises:
+            RefusedError: 401, the API server does not say so.
+        """
+        certificate = request.get_extra_info("peercert")
+        user = self._proxy.user(list(request.headers.items()))
+        if user is None or not self._proxy.is_it(certificate):
+            raise RefusedError(unauthorized())
+        return user
+
+    async def may(self, user: User, method: str, target: Target) -> None:
+        """Return where they may.
+
+        Raises:
+            RefusedError: 403.
+            Answer: the API server could not say.
+        """
+        asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
+        if self._allowed.get(asked, now) > now:
+            return
+        spec = review(user, method, target)
+        answer = await self._cluster.create(ACCESS_REVIEW, _review(spec))
+        if at(answer, "status", "allowed") is not True:
+            raise RefusedError(forbidden(user, method, target, text(answer, "status", "reason")))
+        self._allowed[asked] = now + ALLOWED_S
+        self._allowed.move_to_end(asked)
+        if len(self._allowed) > ALLOWED_MAX:
+            self._allowed.popitem(last=False)
+
+
+def _review(spec: dict[str, object]) -> dict[str, object]:
+    return {
+        "apiVersion": ACCESS_REVIEW.api_version,
+        "kind": ACCESS_REVIEW.kind,
+        "spec": spec,
+    }

@@ -1,0 +1,84 @@
+"""What may be read without a right: discovery, OpenAPI, versions, health."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from virtbus.kubebridge.core import discovery, openapi
+from virtbus.kubebridge.core.subresources import GROUP, VERSIONS
+from virtbus.kubebridge.edge.web.answers import Handler
+from virtbus.kubebridge.edge.web.asking import Asking
+
+NO_GUESTFS = "guestfs is not there yet: there are no pods on volumes"
+
+
+def documents(asking: Asking, release: str) -> list[web.RouteDef]:
+    """Routes for the API server and its users; all below `/apis` only by the front proxy."""
+    apis: dict[str, Callable[[], Mapping[str, Any]]] = {
+        f"/apis/{GROUP}": discovery.api_group,
+    }
+    for one in VERSIONS:
+        listed = discovery.api_resources(one)
+        base = f"/apis/{GROUP}/{one}"
+        apis[base] = apis[f"{base}/"] = _always(listed)
+        apis[f"{base}/version"] = _always(discovery.version(release))
+        apis[f"{base}/healthz"] = dict
+    return [
+        web.get("/apis", _known(asking, _apis)),
+        web.get("/apis/", _known(asking, _apis)),
+        *(web.get(path, _known(asking, _json(what))) for path, what in apis.items()),
+        *(web.get(f"/apis/{GROUP}/{one}/guestfs", _known(asking, _guestfs)) for one in VERSIONS),
+        web.get("/openapi/v2", _json(openapi.document_v2)),
+        web.get("/openapi/v3", _json(openapi.index_v3)),
+        *(web.get(f"/openapi/v3/apis/{GROUP}/{one}", _json(_of_version(one))) for one in VERSIONS),
+    ]
+
+
+def health(ready: Callable[[], str]) -> list[web.RouteDef]:
+    """`/healthz`: it answers; `/readyz`: and `ready` has nothing to say against it."""
+
+    async def is_ready(_request: web.Request) -> web.Response:
+        why = ready()
+        return web.Response(text=why or "ok", status=503 if why else 200)
+
+    async def is_there(_request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    return [web.get("/healthz", is_there), web.get("/readyz", is_ready)]
+
+
+def _known(asking: Asking, handler: Handler) -> Handler:
+    async def asked(request: web.Request) -> web.StreamResponse:
+        asking.user(request)
+        return await handler(request)
+
+    return asked
+
+
+def _json(what: Callable[[], Mapping[str, Any]]) -> Handler:
+    async def tell(_request: web.Request) -> web.StreamResponse:
+        return web.json_response(what())
+
+    return tell
+
+
+async def _apis(request: web.Request) -> web.StreamResponse:
+    accepted = request.headers.get("Accept", "")
+    if discovery.AGGREGATED not in accepted.replace(" ", ""):
+        return web.json_response(discovery.api_groups())
+    body = json.dumps(discovery.aggregated()).encode()
+    return web.Response(body=body, headers={"Content-Type": discovery.AGGREGATED})
+
+
+async def _guestfs(_request: web.Request) -> web.StreamResponse:
+    return web.Response(text=NO_GUESTFS, status=501)  # virtctl shows no other form of it
+
+
+def _always(what: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    return lambda: what
+
+
+def _of_version(version: str) -> Callable[[], Mapping[str, Any]]:
+    return lambda: openapi.document_v3(version)

@@ -1,0 +1,83 @@
+"""A call's deeds, done: patches of objects, verbs of the bus, questions to a guest."""
+
+from typing import Any
+
+from virtbus.kubebridge.core import guest_answers
+from virtbus.kubebridge.core.deeds import AskGuest, Bus, Call, Deed, Give, Patch
+from virtbus.kubebridge.core.refusals import conflict, not_found
+from virtbus.kubebridge.core.subresources import KINDS
+from virtbus.kubebridge.edge import kinds
+from virtbus.kubebridge.edge.cluster import Answer, Cluster
+from virtbus.kubebridge.edge.kinds import Kind
+from virtbus.kubebridge.edge.web.answers import RefusedError
+from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.schemas.guest import GuestInfo
+
+MEANWHILE = "the object has been modified; please apply your changes to the latest version"
+PLACES: dict[str, tuple[Kind, str]] = {
+    "vm": (kinds.VM, ""),
+    "vm/status": (kinds.VM, "status"),
+    "vmi": (kinds.VMI, ""),
+}
+TOLD = {
+    "guestosinfo": guest_answers.os_info,
+    "userlist": guest_answers.users,
+    "filesystemlist": guest_answers.filesystems,
+}
+
+
+class Doing:
+    """One call's; in its order."""
+
+    def __init__(self, cluster: Cluster, guests: Guests, call: Call, namespace: str) -> None:
+        self._cluster = cluster
+        self._guests = guests
+        self._call = call
+        self._namespace = namespace
+
+    async def do(self, deed: Deed) -> Any:
+        """What there is to answer with, or None.
+
+        Raises:
+            RefusedError: the object is gone, or was changed meanwhile.
+            Answer, VirtbusError, BusError: it was refused.
+        """
+        match deed:
+            case Patch():
+                await self._patch(deed)
+            case Bus():
+                await self._guests.ask(deed.verb, deed.uid)
+            case AskGuest():
+                told: GuestInfo = await self._guests.tell(deed.uid, deed.questions)
+                return TOLD[self._call.verb](told)
+            case Give():
+                return deed.what
+            case _:
+                raise AssertionError(deed)
+        return None
+
+    async def _patch(self, patch: Patch) -> None:
+        kind, sub = PLACES[patch.of]
+        name = KINDS[kind.plural]
+        try:
+            await self._cluster.patch(
+                kind,
+                self._call.name,
+                list(patch.operations),
+                self._namespace,
+                sub,
+                "json",
+                dry_run=self._call.dry_run,
+            )
+        except Answer as answer:
+            if answer.code == 404:
+                raise RefusedError(not_found(name, self._call.name)) from None
+            if answer.code == 409 or _test_failed(answer):
+                raise RefusedError(conflict(name, self._call.name, MEANWHILE)) from None
+            raise
+
+
+def _test_failed(answer: Answer) -> bool:
+    """A patch that cannot be applied is a 422 without a cause; what is invalid then, has causes."""
+    details = answer.status.get("details") or {}
+    return answer.code == 422 and not details.get("causes")

@@ -1,0 +1,91 @@
+"""TLS of the one port: certificates come and go while it is open."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+SHUTDOWN_S = 1.0
+"""Requests under way get this long at the end; a console would have no end."""
+
+
+class Door:
+    """What the port shows of itself, and whose certificates it looks at.
+
+    A client may show none: webhooks' caller does not. One that shows a certificate which `believe`
+    did not name is turned away in the handshake. Each connection gets what is so when it is made.
+    """
+
+    def __init__(self) -> None:
+        self._pair: tuple[Path, Path] | None = None
+        self._ca = ""
+        self._now: ssl.SSLContext | None = None
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.verify_mode = ssl.CERT_OPTIONAL
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A session that goes on would bring a client's certificate that nobody looks at again.
+        self.context.options |= ssl.OP_NO_TICKET
+        self.context.num_tickets = 0
+        self.context.sni_callback = self._choose
+
+    @property
+    def shut(self) -> bool:
+        """Without a certificate nobody comes in."""
+        return self._now is None
+
+    def show(self, certificate: Path, key: Path) -> None:
+        """From now on this certificate (with its chain) and key, both PEM files.
+
+        Raises:
+            OSError: a file cannot be read.
+            ssl.SSLError: they are not PEM, or do not belong together; all stays as it was.
+        """
+        self._now = _context((certificate, key), self._ca)
+        self._pair = (certificate, key)
+
+    def believe(self, ca: str) -> None:
+        """From now on clients' certificates that these (PEM) signed; empty: nobody's.
+
+        Raises:
+            ssl.SSLError: they are no certificates; all stays as it was.
+        """
+        if ca:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca)
+        if self._pair is not None:
+            self._now = _context(self._pair, ca)
+        self._ca = ca
+
+    def _choose(
+        self, connection: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext
+    ) -> int | None:
+        if self._now is None:
+            return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR
+        connection.context = self._now
+        return None
+
+
+def _context(pair: tuple[Path, Path], ca: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.load_cert_chain(*pair)
+    if ca:
+        context.load_verify_locations(cadata=ca)
+    return context
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application, host: str, port: int, door: Door
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve while the context is open; where it listens (`port` 0: any that is free)."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, ssl_context=door.context)
+        await site.start()
+        bound = runner.addresses[0]
+        yield bound[0], bound[1]
+    finally:
+        await runner.cleanup()

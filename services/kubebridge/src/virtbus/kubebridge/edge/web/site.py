@@ -1,0 +1,38 @@
+"""All that answers at the one port, put together."""
+
+import importlib.metadata
+from collections.abc import Callable, Iterable
+
+from aiohttp import web
+
+from virtbus.bus.ports import Bus
+from virtbus.kubebridge.edge.cluster import Cluster
+from virtbus.kubebridge.edge.web.answers import in_status
+from virtbus.kubebridge.edge.web.asking import Asking
+from virtbus.kubebridge.edge.web.documents import documents, health
+from virtbus.kubebridge.edge.web.door import Door, serving
+from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.kubebridge.edge.web.subresources import Subresources
+
+
+class Site:
+    """The port. `door` gets its certificate from who keeps it; until then nobody comes in."""
+
+    def __init__(self, bus: Bus, cluster: Cluster, listen: str) -> None:
+        self.door = Door()
+        self.where: tuple[str, int] | None = None
+        """Where it listens, once it does."""
+        host, _, port = listen.rpartition(":")
+        self._listen = (host.strip("[]"), int(port))
+        self._asking = Asking(cluster, self.door)
+        self._verbs = Subresources(cluster, Guests(bus), self._asking)
+
+    async def run(self, ready: Callable[[], str], webhooks: Iterable[web.RouteDef] = ()) -> None:
+        """Serve until cancelled. `ready` says what is against it, or nothing."""
+        app = web.Application(middlewares=[in_status])
+        release = importlib.metadata.version("virtbus-kubebridge")
+        app.add_routes([*health(ready), *webhooks, *documents(self._asking, release)])
+        app.add_routes(self._verbs.routes())
+        await self._asking.look()
+        async with serving(app, *self._listen, self.door) as self.where:
+            await self._asking.follow()

@@ -1,0 +1,123 @@
+"""A verb of the aggregated API: who asks what, of which objects; then its deeds are done."""
+
+import json
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from virtbus.kubebridge.core.access import Target, target_of
+from virtbus.kubebridge.core.deeds import Call, Stream
+from virtbus.kubebridge.core.front_proxy import User
+from virtbus.kubebridge.core.refusals import Refusal, bad_request, of_http
+from virtbus.kubebridge.core.subresources import BY_NAME, EXPAND, VM, answer, expanded
+from virtbus.kubebridge.edge import kinds
+from virtbus.kubebridge.edge.cluster import Cluster
+from virtbus.kubebridge.edge.web.answers import RefusedError
+from virtbus.kubebridge.edge.web.asking import Asking
+from virtbus.kubebridge.edge.web.doing import Doing
+from virtbus.kubebridge.edge.web.guests import Guests
+
+OPTIONS_BYTES_MAX = 4096
+OBJECT_BYTES_MAX = 3 * 1024 * 1024
+"""As the API server takes them."""
+
+
+class Subresources:
+    """The verbs of VMs and VMIs."""
+
+    def __init__(self, cluster: Cluster, guests: Guests, asking: Asking) -> None:
+        self._cluster = cluster
+        self._guests = guests
+        self._asking = asking
+
+    def routes(self) -> list[web.RouteDef]:
+        """One for all: the table of verbs is the core's."""
+        return [web.route("*", "/apis/{rest:.*}", self._handle)]
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        user = self._asking.user(request)
+        target = target_of(request.path)
+        if target is None:
+            raise RefusedError(of_http(404, "the server could not find the requested resource"))
+        await self._asking.may(user, request.method, target)
+        if target.resource == EXPAND:
+            return await _expand(request, target)
+        call = await self._call(request, target)
+        outcome = answer(call)
+        if isinstance(outcome, Refusal):
+            raise RefusedError(outcome)
+        return await self._done(request, call, target, user, outcome)
+
+    async def _done(
+        self, request: web.Request, call: Call, target: Target, user: User, deeds: Any
+    ) -> web.StreamResponse:
+        doing = Doing(self._cluster, self._guests, call, target.namespace)
+        found: Any = None
+        for deed in deeds:
+            if isinstance(deed, Stream):
+                return await self._guests.stream(request, deed, user.name)
+            found = await doing.do(deed)
+        if found is not None:
+            return web.json_response(found)
+        return web.Response(status=BY_NAME[call.resource, call.verb].success)
+
+    async def _call(self, request: web.Request, target: Target) -> Call:
+        """The call with its objects, which are read only for a verb that there is."""
+        verb = BY_NAME.get((target.resource, target.subresource))
+        vm = vmi = None
+        options: dict[str, Any] = {}
+        if verb is not None and not verb.missing and verb.method == request.method:
+            options = await _options(request, target)
+            if target.resource == VM:
+                vm = await self._cluster.get(kinds.VM, target.name, target.namespace)
+            vmi = await self._cluster.get(kinds.VMI, target.name, target.namespace)
+        return Call(
+            request.method, target.resource, target.subresource, target.name, vm, vmi, options
+        )
+
+
+async def _expand(request: web.Request, target: Target) -> web.StreamResponse:
+    if request.method != "PUT":
+        raise RefusedError(of_http(405, f"{EXPAND} is asked for by PUT"))
+    outcome = expanded(await _body(request, OBJECT_BYTES_MAX), target.namespace)
+    if isinstance(outcome, Refusal):
+        raise RefusedError(outcome)
+    return web.json_response(outcome)
+
+
+async def _options(request: web.Request, target: Target) -> dict[str, Any]:
+    if target.subresource == "portforward":
+        port, protocol, *more = *target.rest, "", ""
+        if any(more):
+            raise RefusedError(of_http(404, "the server could not find the requested resource"))
+        return {"port": port, "protocol": protocol}
+    if request.method != "PUT":
+        return {}
+    found = await _body(request, OPTIONS_BYTES_MAX)
+    if not isinstance(found, dict):
+        raise RefusedError(bad_request("the body is no object"))
+    return found
+
+
+async def _body(request: web.Request, bytes_max: int) -> Any:
+    """What the body says, as JSON or YAML; nothing is an empty object.
+
+    Raises:
+        RefusedError: 400, 413.
+    """
+    body = bytearray()
+    async for data in request.content.iter_any():
+        body += data
+        if len(body) > bytes_max:
+            raise RefusedError(of_http(413, f"the body is longer than {bytes_max} bytes"))
+    try:
+        text = body.decode()
+        if not text.strip():
+            return {}
+        if text.lstrip().startswith("{"):
+            return json.loads(text)
+        return yaml.safe_load(text)  # never by libyaml: 60,000 brackets overflow its stack
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        why = f"Can not unmarshal Request body to struct, error: {error!s:.200}"
+        raise RefusedError(bad_request(why)) from None

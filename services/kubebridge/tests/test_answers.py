@@ -1,0 +1,65 @@
+"""Whatever goes wrong on the way to an answer is a Status that its reader can act on."""
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.kubebridge.core.refusals import bad_request
+from virtbus.kubebridge.edge.cluster import Answer, UnreachableError
+from virtbus.kubebridge.edge.web.answers import RefusedError, in_status
+from virtbus.schemas.errors import Code, VirtbusError
+
+
+async def said(error: Exception) -> tuple[int, Any]:
+    async def handler(_request: web.Request) -> web.StreamResponse:
+        raise error
+
+    response = await in_status(make_mocked_request("GET", "/"), handler)
+    assert isinstance(response, web.Response)
+    assert response.text is not None
+    return response.status, json.loads(response.text)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "message"),
+    [
+        (RefusedError(bad_request("no")), 400, "BadRequest", "no"),
+        (VirtbusError(Code.CONFLICT, "busy", "later"), 409, "Conflict", "later"),
+        (VirtbusError(Code.GONE, "gone", "it was"), 410, "Gone", "it was"),
+        (VirtbusError(Code.EXHAUSTED, "full", "many"), 429, "TooManyRequests", "many"),
+        (VirtbusError(Code.DEADLINE, "late", "slow"), 504, "Timeout", "slow"),
+        (UnavailableError("no bus"), 503, "ServiceUnavailable", "no bus"),
+        (OutcomeUnknownError("who knows"), 503, "ServiceUnavailable", "who knows"),
+        (UnreachableError("no API server"), 503, "ServiceUnavailable", "no API server"),
+        (Answer({"code": 429, "message": "busy"}), 503, "ServiceUnavailable", "busy"),
+        (
+            Answer({"code": 403, "reason": "Forbidden", "message": "not you"}),
+            *(403, "Forbidden", "not you"),
+        ),
+        (web.HTTPNotFound(), 404, "NotFound", "Not Found"),
+    ],
+)
+async def test_an_error_is_answered_with_its_code_and_words(
+    error: Exception, code: int, reason: str, message: str
+) -> None:
+    status, told = await said(error)
+    assert (status, told["code"], told["reason"], told["message"]) == (code, code, reason, message)
+    assert (told["kind"], told["status"]) == ("Status", "Failure")
+
+
+async def test_a_mistake_of_ours_is_in_the_log_and_not_in_the_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    status, told = await said(KeyError("secret"))
+    assert (status, told["reason"]) == (500, "InternalError")
+    assert "secret" not in told["message"]
+    assert "secret" in caplog.text
+
+
+async def test_a_client_that_is_gone_gets_no_answer() -> None:
+    with pytest.raises(ConnectionResetError):
+        await said(ConnectionResetError())

@@ -1,0 +1,84 @@
+"""The port's TLS: certificates and those it believes change while it is open."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.kubernetes.certificates import Authority, Pair
+
+from virtbus.kubebridge.edge.web.door import Door, serving
+
+
+async def who(request: web.Request) -> web.Response:
+    shown = request.get_extra_info("peercert") or {}
+    names = [value for part in shown.get("subject", ()) for _, value in part]
+    return web.Response(text="".join(names))
+
+
+class Visitors:
+    """Two authorities, and the door between them."""
+
+    def __init__(self, folder: Path, door: Door, port: int) -> None:
+        self.door = door
+        self._port = port
+        self.old, self.new = Authority(folder, "old"), Authority(folder, "new")
+
+    async def ask(self, trusting: Authority, showing: Pair | None = None) -> str:
+        context = ssl.create_default_context(cafile=str(trusting.certificate))
+        if showing is not None:
+            context.load_cert_chain(*showing)
+        connector = aiohttp.TCPConnector(ssl=context)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get(f"https://localhost:{self._port}/who") as answer,
+        ):
+            return await answer.text()
+
+
+@pytest.fixture
+async def visitors(tmp_path: Path) -> AsyncIterator[Visitors]:
+    door, app = Door(), web.Application()
+    app.add_routes([web.get("/who", who)])
+    async with asyncio.timeout(30), serving(app, "127.0.0.1", 0, door) as (_, port):
+        yield Visitors(tmp_path, door, port)
+
+
+async def test_without_a_certificate_nobody_comes_in(visitors: Visitors) -> None:
+    assert visitors.door.shut
+    with pytest.raises(aiohttp.ClientError):
+        await visitors.ask(visitors.old)
+
+
+async def test_a_certificate_is_renewed_and_whose_is_believed_changes(visitors: Visitors) -> None:
+    old, new, door = visitors.old, visitors.new, visitors.door
+    ann, bob = old.sign("ann", "ann"), new.sign("bob", "bob")
+    door.show(*old.sign("one", "one", hosts=["localhost"]))
+    assert await visitors.ask(old) == ""
+    door.believe(old.certificate.read_text())
+    assert await visitors.ask(old) == ""
+    assert await visitors.ask(old, ann) == "ann"
+    with pytest.raises(aiohttp.ClientError):
+        await visitors.ask(old, bob)
+    door.show(*new.sign("two", "two", hosts=["localhost"]))
+    door.believe(new.certificate.read_text())
+    assert await visitors.ask(new, bob) == "bob"
+    for trusting, showing in ((new, ann), (old, None)):
+        with pytest.raises(aiohttp.ClientError):
+            await visitors.ask(trusting, showing)
+
+
+async def test_what_is_no_certificate_changes_nothing(visitors: Visitors, tmp_path: Path) -> None:
+    old, new, door = visitors.old, visitors.new, visitors.door
+    door.show(*old.sign("one", "one", hosts=["localhost"]))
+    other = new.sign("two", "two", hosts=["localhost"])
+    with pytest.raises(ssl.SSLError):
+        door.believe("nothing")
+    with pytest.raises(OSError, match="No such file"):
+        door.show(tmp_path / "none", other.key)
+    with pytest.raises(ssl.SSLError):
+        door.show(old.sign("three", "three").certificate, other.key)
+    assert await visitors.ask(old) == ""
