@@ -1,0 +1,29 @@
+"""`virtbus-kubebridge`: settings, bus, cluster, service; everything is wired here."""
+
+from virtbus.bus import client, process, tracing
+from virtbus.bus.settings import load
+from virtbus.kubebridge.edge import cluster
+from virtbus.kubebridge.service import Bridge, name_of
+from virtbus.kubebridge.settings import Settings
+from virtbus.schemas.ids import UNPLACED
+
+
+async def serve(settings: Settings) -> None:
+    """Connect and serve until cancelled."""
+    async with (
+        client.connect(settings.bus(), name="kubebridge") as bus,
+        cluster.connect(settings.kubeconfig, settings.kube_context) as kubernetes,
+    ):
+        with tracing.recording("kubebridge", UNPLACED, bus.emit, settings.otlp_endpoint):
+            name = await name_of(kubernetes, settings)
+            await Bridge(bus, kubernetes, settings, name).run()
+
+
+def main() -> None:
+    """The console script."""
+    settings = load(Settings)
+    raise SystemExit(process.run(settings, lambda: serve(settings)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The actions of the core, done in their order (`core/actions.py` says what each promises).
+
+A write is made at the version that was read. A conflict, or a refusal, ends the actions; what may
+pass by itself is raised, and comes again.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from virtbus.bus.ports import Bus
+from virtbus.kubebridge.core.actions import (
+    Action,
+    BusCreate,
+    BusDelete,
+    BusStart,
+    CreateVmi,
+    DeleteVmi,
+    LookAgain,
+    Tell,
+    WriteVm,
+    WriteVmi,
+    WriteVmStatus,
+)
+from virtbus.kubebridge.core.plain import Object, at, text
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
+from virtbus.kubebridge.edge.kinds import VM, VMI
+from virtbus.kubebridge.edge.telling import Teller
+from virtbus.kubebridge.edge.views import Known
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmCreated, VmDelete, VmRef
+from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.vm import VmView
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+REQUEST_S = 10.0
+AT_ONCE_S = 0.01
+CONFLICT_S = 0.5
+"""After a conflict: what was newer is about to be told by the watch; if not, look again."""
+REFUSED_S = 60.0
+"""After a write that no version of the object is taken with."""
+_AFTER_S = {404: 0.0, 409: CONFLICT_S}
+
+
+@dataclass(slots=True)
+class Memo:
+    """What was refused of late, and is to be told; of the uid that it was refused for."""
+
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why the last VMI of a VM was not made, by the VM's uid."""
+    refused: dict[str, ErrorBody] = field(default_factory=dict)
+    """What `vm.create` answered last, by the VMI's uid."""
+
+    def forget_but(self, uids: set[str]) -> None:
+        """Only these objects are there any more."""
+        for told in (self.failed, self.refused):
+            for uid in told.keys() - uids:
+                told.pop(uid)
+
+
+class EndedError(Exception):
+    """The actions that follow are not done; look again after `after_s`."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__()
+        self.after_s = after_s
+
+
+class Acting:
+    """Does what a look found to be done."""
+
+    def __init__(self, cluster: Cluster, bus: Bus, known: Known, teller: Teller) -> None:
+        self._cluster = cluster
+        self._bus = bus
+        self._objects = {VM.kind: known.vms, VMI.kind: known.vmis}
+        self._views = known.views
+        self._teller = teller
+        self.memo = Memo()
+
+    async def act(self, actions: list[Action], read: Json) -> float:
+        """Do them on the object that was read; seconds after which to look again, or 0."""
+        again_s = [action.after_s for action in actions if isinstance(action, LookAgain)]
+        try:
+            for action in actions:
+                await self._do(action, read)
+        except EndedError as ended:
+            again_s.append(ended.after_s)
+        return min(again_s, default=0.0)
+
+    async def _do(self, action: Action, read: Json) -> None:
+        match action:
+            case CreateVmi() | DeleteVmi() | WriteVmi() | WriteVm() | WriteVmStatus():
+                await self._write(action, read)
+            case BusCreate() | BusStart() | BusDelete():
+                await self._ask(action)
+            case Tell():
+                self._teller.tell(read, action)
+            case LookAgain():
+                pass
+
+    # --- Kubernetes -----------------------------------------------------------------------
+    async def _write(
+        self, action: CreateVmi | DeleteVmi | WriteVmi | WriteVm | WriteVmStatus, read: Json
+    ) -> None:
+        meta = read["metadata"]
+        match action:
+            case CreateVmi(vmi):
+                await self._create(vmi, read)
+            case DeleteVmi(uid):
+                await self._delete(meta["name"], meta["namespace"], uid)
+            case WriteVmi(patch) | WriteVm(patch):
+                await self._patch(read, patch)
+            case WriteVmStatus(status):
+                await self._patch(read, {"status": status}, "status")
+
+    async def _create(self, vmi: Json, vm: Json) -> None:
+        """A VMI; one that is there is as good. What is refused is told by the next look."""
+        uid = text(vm, "metadata", "uid")
+        try:
+            await self._cluster.create(VMI, vmi, vmi["metadata"]["namespace"])
+        except Answer as answer:
+            if answer.passing:
+                raise
+            if answer.code != 409:
+                news = uid not in self.memo.failed
+                self.memo.failed[uid] = answer.message
+                raise EndedError(AT_ONCE_S if news else 0.0) from None
+        self.memo.failed.pop(uid, None)
+
+    async def _delete(self, name: str, namespace: str, uid: str) -> None:
+        """As it was read: one that was let go meanwhile (`--cascade=orphan`) is not ended."""
+        version = self._objects[VMI.kind].version(f"{namespace}/{name}", uid)
+        try:
+            await self._cluster.delete(VMI, name, namespace, uid, version)
+        except Answer as answer:
+            if answer.code != 409:
+                raise
+            raise EndedError(CONFLICT_S) from None
+
+    async def _patch(self, read: Json, patch: Json, sub: str = "") -> None:
+        """One write of the object that was read, at its version; then that is the new one."""
+        meta = read["metadata"]
+        kind = VM if read["kind"] == VM.kind else VMI
+        try:
+            written = await self._cluster.patch(
+                kind, meta["name"], operations(read, patch), meta["namespace"], sub, how="json"
+            )
+        except Answer as answer:
+            if answer.passing:
+                raise
+            if answer.code not in {404, 409}:
+                log.warning(
+                    "%s/%s: %s", meta["namespace"], meta["name"], answer, extra={"code": "refused"}
+                )
+            if answer.code in {401, 403}:
+                raise  # an API server that just began does not know yet who may what
+            raise EndedError(_AFTER_S.get(answer.code, REFUSED_S)) from None
+        meta["resourceVersion"] = written["metadata"]["resourceVersion"]
+        self._objects[kind.kind].wrote(written)
+
+    # --- the bus --------------------------------------------------------------------------
+    async def _ask(self, action: BusCreate | BusStart | BusDelete) -> None:
+        match action:
+            case BusCreate(create):
+                await self._created(str(create.uid), create)
+            case BusDelete(uid, grace_s):
+                await self.delete(uid, grace_s)
+            case BusStart(uid):
+                try:
+                    await self._request("start", VmRef(uid=uid))
+                except VirtbusError as error:
+                    if error.code >= Code.EXHAUSTED:
+                        raise
+
+    async def _created(self, uid: str, create: Any) -> None:
+        refused = self.memo.refused
+        try:
+            answer = await self._request("create", create)
+        except VirtbusError as error:
+            if error.code > Code.EXHAUSTED or error.reason == "busy":
+                raise
+            if error.code == Code.GONE:
+                self._views.ended(uid)
+                raise EndedError(AT_ONCE_S) from None
+            news = uid not in refused or refused[uid].reason != error.reason
+            refused[uid] = error.body
+            if news:
+                raise EndedError(AT_ONCE_S) from None
+            return  # what follows tells of it
+        refused.pop(uid, None)
+        self._views.answered(validate(VmCreated, answer).vm)
+
+    async def delete(self, uid: str, grace_s: int | None = None) -> None:
+        """End a VM; one that is not there is gone for sure."""
+        try:
+            answer = await self._request("delete", VmDelete(uid=uid, grace_s=grace_s))
+        except VirtbusError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            self._views.ended(uid)
+            raise EndedError(AT_ONCE_S) from None
+        self._views.answered(validate(VmView, answer))
+
+    async def _request(self, verb: str, value: Any) -> Any:
+        return await self._bus.request(subjects.api("vm", verb), value, timeout_s=REQUEST_S)
+
+
+def operations(read: Object, patch: Json) -> list[Json]:
+    """A JSON patch at the version that was read: another one meanwhile is a conflict.
+
+    A status takes the place of the whole one; labels are added to those that are there.
+    """
+    version = text(read, "metadata", "resourceVersion")
+    made = [_add(("metadata", "resourceVersion"), version)]
+    for part, value in patch.items():
+        if part == "status":
+            made.append(_add((part,), value))
+            continue
+        for name, one in value.items():
+            if isinstance(one, dict) and isinstance(at(read, part, name), dict):
+                made += [_add((part, name, key), inner) for key, inner in one.items()]
+            else:
+                made.append(_add((part, name), one))
+    return made
+
+
+def _add(path: tuple[str, ...], value: Any) -> Json:
+    pointer = "".join("/" + one.replace("~", "~0").replace("/", "~1") for one in path)
+    return {"op": "add", "path": pointer, "value": value}

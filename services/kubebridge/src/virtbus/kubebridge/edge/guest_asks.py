@@ -1,0 +1,124 @@
+"""What the agents in guests say, asked now and then: AgentConnected, the guest's system, addresses.
+
+A guest that answered is asked each minute. One that did not may still be booting, or has no agent:
+it is asked ever more rarely, as long after the last time as half of the time that it has run.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.bus.tasks import Background, background
+from virtbus.kubebridge.edge.objects import Changed
+from virtbus.kubebridge.edge.views import Views
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.states import VmState
+from virtbus.schemas.wire import encode, read, validate
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+FIRST_S, LONGEST_S = 10.0, 300.0
+"""Between two tries at a guest that does not answer."""
+EACH_S = 60.0
+ANSWER_S, SLACK_S = 5.0, 5.0
+AT_ONCE = 16
+ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A guest; times are the loop's. `told` is the answer as bytes, empty for none."""
+
+    due_s: float
+    since_s: float = 0.0
+    told: bytes = b""
+    known: bool = False
+    busy: bool = False
+
+
+def pause_s(up_s: float) -> float:
+    """Until a guest that has run for `up_s` and did not answer is asked again."""
+    return min(max(up_s / 2, FIRST_S), LONGEST_S)
+
+
+class GuestAsks:
+    """Asks while `run` runs and `acts` is set; listeners are told the key of what changed."""
+
+    def __init__(self, bus: Bus, views: Views, acts: asyncio.Event) -> None:
+        self._bus = bus
+        self._views = views
+        self._acts = acts
+        self._asked: dict[str, _Asked] = {}
+        self.listeners: list[Changed] = []
+
+    def get(self, uid: str) -> GuestInfo | None:
+        """What the guest's agent said last; None where none answers."""
+        one = self._asked.get(uid)
+        return read(GuestInfo, one.told) if one is not None and one.told else None
+
+    def asked(self, uid: str) -> bool:
+        """Whether it is known by now if an agent answers."""
+        one = self._asked.get(uid)
+        return one is not None and one.known
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        time = asyncio.get_running_loop().time
+        async with background() as tasks:
+            while True:
+                await self._acts.wait()
+                self._round(tasks, time())
+                await asyncio.sleep(TICK_S)
+
+    def _round(self, tasks: Background, now_s: float) -> None:
+        """Begin what is due, as far as there is room."""
+        keys = dict(self._views)
+        for uid in self._asked.keys() - keys.keys():
+            del self._asked[uid]
+        room = AT_ONCE - sum(one.busy for one in self._asked.values())
+        for uid, key in keys.items():
+            one = self._asked.get(uid)
+            if one is None:
+                one = self._asked[uid] = _Asked(now_s + FIRST_S)
+            if room <= 0 or one.busy or one.due_s > now_s:
+                continue
+            view = self._views.get(uid)
+            if view is None or view.state is not VmState.RUNNING:
+                one.since_s, one.due_s = 0.0, now_s + FIRST_S
+                self._take(one, key, b"")
+                continue
+            one.since_s = one.since_s or now_s
+            one.busy = True
+            room -= 1
+            tasks.start(self._ask(one, uid, key, view.node))
+
+    async def _ask(self, one: _Asked, uid: str, key: str, node: str) -> None:
+        loop = asyncio.get_running_loop()
+        want = GuestAsk(uid=uid, about=ABOUT, timeout_s=ANSWER_S)
+        after_s, told = EACH_S, b""
+        try:
+            said = await self._bus.request(
+                subjects.rpc(node, "agent", "guest"), want, timeout_s=ANSWER_S + SLACK_S
+            )
+            told = encode(validate(GuestInfo, said))
+        except VirtbusError as error:
+            never = error.code == Code.UNSUPPORTED
+            after_s = LONGEST_S if never else pause_s(loop.time() - one.since_s)
+        except BusError as error:  # which says nothing of the guest
+            log.debug("agent of %s: %s", key, error)
+            one.due_s = loop.time() + FIRST_S
+            return
+        finally:
+            one.busy = False
+        one.due_s = loop.time() + after_s
+        self._take(one, key, told)
+
+    def _take(self, one: _Asked, key: str, told: bytes) -> None:
+        if told != one.told or not one.known:
+            one.told, one.known = told, True
+            for changed in self.listeners:
+                changed(key)

@@ -1,0 +1,67 @@
+"""The kinds of objects that the bridge reads or writes, and where the API server has them."""
+
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """A resource of one version; `group` is empty for the core one."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """As objects carry it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, name: str = "", namespace: str = "", sub: str = "") -> str:
+        """The URL's path: of one object, or without `name` of all, in `namespace` or in each."""
+        parts = ["apis", self.group] if self.group else ["api"]
+        parts.append(self.version)
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts += [one for one in (self.plural, name, sub) if one]
+        return "/" + "/".join(parts)
+
+
+VM = Kind("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
+VMI = Kind("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+KUBEVIRT = Kind("kubevirt.io", "v1", "kubevirts", "KubeVirt")
+
+NAMESPACE = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
+NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
+SECRET = Kind("", "v1", "secrets", "Secret")
+CONFIG_MAP = Kind("", "v1", "configmaps", "ConfigMap")
+SERVICE = Kind("", "v1", "services", "Service")
+EVENT = Kind("events.k8s.io", "v1", "events", "Event")
+ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+
+ACCESS_REVIEW = Kind(
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
+)
+API_SERVICE = Kind("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
+MUTATING = Kind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    namespaced=False,
+)
+VALIDATING = Kind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    namespaced=False,
+)
+CRD = Kind(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+)

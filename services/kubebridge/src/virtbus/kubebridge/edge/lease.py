@@ -1,0 +1,118 @@
+"""Which of several bridges acts: the one with the Lease. The others watch, and take over.
+
+What comes out is right without it, since every write is made at the version that was read (ADR
+0026): it only spares writes that would meet conflicts. So a bridge whose Lease cannot be renewed
+goes on until another one has it, and one that may not have a Lease at all acts without.
+"""
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.plain import at, text
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
+from virtbus.kubebridge.edge.kinds import LEASE
+
+log = logging.getLogger(__name__)
+
+NAME = "virtbus-kubebridge"
+LASTS_S = 6.0
+"""A lease that was not renewed for this long, by our own clock, is free."""
+RENEW_S = 2.0
+GIVE_BACK_S = 2.0
+
+
+class Lease:
+    """Sets and clears `held` while `run` runs."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        holder: str,
+        held: asyncio.Event,
+        sources: Sources = REAL,
+    ) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._holder = holder
+        self._sources = sources
+        self._seen = ("", 0.0)
+        self.held = held
+
+    async def run(self) -> None:
+        """Take it when it is free, and keep it; give it back at the end."""
+        try:
+            while True:
+                try:
+                    await self._step()
+                except Answer as answer:
+                    self._refused(answer)
+                await asyncio.sleep(self._sources.uniform(0.8, 1.2) * RENEW_S)
+        finally:
+            if self.held.is_set():
+                await self._give_back()
+
+    def _refused(self, answer: Answer) -> None:
+        if answer.passing or answer.code == 409:
+            log.debug("lease: %s", answer)
+        elif not self.held.is_set():
+            log.warning("acts without a Lease: %s", answer, extra={"code": "no_lease"})
+            self.held.set()
+
+    async def _step(self) -> None:
+        lease = await self._cluster.get(LEASE, NAME, self._namespace)
+        if lease is None:
+            await self._cluster.create(LEASE, self._mine(None), self._namespace)
+            self._hold()
+        elif text(lease, "spec", "holderIdentity") in {self._holder, ""} or self._over(lease):
+            await self._cluster.replace(LEASE, self._mine(lease))
+            self._hold()
+        elif self.held.is_set():
+            log.warning("another bridge has the Lease", extra={"code": "lease_lost"})
+            self.held.clear()
+
+    def _hold(self) -> None:
+        if not self.held.is_set():
+            log.info("holds the Lease", extra={"code": "lease_held"})
+            self.held.set()
+
+    def _over(self, lease: Json) -> bool:
+        """True where nothing was written to it for LASTS_S: clocks of others are not trusted."""
+        now_s, version = asyncio.get_running_loop().time(), lease["metadata"]["resourceVersion"]
+        if self._seen[0] != version:
+            self._seen = (version, now_s)
+        return now_s - self._seen[1] > LASTS_S
+
+    def _mine(self, before: Json | None) -> Json:
+        """The Lease in our hands; at the version that was read, so that one of two gets it."""
+        now = self._now()
+        ours = text(before, "spec", "holderIdentity") == self._holder
+        switched = at(before, "spec", "leaseTransitions") or 0
+        spec = {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": int(LASTS_S),
+            "acquireTime": at(before, "spec", "acquireTime") if ours else now,
+            "renewTime": now,
+            "leaseTransitions": switched if ours or before is None else switched + 1,
+        }
+        if before is not None:
+            return {**before, "spec": spec}
+        meta = {"name": NAME, "namespace": self._namespace}
+        return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
+
+    async def _give_back(self) -> None:
+        """The next one begins at once."""
+        try:
+            async with asyncio.timeout(GIVE_BACK_S):
+                lease = await self._cluster.get(LEASE, NAME, self._namespace)
+                if lease is not None and text(lease, "spec", "holderIdentity") == self._holder:
+                    lease["spec"]["holderIdentity"] = ""
+                    await self._cluster.replace(LEASE, lease)
+        except (Answer, TimeoutError) as error:
+            log.debug("the Lease ends by itself: %s", error)
+
+    def _now(self) -> str:
+        now = datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)
+        return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

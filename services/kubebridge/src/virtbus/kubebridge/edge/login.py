@@ -1,0 +1,76 @@
+"""Logging in to a cluster: the only importer of kubernetes_asyncio (ADR 0024)."""
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from virtbus.kubebridge.edge.lean import lean_import
+
+with lean_import():
+    from kubernetes_asyncio.client.api_client import ApiClient
+    from kubernetes_asyncio.client.configuration import Configuration
+    from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+
+__all__ = ["ApiClient", "client"]
+
+READ_BYTES = 2 * 1024 * 1024
+"""Of a response that is not read yet; then the server waits."""
+
+
+@asynccontextmanager
+async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIterator[ApiClient]:
+    """A client of the cluster of a kubeconfig, or of the one whose pod this is.
+
+    Logins that end are renewed by it. `agent` is how it calls itself.
+
+    Raises:
+        ValueError: there is no such login; the message says what to give.
+    """
+    configuration = Configuration()
+    try:
+        if kubeconfig is None:
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            await load_kube_config(
+                config_file=str(kubeconfig),
+                context=context or None,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+    except (ConfigException, OSError, AttributeError) as error:
+        told = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (set kubeconfig)"
+        msg = f"no login to a cluster: {told}: {error}"
+        raise ValueError(msg) from error
+    if configuration.proxy is None:
+        configuration.proxy = _proxy(configuration.host or "")
+    made = ApiClient(configuration)
+    made.user_agent = agent
+    _ask_for_no_proxy(made)
+    try:
+        yield made
+    finally:
+        await made.close()
+        await asyncio.sleep(0)  # aiohttp closes its transports in the loop's next turn
+
+
+def _proxy(url: str) -> str | None:
+    """What the environment says (HTTPS_PROXY, NO_PROXY)."""
+    parts = urlsplit(url)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+def _ask_for_no_proxy(client: ApiClient) -> None:
+    """Spare what aiohttp would look up at each request, in a thread."""
+    rest = client.rest_client
+    connector = rest.pool_manager.connector
+    rest.pool_manager.detach()
+    rest.pool_manager = aiohttp.ClientSession(
+        connector=connector, trust_env=False, read_bufsize=READ_BYTES
+    )

@@ -1,0 +1,96 @@
+"""A look at a name: the VMI, then the VM, each as the core says (ADR 0026)."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core import vm_rules, vmi_rules
+from virtbus.kubebridge.core.needs import Given, needs
+from virtbus.kubebridge.core.phases import FINAL
+from virtbus.kubebridge.core.plain import at, part, text
+from virtbus.kubebridge.core.vmi_status import Seen, phase
+from virtbus.kubebridge.edge.acting import Acting
+from virtbus.kubebridge.edge.cluster import Cluster, Json
+from virtbus.kubebridge.edge.guest_asks import GuestAsks
+from virtbus.kubebridge.edge.kinds import CONFIG_MAP, SECRET, Kind
+from virtbus.kubebridge.edge.views import Known
+
+NEEDED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
+"""Whose objects a VMI may be made of."""
+
+
+class Reconciling:
+    """Looks, and has done what follows."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known: Known,
+        guests: GuestAsks,
+        acting: Acting,
+        name: str,
+        sources: Sources = REAL,
+    ) -> None:
+        self._cluster = cluster
+        self._vms, self._vmis, self._views = known
+        self._guests = guests
+        self._acting = acting
+        self._name = name
+        self._sources = sources
+
+    async def look(self, key: str) -> float:
+        """Reconcile what has this `namespace/name`; seconds until to look again, or 0.
+
+        The VMI first: what is told of it is what its VM then tells. Neither waits for the other
+        where that failed.
+        """
+        again_s, failure = [], None
+        for part_of in (self._vmi, self._vm):
+            try:
+                again_s.append(await part_of(key))
+            except Exception as error:  # noqa: BLE001  raised below
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return min((one for one in again_s if one), default=0.0)
+
+    async def _vm(self, key: str) -> float:
+        vm = self._vms.get(key)
+        if vm is None:
+            return 0.0
+        failed = self._acting.memo.failed.get(text(vm, "metadata", "uid"), "")
+        actions = vm_rules.reconcile(vm, self._vmis.get(key), self._now(), failed)
+        return await self._acting.act(actions, vm)
+
+    async def _vmi(self, key: str) -> float:
+        vmi = self._vmis.get(key)
+        if vmi is None:
+            return 0.0
+        seen = self._seen(text(vmi, "metadata", "uid"))
+        given = await self._given(vmi, seen)
+        actions = vmi_rules.reconcile(vmi, seen, given, self._now(), self._name)
+        return await self._acting.act(actions, vmi)
+
+    def _seen(self, uid: str) -> Seen:
+        gone = self._views.gone(uid)
+        view = None if gone else self._views.get(uid)
+        refused = None if view is not None else self._acting.memo.refused.get(uid)
+        guest, asked = self._guests.get(uid), self._guests.asked(uid)
+        return Seen(view=view, gone=gone, refused=refused, guest=guest, asked=asked)
+
+    async def _given(self, vmi: Json, seen: Seen) -> Given:
+        """What the VMI's guest is to be made of, where it is still to be made."""
+        if seen.view is not None or seen.gone or phase(vmi) in FINAL:
+            return {}
+        if at(vmi, "metadata", "deletionTimestamp"):
+            return {}
+        namespace = text(vmi, "metadata", "namespace")
+        found = {}
+        for kind, name in {(need.kind, need.name) for need in needs(part(vmi, "spec"))}:
+            obj = await self._cluster.get(NEEDED[kind], name, namespace)
+            if obj is not None:
+                found[kind, name] = obj
+        return found
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)

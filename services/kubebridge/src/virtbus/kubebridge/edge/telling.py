@@ -1,0 +1,147 @@
+"""Events on objects: few, however much happens. What cannot be told in time is not told.
+
+Each object has BURST events and then one each REFILL_S, as client-go's recorder has it; the same
+event again counts in the series of the first. All are sent side by side with what they tell of.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.actions import Tell
+from virtbus.kubebridge.core.plain import Object, text
+from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
+from virtbus.kubebridge.edge.kinds import EVENT
+
+log = logging.getLogger(__name__)
+
+BURST, REFILL_S = 25.0, 300.0
+WAITING_MAX = 2000
+"""Events that wait to be sent; more are dropped."""
+KNOWN_MAX = 4096
+"""Events that are remembered, so that the same again is counted."""
+COUNTED_S = 60.0
+"""How often at most a count is written."""
+SENDERS = 2
+NOTE_MAX = 1024
+
+
+class _Same(NamedTuple):
+    """What makes two events one."""
+
+    uid: str
+    reason: str
+    message: str
+
+
+class _Told:
+    """An event that was sent: its name, how often it was told, and when that was written last."""
+
+    def __init__(self, name: str, at_s: float) -> None:
+        self.name = name
+        self.count = 1
+        self.written_s = at_s
+
+
+class Teller:
+    """Sends events while `run` runs."""
+
+    def __init__(self, cluster: Cluster, instance: str, sources: Sources = REAL) -> None:
+        self._cluster = cluster
+        self._instance = instance
+        self._sources = sources
+        self._waiting: asyncio.Queue[tuple[Json, Tell]] = asyncio.Queue(WAITING_MAX)
+        self._told: OrderedDict[_Same, _Told] = OrderedDict()
+        self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.dropped = 0
+
+    def tell(self, obj: Object, what: Tell) -> None:
+        """Tell it of an object, soon."""
+        try:
+            self._waiting.put_nowait((reference(obj), what))
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(SENDERS):
+                group.create_task(self._send())
+
+    async def _send(self) -> None:
+        while True:
+            about, what = await self._waiting.get()
+            try:
+                await self._sent(about, what)
+            except Answer as answer:
+                self.dropped += 1
+                log.debug("event %s: %s", what.reason, answer)
+
+    async def _sent(self, about: Json, what: Tell) -> None:
+        now_s = asyncio.get_running_loop().time()
+        same = _Same(about["uid"], what.reason, what.message)
+        told = self._told.get(same)
+        if told is not None:
+            self._told.move_to_end(same)
+            await self._counted(told, about, now_s)
+            return
+        if not self._may(about["uid"], now_s):
+            self.dropped += 1
+            return
+        name = f"{about['name'][:200]}.{self._sources.uuid7()[-12:]}"
+        self._told[same] = _Told(name, now_s)
+        if len(self._told) > KNOWN_MAX:
+            self._told.popitem(last=False)
+        await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
+
+    async def _counted(self, told: _Told, about: Json, now_s: float) -> None:
+        told.count += 1
+        if now_s - told.written_s < COUNTED_S:
+            return
+        told.written_s = now_s
+        series = {"count": told.count, "lastObservedTime": self._now()}
+        await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
+
+    def _may(self, uid: str, now_s: float) -> bool:
+        """One token of the object's."""
+        tokens, at_s = self._tokens.pop(uid, (BURST, now_s))
+        tokens = min(BURST, tokens + (now_s - at_s) / REFILL_S)
+        self._tokens[uid] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now_s)
+        if len(self._tokens) > KNOWN_MAX:
+            self._tokens.popitem(last=False)
+        return tokens >= 1
+
+    def _event(self, name: str, about: Json, what: Tell) -> Json:
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": name, "namespace": about["namespace"]},
+            "eventTime": self._now(),
+            "reportingController": MANAGER,
+            "reportingInstance": self._instance[:128],
+            "action": what.reason,
+            "reason": what.reason,
+            "regarding": about,
+            "note": what.message[:NOTE_MAX],
+            "type": "Warning" if what.warning else "Normal",
+        }
+
+    def _now(self) -> str:
+        """A MicroTime."""
+        now = datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)
+        return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def reference(obj: Object) -> Json:
+    """An ObjectReference."""
+    meta = obj["metadata"]
+    return {
+        "apiVersion": text(obj, "apiVersion"),
+        "kind": text(obj, "kind"),
+        "namespace": text(meta, "namespace"),
+        "name": text(meta, "name"),
+        "uid": text(meta, "uid"),
+    }

@@ -1,0 +1,149 @@
+"""This cluster's VMs as the bus shows them, by virtbus' own watch.
+
+A view that is not there says nothing: a list may come from a controller that is behind. What is
+gone for sure is what a delete found absent, a create was told of, or a watch saw to its end.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from virtbus.bus.backoff import delays
+from virtbus.bus.ports import Bus, BusError, UnavailableError
+from virtbus.kubebridge.core.mapping import CLUSTER
+from virtbus.kubebridge.edge.objects import Changed, Objects
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmWatch
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.vm import VmView
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 15.0
+"""Three heartbeats of a watch."""
+RENEW_S = 10.0
+PAUSE_S = (0.1, 5.0)
+
+Plain = Mapping[str, Any]
+
+
+class Views:
+    """The VMs that carry this cluster's label, by uid; as bytes, of which a look makes a model."""
+
+    def __init__(self, bus: Bus, cluster: str) -> None:
+        self._bus = bus
+        self._cluster = cluster
+        self._held: dict[str, tuple[str, bytes]] = {}
+        self._gone: set[str] = set()
+        self._pauses = delays(*PAUSE_S, bus.sources)
+        self.listeners: list[Changed] = []
+        self.synced = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The uid and the `namespace/name` of each."""
+        return iter([(uid, key) for uid, (key, _) in self._held.items()])
+
+    # --- what is known --------------------------------------------------------------------
+    def get(self, uid: str) -> VmView | None:
+        """The VM as it was last seen."""
+        held = self._held.get(uid)
+        return None if held is None else read(VmView, held[1])
+
+    def gone(self, uid: str) -> bool:
+        """True where its end is certain."""
+        return uid in self._gone
+
+    def ended(self, uid: str) -> None:
+        """Its end is certain: a delete found nothing, or a create was told that it was deleted."""
+        self._held.pop(uid, None)
+        self._gone.add(uid)
+
+    def forget_but(self, uids: set[str]) -> None:
+        """Of what is gone, only these are asked for any more."""
+        self._gone &= uids
+
+    def answered(self, view: VmView) -> None:
+        """Take in what a request answered, where the watch is behind it."""
+        before = self.get(view.uid)
+        if view.uid not in self._gone and (before is None or before.revision < view.revision):
+            self._held[view.uid] = (f"{view.namespace}/{view.name}", encode(view))
+
+    # --- following ------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Follow until cancelled, whatever becomes of the bus meanwhile."""
+        while True:
+            try:
+                await self._follow()
+            except (BusError, VirtbusError) as error:
+                log.info("watch of VMs: %s", error, extra={"code": "watch_failed"})
+            await asyncio.sleep(next(self._pauses))
+
+    async def _follow(self) -> None:
+        """One watch, from a full list to its end."""
+        loop, want = asyncio.get_running_loop(), VmWatch(labels={CLUSTER: self._cluster})
+        listed: set[str] = set()
+        renewal, renewed_s = "", loop.time()
+        stream = self._bus.request_stream(
+            subjects.api("vm", "watch"), want, idle_timeout_s=SILENT_S
+        )
+        async with stream as replies:
+            async for reply in replies:
+                renewal = reply.get("renew") or renewal
+                if renewal and loop.time() - renewed_s > RENEW_S:
+                    await self._bus.publish(renewal, {})
+                    renewed_s = loop.time()
+                if reply.get("resync"):
+                    return
+                for view in reply.get("items") or ():
+                    listed.add(self._take(view))
+                if reply.get("synced"):
+                    self._retain(listed)
+                    self._pauses = delays(*PAUSE_S, self._bus.sources)
+                    self.synced.set()
+                self._changed(reply)
+        raise UnavailableError("the watch ended")
+
+    def _changed(self, reply: Plain) -> None:
+        if (view := reply.get("change")) is not None:
+            self._take(view)
+        if uid := reply.get("gone"):
+            self._went(uid)
+
+    def _take(self, view: Plain) -> str:
+        uid, key = str(view["uid"]), f"{view['namespace']}/{view['name']}"
+        before, held = self._held.get(uid), (key, encode(view))
+        if uid not in self._gone and before != held:
+            self._held[uid] = held
+            self._tell(key)
+        return uid
+
+    def _went(self, uid: str) -> None:
+        """It left the watch: its end, if it was being deleted; else its labels may have changed."""
+        view, held = self.get(uid), self._held.pop(uid, None)
+        if held is None:
+            return
+        if view is not None and view.deleting:
+            self._gone.add(uid)
+        self._tell(held[0])
+
+    def _retain(self, uids: set[str]) -> None:
+        for uid in self._held.keys() - uids:
+            key, _ = self._held.pop(uid)
+            self._tell(key)
+
+    def _tell(self, key: str) -> None:
+        for changed in self.listeners:
+            changed(key)
+
+
+class Known(NamedTuple):
+    """All that looks are made of."""
+
+    vms: Objects
+    vmis: Objects
+    views: Views

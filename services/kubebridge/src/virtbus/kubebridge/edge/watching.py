@@ -1,0 +1,116 @@
+"""List and watch that lose nothing: what is there, what changes, and what went meanwhile.
+
+A list, then a watch from its version on, with bookmarks so that the version stays a fresh one. A
+watch that ends goes on where it was. Only where the API server does not know that version any more
+(410) is all listed anew, and what is not in it is gone. After 429, 5xx and no answer at all: later.
+"""
+
+import asyncio
+import logging
+
+from virtbus.bus.backoff import delays
+from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.plain import Object, key, text
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Event
+from virtbus.kubebridge.edge.kinds import Kind
+from virtbus.kubebridge.edge.objects import Objects
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = (0.1, 10.0)
+"""Between tries: the first, and the longest after many that failed."""
+LASTS_S = 5.0
+"""A watch that ended sooner, and told nothing, failed."""
+
+
+class Following:
+    """Keeps `objects` as the cluster has them."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        kind: Kind,
+        objects: Objects,
+        *,
+        selector: str = "",
+        sources: Sources = REAL,
+    ) -> None:
+        self._cluster = cluster
+        self._kind = kind
+        self._objects = objects
+        self._selector = selector
+        self._sources = sources
+        self._version = ""
+        self._pauses = delays(*PAUSE_S, sources)
+        self.synced = asyncio.Event()
+        """Set once a whole list was taken in."""
+        self.lists = 0
+        """How often all was listed."""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                if self._version:
+                    await self._watch()
+                else:
+                    await self._list()
+            except Answer as answer:
+                await self._failed(answer)
+
+    async def _list(self) -> None:
+        """All objects; those that it does not name are gone."""
+        seen: set[str] = set()
+        version = ""
+        async for page in self._cluster.pages(self._kind, selector=self._selector):
+            for obj in page.items:
+                seen.add(self._take(obj))
+            version = page.resource_version
+        self._objects.retain(seen)
+        self._version = version
+        self.lists += 1
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        """Until the server ends it."""
+        loop = asyncio.get_running_loop()
+        begun_s, told = loop.time(), False
+        async for event in self._cluster.watch(self._kind, self._version, self._selector):
+            self._heard(event)
+            told = True
+            self._pauses = delays(*PAUSE_S, self._sources)
+        if told or loop.time() - begun_s > LASTS_S:
+            self._pauses = delays(*PAUSE_S, self._sources)
+        else:
+            await asyncio.sleep(next(self._pauses))
+
+    def _heard(self, event: Event) -> None:
+        version = text(event.object, "metadata", "resourceVersion")
+        if event.type == "DELETED":
+            self._objects.drop(key(event.object))
+        elif event.type in {"ADDED", "MODIFIED"}:
+            self._take(event.object)
+        if version:
+            self._version = version
+
+    def _take(self, obj: Object) -> str:
+        """Into the cache. Items of a list do not say what kind they are."""
+        named = {"apiVersion": self._kind.api_version, "kind": self._kind.kind, **obj}
+        self._objects.put(named)
+        return key(obj)
+
+    async def _failed(self, answer: Answer) -> None:
+        """Pause; a refusal that does not pass by itself begins with a list."""
+        pause_s = max(answer.retry_after_s, next(self._pauses))
+        if not answer.passing:
+            self._version = ""
+        level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+        log.log(
+            level,
+            "%s: %s; again in %.1f s",
+            self._kind.plural,
+            answer,
+            pause_s,
+            extra={"code": "watch_failed"},
+        )
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,164 @@
+"""An API server that keeps ConfigMaps in memory, and does what is asked of it wrong on demand."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+Json = dict[str, Any]
+Fault = Callable[[web.Request], "web.StreamResponse | None"]
+
+
+class Faulty:
+    """Lists in pages, watches from a version; `faults` are answered first, one a request each.
+
+    `forget` makes every version before now a 410, as a compacted etcd does.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.version = 1
+        self.floor = 0
+        self.faults: list[tuple[str, int, dict[str, str]]] = []
+        """(list or watch, status, headers): 0 hangs up, 1 ends in the middle of a line, 200 ends
+        at once."""
+        self.asked: list[str] = []
+        self._log: list[tuple[int, str, Json]] = []
+        self._news = asyncio.Event()
+        self._open: list[web.Request] = []
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    # --- its life -------------------------------------------------------------------------
+    async def open(self) -> int:
+        """Serve, on the port that it had before, if any."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
+        self._port = self._runner.addresses[0][1]
+        return self._port
+
+    async def close(self) -> None:
+        """Hang up, and answer nobody."""
+        self.hang_up()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # --- what changes ---------------------------------------------------------------------
+    def put(self, name: str, value: str = "") -> None:
+        self.version += 1
+        kind = "MODIFIED" if name in self.objects else "ADDED"
+        meta = {"name": name, "namespace": "n", "uid": name, "resourceVersion": str(self.version)}
+        self.objects[name] = {"metadata": meta, "data": {"value": value}}
+        self._tell(kind, self.objects[name])
+
+    def delete(self, name: str) -> None:
+        self.version += 1
+        gone = self.objects.pop(name)
+        gone["metadata"] = {**gone["metadata"], "resourceVersion": str(self.version)}
+        self._tell("DELETED", gone)
+
+    def forget(self) -> None:
+        self.version += 1
+        self.floor = self.version
+
+    def hang_up(self) -> None:
+        """End every open watch."""
+        for request in tuple(self._open):
+            if request.transport is not None:
+                request.transport.abort()
+
+    def _tell(self, kind: str, obj: Json) -> None:
+        self._log.append((self.version, kind, json.loads(json.dumps(obj))))
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    # --- what is answered -----------------------------------------------------------------
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        what = "watch" if "watch" in request.query else "list"
+        self.asked.append(what)
+        if self.faults and self.faults[0][0] == what:
+            _, status, headers = self.faults.pop(0)
+            return await self._faulty(request, status, headers)
+        return await (self._watch if what == "watch" else self._list)(request)
+
+    async def _faulty(
+        self, request: web.Request, status: int, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        if status >= 300:
+            return web.json_response(_status(status), status=status, headers=headers)
+        response = web.StreamResponse()
+        if status == 0:
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.prepare(request)
+        if status == 1:
+            await response.write(b'{"type":"ADDED","object":{"metadata":{"na')
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        limit, begin = int(request.query["limit"]), int(request.query.get("continue", "0"))
+        names = sorted(self.objects)
+        meta = {"resourceVersion": str(self.version)}
+        if begin + limit < len(names):
+            meta["continue"] = str(begin + limit)
+        items = [self.objects[name] for name in names[begin : begin + limit]]
+        return web.json_response({"metadata": meta, "items": items})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        since = int(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if since < self.floor:
+            await _line(response, "ERROR", _status(410))
+            return response
+        self._open.append(request)
+        try:
+            while True:
+                news = self._news
+                for version, kind, obj in self._log:
+                    if version > since:
+                        await _line(response, kind, obj)
+                        since = version
+                await news.wait()
+        except ConnectionError:
+            return response
+        finally:
+            self._open.remove(request)
+
+
+def _status(code: int) -> Json:
+    return {"kind": "Status", "code": code, "reason": "Asked", "message": "as the test wants it"}
+
+
+async def _line(response: web.StreamResponse, kind: str, obj: Json) -> None:
+    await response.write(json.dumps({"type": kind, "object": obj}).encode() + b"\n")
+
+
+@asynccontextmanager
+async def served(faulty: Faulty, folder: Path) -> AsyncIterator[Path]:
+    """Its kubeconfig, for as long as it serves."""
+    port = await faulty.open()
+    path = folder / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "t", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "t", "user": {}}],
+        "contexts": [{"name": "t", "context": {"cluster": "t", "user": "t"}}],
+        "current-context": "t",
+    }
+    path.write_text(json.dumps(config))
+    try:
+        yield path
+    finally:
+        await faulty.close()

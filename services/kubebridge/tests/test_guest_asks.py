@@ -1,0 +1,101 @@
+"""Agents in guests are asked now and then: who answers each minute, others ever more rarely."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from services.kubebridge.tests.manifests import UID
+from services.kubebridge.tests.world import view
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.tasks import background
+from virtbus.kubebridge.edge import guest_asks
+from virtbus.kubebridge.edge.guest_asks import GuestAsks, pause_s
+from virtbus.kubebridge.edge.views import Views
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.guest import GuestInfo, GuestOs
+from virtbus.schemas.states import VmState
+
+INFO = GuestInfo(os=GuestOs(id="debian"))
+
+
+def test_a_guest_without_an_agent_is_asked_ever_more_rarely() -> None:
+    up_s, asks = 10.0, 0
+    while up_s < 24 * 3600:
+        up_s += pause_s(up_s)
+        asks += 1
+    assert asks < 310
+    assert [pause_s(up) for up in (0, 30, 100, 10_000)] == [10, 15, 50, 300]
+
+
+class Asked:
+    """A node whose guests say what `answer` is; each ask is counted."""
+
+    def __init__(self, bus: MemoryBus, views: Views) -> None:
+        self.answer: GuestInfo | VirtbusError = INFO
+        self.count = 0
+        acts = asyncio.Event()
+        acts.set()
+        self.changed: asyncio.Queue[str] = asyncio.Queue()
+        self.asks = GuestAsks(bus, views, acts)
+        self.asks.listeners.append(self.changed.put_nowait)
+
+    async def guest(self, _: Request) -> Any:
+        self.count += 1
+        if isinstance(self.answer, VirtbusError):
+            raise self.answer
+        return self.answer
+
+
+@asynccontextmanager
+async def asked(monkeypatch: pytest.MonkeyPatch, state: VmState) -> AsyncIterator[Asked]:
+    for name in ("TICK_S", "FIRST_S", "EACH_S", "LONGEST_S"):
+        monkeypatch.setattr(guest_asks, name, 0.01)
+    bus = MemoryBus(MemoryServer())
+    views = Views(bus, "c1")
+    views.answered(view(UID, state=state))
+    here = Asked(bus, views)
+    endpoint = Endpoint("guest", subjects.rpc("n1", "agent", "guest"), here.guest)
+    async with bus.serve(ServiceInfo("agent", "1.0.0"), [endpoint]), background() as tasks:
+        tasks.start(here.asks.run())
+        async with asyncio.timeout(30):
+            yield here
+    await bus.aclose()
+
+
+async def test_what_an_agent_says_is_known_and_a_change_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with asked(monkeypatch, VmState.RUNNING) as here:
+        assert not here.asks.asked(UID)
+        key = await here.changed.get()
+        assert key == "default/kubevirt-smoke-fedora"
+        assert (here.asks.get(UID), here.asks.asked(UID)) == (INFO, True)
+        while here.count < 3:
+            await asyncio.sleep(0.01)
+        assert here.changed.empty()
+        here.answer = VirtbusError(Code.CONFLICT, "guest_agent_absent", "none")
+        await here.changed.get()
+        assert here.asks.get(UID) is None
+        here.answer = INFO
+        await here.changed.get()
+        assert here.asks.get(UID) == INFO
+
+
+async def test_a_guest_that_does_not_run_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asked(monkeypatch, VmState.PREPARING) as here:
+        await here.changed.get()
+        assert (here.asks.get(UID), here.asks.asked(UID), here.count) == (None, True, 0)
+
+
+async def test_of_a_guest_that_is_gone_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asked(monkeypatch, VmState.RUNNING) as here:
+        await here.changed.get()
+        cast("Any", here.asks)._views.ended(UID)
+        while here.asks.asked(UID):
+            await asyncio.sleep(0.01)
+        assert here.asks.get(UID) is None

@@ -1,0 +1,83 @@
+"""Events are few, however much is told, and cost a bounded memory."""
+
+import asyncio
+from typing import Any
+
+from virtbus.bus.tasks import background
+from virtbus.kubebridge.core.actions import Tell
+from virtbus.kubebridge.edge.cluster import Answer
+from virtbus.kubebridge.edge.telling import BURST, WAITING_MAX, Teller
+
+
+class Recorder:
+    """The part of a cluster that a teller uses."""
+
+    def __init__(self) -> None:
+        self.created: list[dict[str, Any]] = []
+        self.patched = 0
+        self.refuses = False
+
+    async def create(self, kind: object, body: dict[str, Any], namespace: str = "") -> None:
+        await asyncio.sleep(0)
+        if self.refuses:
+            raise Answer({"code": 403})
+        self.created.append(body)
+
+    async def patch(self, *_: object) -> None:
+        self.patched += 1
+
+
+def vmi(uid: str = "u") -> dict[str, Any]:
+    meta = {"name": "web", "namespace": "default", "uid": uid}
+    return {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": meta}
+
+
+async def told(recorder: Recorder, *what: tuple[str, Tell]) -> Teller:
+    teller = Teller(recorder, "bridge-1")  # type: ignore[arg-type]
+    async with background() as tasks:
+        tasks.start(teller.run())
+        for number, (uid, one) in enumerate(what):
+            teller.tell(vmi(uid), one)
+            if number % 100 == 0:
+                await asyncio.sleep(0.001)
+        while teller._waiting.qsize():
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+    return teller
+
+
+async def test_an_event_says_of_what_and_why() -> None:
+    recorder = Recorder()
+    await told(recorder, ("u", Tell("Started", "VirtualMachineInstance started.")))
+    (event,) = recorder.created
+    assert event["regarding"]["uid"] == "u"
+    assert (event["reason"], event["type"]) == ("Started", "Normal")
+    assert event["metadata"]["namespace"] == "default"
+
+
+async def test_the_same_again_is_counted_and_not_written() -> None:
+    recorder = Recorder()
+    await told(recorder, *[("u", Tell("SyncFailed", "no", warning=True))] * 500)
+    assert (len(recorder.created), recorder.patched) == (1, 0)
+
+
+async def test_ten_thousand_events_of_one_object_are_a_few() -> None:
+    recorder = Recorder()
+    teller = await told(recorder, *[("u", Tell("Odd", f"number {n}")) for n in range(10_000)])
+    assert len(recorder.created) <= BURST + 1
+    assert teller.dropped >= 10_000 - BURST - 1
+
+
+async def test_ten_thousand_events_that_nobody_takes_are_dropped() -> None:
+    teller = Teller(Recorder(), "bridge-1")  # type: ignore[arg-type]
+    for number in range(10_000):
+        teller.tell(vmi(str(number)), Tell("Started", "it runs"))
+    assert teller._waiting.qsize() == WAITING_MAX
+    assert teller.dropped == 10_000 - WAITING_MAX
+
+
+async def test_a_refusal_of_events_harms_nothing() -> None:
+    recorder = Recorder()
+    recorder.refuses = True
+    teller = await told(recorder, ("u", Tell("Started", "a")), ("v", Tell("Started", "b")))
+    assert teller.dropped == 2
