@@ -1,4 +1,7 @@
-"""Each service can be run in every way that virtbus is run: by systemd and by compose."""
+"""Each service can be run in every way that virtbus is run: by systemd and by compose.
+
+The bridge is run by the cluster that it serves (deploy/kubernetes), and by nothing else.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SERVICES = sorted(path.parent.name for path in ROOT.glob("services/*/src/virtbus/*/__main__.py"))
+IN_CLUSTERS = {"kubebridge"}
+ALL = {path.parent.name for path in ROOT.glob("services/*/src/virtbus/*/__main__.py")}
+SERVICES = sorted(ALL - IN_CLUSTERS)
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 
 
@@ -33,3 +38,12 @@ def test_compose_starts_every_service() -> None:
 
 def test_compose_gives_no_container_every_privilege() -> None:
     assert [name for name, service in COMPOSE.items() if service.get("privileged")] == []
+
+
+@pytest.mark.parametrize("service", sorted(IN_CLUSTERS))
+def test_a_service_of_clusters_has_an_image_and_manifests(service: str) -> None:
+    image = (ROOT / "services" / service / "Dockerfile").read_text(encoding="utf-8")
+    assert f'ENTRYPOINT ["/opt/virtbus/venv/bin/virtbus-{service}"]' in image
+    assert any(line.startswith("USER ") for line in image.splitlines())
+    values = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "values.yaml").read_text("utf-8"))
+    assert values["image"].startswith(f"virtbus-{service}:")

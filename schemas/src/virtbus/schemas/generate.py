@@ -1,8 +1,9 @@
 """`python -m virtbus.schemas.generate [--check]`: write, or verify, what is made from the code.
 
 A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/`,
-`docs/reference/` and `deploy/kubernetes/crds/` of the workspace it lies in. It needs the whole
-workspace, because settings, the agent's lifecycle and KubeVirt's tables are the services' own.
+`docs/reference/` and, of `deploy/kubernetes/`, `crds/` and `manifests/` of the workspace it lies
+in. It needs the whole workspace, because settings, the agent's lifecycle and KubeVirt's tables are
+the services' own.
 With `--fresh` goldens forget their earlier editions: only for shapes that no release ever wrote.
 """
 
@@ -16,7 +17,12 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel
 
-from virtbus.schemas import generate_asyncapi, generate_reference, generate_states
+from virtbus.schemas import (
+    generate_asyncapi,
+    generate_manifests,
+    generate_reference,
+    generate_states,
+)
 from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema, models, unread
 
 ROOT = Path(__file__).parents[4]
@@ -61,15 +67,17 @@ def reference_files(root: Path) -> dict[Path, str]:
     }
 
 
-def crd_files(root: Path) -> dict[Path, str]:
-    """What belongs in deploy/kubernetes/crds, by path."""
-    folder = root / "deploy" / "kubernetes" / "crds"
+def kubernetes_files(root: Path) -> dict[Path, str]:
+    """The CRDs and the plain manifests, by path; the folder of both is the Helm chart."""
+    chart = root / "deploy" / "kubernetes"
+    folder = chart / "crds"
     note = f"# Written by `{COMMAND}` (make docs) from the code; edit that.\n"
     crds = importlib.import_module(CRDS).definitions()
-    return {
+    files = {
         folder / f"{name}.yaml": note + yaml.safe_dump(one, sort_keys=False, width=120)
         for name, one in crds.items()
     }
+    return files | {chart / "manifests" / "virtbus.yaml": generate_manifests.manifests(chart)}
 
 
 def differences(files: dict[Path, str], root: Path) -> list[str]:
@@ -105,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, tell what would be")
     parser.add_argument("--fresh", action="store_true", help="forget earlier golden editions")
     options = parser.parse_args(argv)
-    files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT) | crd_files(ROOT)
+    files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT) | kubernetes_files(ROOT)
     if options.check:
         found = differences(files, ROOT) + list(broken(ROOT))
         for line in found:
