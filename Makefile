@@ -7,7 +7,7 @@ BIN := .venv/bin
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load storm k8s-tools install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load kube-load storm k8s-tools install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -70,6 +70,10 @@ upgrade-test: setup ## each service at an older commit beside the newer, and bac
 
 chaos: setup ## random faults under load, MINUTES=n SEED=s [SIMULATE=1], and what held (root)
 	@MINUTES=$(MINUTES) SEED=$(SEED) SIMULATE=$(SIMULATE) tools/in-host-netns $(BIN)/python -m tests.chaos
+
+kube-load: setup ## VMS=n applied to a real API server, RATE=n a second, NODES=n simulated (root; make k8s-tools)
+	@tools/in-host-netns $(BIN)/python -m tests.load.kubernetes --vms $(or $(VMS),1000) \
+	    --rate $(or $(RATE),20) --nodes $(or $(NODES),50) $(ARGS)
 
 load: setup ## VMS=n on NODES=n simulated nodes, REPLICAS=1|3 SYNC=always|default CONTROLLERS=n: what it cost (root)
 	@mkdir -p build-out

@@ -170,12 +170,17 @@ class Cluster:
         assert done.returncode == 0, f"kubectl {' '.join(argv)}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    @property
+    def program(self) -> Path:
+        """kubectl itself."""
+        return self._folder / "kubectl"
+
     def try_kubectl(
         self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """`kubectl ARGV…`, ended, however; as the administrator or whose kubeconfig it is."""
         return subprocess.run(
-            [self._folder / "kubectl", "--kubeconfig", kubeconfig or self.kubeconfig, *argv],
+            [self.program, "--kubeconfig", kubeconfig or self.kubeconfig, *argv],
             # Its cache of discovered kinds is of this cluster and goes with it.
             env={"HOME": str(self.base), "PATH": "/usr/bin:/bin"},
             input=stdin,

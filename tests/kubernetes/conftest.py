@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.kubernetes.cluster import CRDS, Cluster, programs
+from tests.kubernetes.platform import Platform, bridged
+from tests.kubernetes.test_chart import helm
 
 READY_S = pytest.StashKey[float]()
 """How long the control plane's start took, seconds."""
@@ -27,8 +29,20 @@ def kubevirt(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.fixture(scope="module")
+def platform(kubevirt: Cluster) -> Iterator[Platform]:
+    """The cluster with the bridge in it, and virtbus beside it; its webhooks go with a module."""
+    with bridged(kubevirt) as running:
+        yield running
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how long it took to be ready; what a fixture prints is shown of failed tests only."""
+    """Say what else nobody would see; what a fixture prints is shown of failed tests only."""
     ready_s = terminalreporter.config.stash.get(READY_S, None)
     if ready_s is not None:
         terminalreporter.write_line(f"kubernetes: a control plane was ready after {ready_s:.1f} s")
+    passed = (report.nodeid for report in terminalreporter.getreports("passed"))
+    if helm() is None and any("test_chart" in name for name in passed):
+        terminalreporter.write_line(
+            "kubernetes: no helm (VIRTBUS_HELM): the chart is read by us only"
+        )

@@ -1,0 +1,56 @@
+"""An aggregated API of a test cluster: a port of this machine, registered."""
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from tests.e2e.platform import until
+from tests.kubernetes.cluster import Cluster
+
+GROUP = "subresources.kubevirt.io"
+SERVICE = "virtbus-kubebridge"
+NAMESPACE = "default"
+HOST = f"{SERVICE}.{NAMESPACE}.svc"
+"""Whom the API server expects to meet."""
+
+
+@contextmanager
+def registered(cluster: Cluster, port: int, *versions: str) -> Iterator[None]:
+    """The API server has asked the port what it serves, and asks it from now on."""
+    ca = base64.b64encode(cluster.authority.certificate.read_bytes()).decode()
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+        "spec": {"type": "ExternalName", "externalName": "localhost"},
+    }
+    apis = [
+        {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": f"{version}.{GROUP}"},
+            "spec": {
+                "group": GROUP,
+                "version": version,
+                "groupPriorityMinimum": 1000,
+                "versionPriority": 15 - place,
+                "service": {"name": SERVICE, "namespace": NAMESPACE, "port": port},
+                "caBundle": ca,
+            },
+        }
+        for place, version in enumerate(versions)
+    ]
+    all_of_it = "\n---\n".join(json.dumps(each) for each in (service, *apis))
+    cluster.kubectl("apply", "-f", "-", stdin=all_of_it)
+    try:
+        for version in versions:
+            until(partial(_answers, cluster, version), version)
+        yield
+    finally:
+        cluster.kubectl("delete", "-f", "-", stdin=all_of_it)
+
+
+def _answers(cluster: Cluster, version: str) -> bool:
+    return cluster.try_kubectl("get", "--raw", f"/apis/{GROUP}/{version}").returncode == 0

@@ -1,0 +1,283 @@
+"""The bridge with a real API server and a real bus: what users do to VMs, and what comes of it."""
+
+import copy
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.kubernetes.cluster import Json
+from tests.kubernetes.platform import SMOKE, Platform, run, until
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+
+NAME = "kubevirt-smoke-fedora"
+MANIFEST: Json = yaml.safe_load(SMOKE.read_text())
+
+
+def vm(name: str, **spec: object) -> Json:
+    """The smoke manifest under another name."""
+    made = copy.deepcopy(MANIFEST)
+    made["metadata"]["name"] = name
+    made["spec"] |= spec
+    return made
+
+
+@pytest.fixture
+def ns(platform: Platform, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace that holds nothing in the end, on either side."""
+    name = f"b-{abs(hash(request.node.name)) % 10**8}"
+    with platform.cluster.namespace(name):
+        yield name
+        platform.cluster.kubectl("delete", "vm,vmi", "--all", "-n", name, "--timeout=60s")
+        until("nothing is left on the bus", lambda: not platform.vms(name))
+
+
+def phase(platform: Platform, ns: str, name: str) -> str:
+    found = platform.find(ns, "vmi", name)
+    return str(found["status"]["phase"]) if found and "status" in found else ""
+
+
+def status(platform: Platform, ns: str, name: str) -> Json:
+    found = platform.find(ns, "vm", name)
+    return dict(found.get("status", {})) if found else {}
+
+
+def test_the_seeds_manifest_runs_and_goes(platform: Platform, ns: str) -> None:
+    cluster = platform.cluster
+    assert "created" in cluster.kubectl("apply", "-n", ns, "-f", str(SMOKE))
+    platform.ready(ns, NAME)
+    vm, vmi = cluster.get("-n", ns, "vm", NAME), cluster.get("-n", ns, "vmi", NAME)
+    said = vm["status"]
+    assert (said["printableStatus"], said["ready"], said["created"]) == ("Running", True, True)
+    assert (said["runStrategy"], said["observedGeneration"]) == ("Always", 1)
+    assert vmi["status"]["phase"] == "Running"
+    assert vmi["metadata"]["labels"]["kubevirt.io/nodeName"] == vmi["status"]["nodeName"]
+    (owner,) = vmi["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == (vm["metadata"]["uid"], True)
+    on_bus = platform.vms(ns)[NAME]
+    assert on_bus["uid"] == vmi["metadata"]["uid"]
+    assert vmi["status"]["interfaces"][0]["ipAddress"] in on_bus["interfaces"][0]["addresses"][0]
+    assert "unchanged" in cluster.kubectl("apply", "-n", ns, "-f", str(SMOKE))
+    cluster.kubectl("diff", "-n", ns, "-f", str(SMOKE))
+    cluster.kubectl("delete", "-n", ns, "-f", str(SMOKE), "--timeout=60s")
+    until("the VMI is gone", lambda: platform.find(ns, "vmi", NAME) is None)
+    assert platform.vms(ns) == {}
+
+
+def test_what_rests_is_not_written(platform: Platform, ns: str) -> None:
+    platform.apply(ns, vm("still"))
+    platform.ready(ns, "still")
+    before = [platform.cluster.get("-n", ns, kind, "still") for kind in ("vm", "vmi")]
+    time.sleep(2)
+    assert before == [platform.cluster.get("-n", ns, kind, "still") for kind in ("vm", "vmi")]
+
+
+def test_a_users_events_tell_what_happened(platform: Platform, ns: str) -> None:
+    platform.apply(ns, vm("told"))
+    platform.ready(ns, "told")
+
+    def reasons() -> set[str]:
+        return {one["reason"] for one in platform.cluster.get("-n", ns, "events")["items"]}
+
+    until("both are told", lambda: reasons() >= {"SuccessfulCreate", "Started"})
+
+
+def test_run_strategies_are_followed(platform: Platform, ns: str) -> None:
+    platform.apply(ns, vm("turned", running=True))
+    platform.ready(ns, "turned")
+    platform.apply(ns, vm("turned", running=False))
+    until("it is stopped", lambda: status(platform, ns, "turned")["printableStatus"] == "Stopped")
+    assert platform.find(ns, "vmi", "turned") is None
+    assert platform.vms(ns) == {}
+    platform.apply(ns, vm("turned", running=True))
+    platform.ready(ns, "turned")
+
+
+def test_vms_that_are_deleted_while_they_start_leave_nothing(platform: Platform, ns: str) -> None:
+    many = [vm(f"brief-{number}") for number in range(20)]
+    platform.apply(ns, *many)
+    platform.cluster.kubectl("delete", "vm", "--all", "-n", ns, "--timeout=60s")
+    until("no VMI is left", lambda: not platform.cluster.get("-n", ns, "vmi")["items"])
+    assert platform.vms(ns) == {}
+
+
+def test_what_is_edited_behind_the_bridge_is_put_right(platform: Platform, ns: str) -> None:
+    cluster = platform.cluster
+    platform.apply(ns, vm("edited"))
+    platform.ready(ns, "edited")
+    lie = json.dumps({"metadata": {"labels": None, "finalizers": None}, "status": None})
+    cluster.kubectl("patch", "vmi", "edited", "-n", ns, "--type=merge", "-p", lie)
+    cluster.kubectl(
+        *("patch", "vm", "edited", "-n", ns, "--type=merge", "--subresource=status"),
+        *("-p", json.dumps({"status": {"printableStatus": "Nonsense", "ready": False}})),
+    )
+
+    def mended() -> bool:
+        vmi = cluster.get("-n", ns, "vmi", "edited")
+        said = status(platform, ns, "edited")
+        return (
+            "kubevirt.io/nodeName" in vmi["metadata"].get("labels", {})
+            and vmi["metadata"].get("finalizers") == ["kubevirt.io/foregroundDeleteVirtualMachine"]
+            and vmi.get("status", {}).get("phase") == "Running"
+            and (said["printableStatus"], said["ready"]) == ("Running", True)
+        )
+
+    until("it says again what is", mended)
+
+
+def test_a_vmi_that_was_forced_away_takes_its_vm_along(platform: Platform, ns: str) -> None:
+    platform.apply(ns, vm("forced", running=False))
+    bare = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "forced-bare"},
+        "spec": MANIFEST["spec"]["template"]["spec"],
+    }
+    platform.apply(ns, bare)
+    until("it runs", lambda: phase(platform, ns, "forced-bare") == "Running")
+    os.kill(platform.bridge.pid, signal.SIGSTOP)
+    try:
+        platform.cluster.kubectl("delete", "vmi", "forced-bare", "-n", ns, "--wait=false")
+        none = json.dumps({"metadata": {"finalizers": None}})
+        platform.cluster.kubectl(
+            "patch", "vmi", "forced-bare", "-n", ns, "--type=merge", "-p", none
+        )
+        until("it is gone", lambda: platform.find(ns, "vmi", "forced-bare") is None)
+        assert platform.vms(ns)["forced-bare"]["state"] == "Running"
+    finally:
+        os.kill(platform.bridge.pid, signal.SIGCONT)
+    until("the sweep has found it", lambda: not platform.vms(ns))
+
+
+def test_a_vm_that_was_deleted_on_the_bus_is_made_anew(platform: Platform, ns: str) -> None:
+    platform.apply(ns, vm("anew"))
+    platform.ready(ns, "anew")
+    uid = platform.vms(ns)["anew"]["uid"]
+    platform.ask("delete", uid=uid, grace_s=0)
+
+    def another() -> bool:
+        found = platform.vms(ns).get("anew")
+        return found is not None and found["uid"] != uid and found["state"] == "Running"
+
+    until("another one runs", another)
+    platform.ready(ns, "anew")
+
+
+def test_vms_of_others_are_let_be(platform: Platform, ns: str) -> None:
+    platform.ask("create", namespace=ns, name="others", image="tiny")
+    labels = {"virtbus.io/cluster": "another-cluster"}
+    platform.ask("create", namespace=ns, name="anothers", image="tiny", labels=labels)
+    platform.apply(ns, vm("others"))
+    until(
+        "it says who has its name",
+        lambda: (
+            "FailedCreate" in json.dumps(platform.cluster.get("-n", ns, "vmi", "others")["status"])
+        ),
+    )
+    platform.cluster.kubectl("delete", "vm", "others", "-n", ns, "--timeout=60s")
+    time.sleep(1)
+    assert set(platform.vms(ns)) == {"others", "anothers"}
+    for name in ("others", "anothers"):
+        platform.ask("delete", namespace=ns, name=name)
+
+
+def test_an_object_of_a_megabyte_is_refused_in_words_and_goes(platform: Platform, ns: str) -> None:
+    for name, size in (("large", 1_000_000), ("too-large", 1_450_000)):
+        made = vm(name)
+        # A template's annotations may be longer than an object's, which have 256 KiB.
+        made["spec"]["template"]["metadata"]["annotations"]["note"] = "x" * size
+        platform.cluster.kubectl("create", "-n", ns, "-f", "-", stdin=json.dumps(made))
+    until("the one says why", lambda: "annotations" in json.dumps(status(platform, ns, "large")))
+    platform.apply(ns, vm("small"))
+    platform.ready(ns, "small")
+    platform.cluster.kubectl("delete", "vm", "--all", "-n", ns, "--timeout=60s")
+
+
+def test_a_secret_is_waited_for(platform: Platform, ns: str) -> None:
+    made = vm("secretive")
+    volumes = made["spec"]["template"]["spec"]["volumes"]
+    volumes[-1]["cloudInitNoCloud"] = {"secretRef": {"name": "seed"}}
+    platform.apply(ns, made)
+    until("it says what it waits for", lambda: "Secret seed does not exist" in json.dumps(
+        (platform.find(ns, "vmi", "secretive") or {}).get("status", {})))  # fmt: skip
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "seed"}}
+    platform.apply(ns, {**secret, "stringData": {"userdata": "#cloud-config\n"}})
+    platform.ready(ns, "secretive")
+
+
+def test_a_bridge_that_was_away_does_what_was_missed(platform: Platform, ns: str) -> None:
+    platform.apply(ns, vm("stays"), vm("goes"))
+    platform.ready(ns, "stays")
+    platform.ready(ns, "goes")
+    uid = platform.vms(ns)["stays"]["uid"]
+    os.kill(platform.bridge.pid, signal.SIGKILL)
+    platform.apply(ns, vm("comes"))
+    platform.cluster.kubectl("delete", "vm", "goes", "-n", ns, "--wait=false")
+    run(platform.bridge.killed_and_ready())
+    platform.ready(ns, "comes")
+    until("the one is gone", lambda: set(platform.vms(ns)) == {"stays", "comes"})
+    assert platform.vms(ns)["stays"]["uid"] == uid
+
+
+def test_another_bridge_takes_over_within_seconds(platform: Platform, ns: str) -> None:
+    other = platform.another("bridge-2")
+    other.start()
+    try:
+        run(other.ready())
+        os.kill(platform.bridge.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        platform.apply(ns, vm("taken-over"))
+        platform.ready(ns, "taken-over")
+        assert time.monotonic() - began < 30
+        os.kill(platform.bridge.pid, signal.SIGCONT)
+        platform.apply(ns, vm("after"))
+        platform.ready(ns, "after")
+    finally:
+        os.kill(platform.bridge.pid, signal.SIGCONT)
+        other.stop()
+    platform.apply(ns, vm("given-back"))
+    platform.ready(ns, "given-back")
+
+
+def collected(platform: Platform, ns: str) -> None:
+    """Until Kubernetes' collector knows of VMIs: it looks for new kinds twice a minute.
+
+    Before that it takes a VMI for no dependent of a VM, and ends it once the VM is gone.
+    """
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "none", "uid": "none"}
+    bare = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "collected", "ownerReferences": [owner]},
+        "spec": MANIFEST["spec"]["template"]["spec"],
+    }
+    platform.apply(ns, bare)
+    gone = "its owner is not there, so it goes"
+    until(gone, lambda: platform.find(ns, "vmi", "collected") is None, timeout_s=90)
+
+
+def test_an_orphaned_vmi_goes_on(platform: Platform, ns: str) -> None:
+    collected(platform, ns)
+    platform.apply(ns, vm("left"))
+    platform.ready(ns, "left")
+    platform.cluster.kubectl("delete", "vm", "left", "-n", ns, "--cascade=orphan", "--timeout=60s")
+    vmi = platform.cluster.get("-n", ns, "vmi", "left")
+    until("it has no owner", lambda: "ownerReferences" not in
+          platform.cluster.get("-n", ns, "vmi", "left")["metadata"])  # fmt: skip
+    assert vmi["status"]["phase"] == "Running"
+    assert platform.vms(ns)["left"]["state"] == "Running"
+    platform.cluster.kubectl("delete", "vmi", "left", "-n", ns, "--timeout=60s")
+    assert platform.vms(ns) == {}
+
+
+def test_nobody_complains(platform: Platform) -> None:
+    """What the tests before did is told at INFO, but for what a person should know of."""
+    told = [json.loads(line) for line in platform.bridge.complaints() if line.startswith("{")]
+    known = {"orphan", "lease_lost", "refused"}
+    assert [line for line in told if line.get("code") not in known] == []
+    assert Path(platform.bridge.log).exists()

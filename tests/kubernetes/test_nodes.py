@@ -1,0 +1,68 @@
+"""Nodes of a real cluster are marked while virtbus has a node of their name."""
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.kubernetes.cluster import Cluster
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.sources import Sources
+from virtbus.kubebridge.core.moments import stamp
+from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.edge import cluster as door
+from virtbus.kubebridge.edge.node_marks import NodeMarks
+from virtbus.schemas.api import NodePage
+from virtbus.schemas.node import NodeState, NodeView
+from virtbus.schemas.subjects import api
+
+pytestmark = pytest.mark.kubernetes
+MINUTE_NS = 60 * 10**9
+
+
+def node(name: str) -> NodeView:
+    return NodeView(
+        node=name, hostname=name, instance="i", state=NodeState.READY, cpus=4, memory_bytes=1
+    )
+
+
+async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothing(
+    cluster: Cluster,
+) -> None:
+    names = ("marks-a", "marks-b")
+    for name in names:
+        made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(made))
+    listed = [node("marks-a"), node("marks-gone")]
+    now_ns = [time.time_ns()]  # another bridge of this cluster lets be what beats
+
+    async def answer(_: Request) -> NodePage:
+        return NodePage(items=tuple(listed))
+
+    def marked(name: str) -> dict[str, Any]:
+        meta = cluster.get("node", name)["metadata"]
+        found = {**meta.get("labels", {}), **meta.get("annotations", {})}
+        return {key: found[key] for key in (SCHEDULABLE, OURS, HEARTBEAT) if key in found}
+
+    bus = MemoryBus(MemoryServer(), sources=Sources(time_ns=lambda: now_ns[0]))
+    endpoint = Endpoint("list", api("node", "list"), answer)
+    info = ServiceInfo("controller", "1.0.0")
+    async with bus.serve(info, [endpoint]), door.connect(cluster.kubeconfig) as client:
+        marks = NodeMarks(bus, client, asyncio.Event())
+        for _ in range(3):
+            await marks.look()
+        assert client.written == 2  # the one that is there, and a try of the one that is not
+        beat = stamp(datetime.fromtimestamp(now_ns[0] / 1e9, UTC))
+        assert marked("marks-a") == {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}
+        assert marked("marks-b") == {}
+        listed[:] = [node("marks-b")]
+        now_ns[0] += 6 * MINUTE_NS
+        await marks.look()
+        assert marked("marks-a") == {}
+        assert marked("marks-b")[SCHEDULABLE] == "true"
+    await bus.aclose()
+    cluster.kubectl("delete", "node", *names)
