@@ -8,6 +8,7 @@ from typing import Any
 from virtbus.kubebridge.core.moments import condition, find, merged, stamp
 from virtbus.kubebridge.core.phases import FINAL, Phase, phase_of
 from virtbus.kubebridge.core.plain import Object, items, part, text
+from virtbus.kubebridge.core.vmi_make import machine, qos_class, volume_status
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
@@ -84,10 +85,21 @@ def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[st
         include={"sockets", "cores", "threads"}
     )
     said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else part(before, "guestOSInfo")
+    said["machine"], said["qosClass"] = machine(vmi), qos_class(vmi)
+    said["volumeStatus"] = volume_status(view.spec.domain.devices.disks)
     return said
 
 
-_OF_VIEW = ("nodeName", "interfaces", "memory", "currentCPUTopology", "guestOSInfo")
+_OF_VIEW = (
+    "nodeName",
+    "interfaces",
+    "memory",
+    "currentCPUTopology",
+    "guestOSInfo",
+    "machine",
+    "qosClass",
+    "volumeStatus",
+)
 _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW})
 
 

@@ -1,0 +1,54 @@
+"""What a VMI's status tells of how its guest is made."""
+
+from typing import Any
+
+import pytest
+from services.kubebridge.tests.manifests import UID, vmi
+from services.kubebridge.tests.world import NOW, view
+
+from virtbus.kubebridge.core.vmi_make import machine, qos_class, volume_status
+from virtbus.kubebridge.core.vmi_status import Seen, status
+from virtbus.schemas.vm import Disk, DiskBus
+
+
+def disks(*buses: DiskBus) -> tuple[Disk, ...]:
+    """disk-9, disk-8 and so on, that their order is not that of their names."""
+    return tuple(Disk(name=f"disk-{9 - at}", bus=bus) for at, bus in enumerate(buses))
+
+
+def test_a_disk_has_the_name_that_its_node_gives_it() -> None:
+    buses = (DiskBus.VIRTIO, DiskBus.SATA, DiskBus.VIRTIO, DiskBus.SCSI, DiskBus.SATA)
+    said = {one["name"]: one["target"] for one in volume_status(disks(*buses))}
+    assert list(said) == sorted(said)
+    assert [said[disk.name] for disk in disks(*buses)] == ["vda", "sda", "vdb", "sdb", "sdc"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({}, "Burstable"),
+        ({"requests": {"memory": "1Gi"}}, "Burstable"),
+        ({"limits": {"cpu": "1", "memory": "1Gi"}}, "Guaranteed"),
+        (
+            {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+            "Burstable",
+        ),
+    ],
+)
+def test_the_class_of_its_resources_is_that_of_a_pod(resources: Any, said: str) -> None:
+    assert qos_class({"spec": {"domain": {"resources": resources}}}) == said
+
+
+def test_a_machine_that_is_not_named_is_a_q35() -> None:
+    assert machine({}) == {"type": "q35"}
+    assert machine({"spec": {"domain": {"machine": {"type": "pc-q35-8.0"}}}}) == {
+        "type": "pc-q35-8.0"
+    }
+
+
+def test_a_bridge_that_has_no_view_leaves_what_is_written() -> None:
+    one = vmi()
+    one["status"] = status(one, Seen(view=view(UID)), NOW)
+    after = status(one, Seen(), NOW)
+    for key in ("machine", "qosClass", "volumeStatus"):
+        assert after[key] == one["status"][key]
