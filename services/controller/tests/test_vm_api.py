@@ -350,6 +350,28 @@ async def test_what_was_read_after_a_request_s_deadline_is_not_acted_on(
 
 
 @played()
+async def test_a_create_that_was_stopped_on_its_way_is_not_done_once_its_client_went_elsewhere(
+    made: World,
+) -> None:
+    """Refused there for a name that is free again since: it would be a VM that nobody waits for."""
+    bus = made.buses["c1"]
+    write = bus.put
+
+    async def stopped(key: str, value: bytes, **how: Any) -> int:
+        if key.startswith("$KV.vm._name."):
+            await asyncio.sleep(20)
+        return await write(key, value, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus, "put", stopped)
+        with pytest.raises(OutcomeUnknownError):
+            await made.ask("create", name="web", image="tiny", uid=uid(1))
+        await asyncio.sleep(30)
+    assert await made.stored(uid(1)) is None
+    assert (await made.vm("create", name="web", image="tiny", uid=uid(2))).name == "web"
+
+
+@played()
 async def test_a_request_that_comes_again_is_answered_and_changes_nothing(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
 

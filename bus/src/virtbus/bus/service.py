@@ -105,9 +105,29 @@ def open_request(body: bytes) -> Envelope:
 def refuse_late(deadline_s: float) -> None:
     """Raise VirtbusError 504 once a request's deadline is over: who asked no longer waits."""
     if asyncio.get_running_loop().time() > deadline_s:
-        raise VirtbusError(
-            Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
-        )
+        raise _late()
+
+
+@asynccontextmanager
+async def in_time(deadline_s: float) -> AsyncIterator[None]:
+    """Cancel what is inside at a request's deadline, and raise VirtbusError 504 in its place.
+
+    For what may be refused elsewhere meanwhile, and must not be done here after that.
+    """
+    limit = asyncio.timeout_at(deadline_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise _late() from None
+        raise
+
+
+def _late() -> VirtbusError:
+    return VirtbusError(
+        Code.DEADLINE, "deadline", "its time ran out before its turn came; try again"
+    )
 
 
 class _Answers:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from virtbus.bus import tracing
 from virtbus.bus.ports import Bus, ConflictError, Request
-from virtbus.bus.service import refuse_late
+from virtbus.bus.service import in_time, refuse_late
 from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
@@ -79,7 +79,8 @@ class VmApi:
             if known is None:
                 self._storage.refuse_create()
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
-            committed = await self._commit(self._record(admitted), nodes, admitted)
+            async with in_time(request.deadline_s):  # a rival may be gone then, who was told 409
+                committed = await self._commit(self._record(admitted), nodes, admitted)
             self._apply(committed.held)
             self._tell_created(committed, why)
         return VmCreated(vm=self.show(committed.held), created=committed.created)
