@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from virtbus.bus.ids import uuid7
 
@@ -21,6 +22,10 @@ class Sources:
     uniform: Callable[[float, float], float] = random.uniform
     """A number between two: jitter, never a secret."""
     uuid7: Callable[[], str] = uuid7
+
+    def now(self) -> datetime:
+        """The wall clock, in UTC."""
+        return datetime.fromtimestamp(self.time_ns() / 1e9, UTC)
 
 
 REAL = Sources()

@@ -79,7 +79,7 @@ class VmApi:
             if known is None:
                 self._storage.refuse_create()
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
-            async with in_time(request.deadline_s):  # a rival may be gone then, who was told 409
+            async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
                 committed = await self._commit(self._record(admitted), nodes, admitted)
             self._apply(committed.held)
             self._tell_created(committed, why)

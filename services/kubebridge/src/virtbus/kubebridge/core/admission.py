@@ -14,9 +14,8 @@ from virtbus.kubebridge.core.metadata import RESERVED_LABELS, VM_KIND, VMI_KIND
 from virtbus.kubebridge.core.plain import Object, at, part, text
 from virtbus.kubebridge.core.refusals import Refusal, bad_request, invalid
 from virtbus.kubebridge.core.rules import foreign_vmi_causes, vm_causes, vmi_causes
+from virtbus.kubebridge.core.walk import MAX_CAUSES
 
-MAX_CAUSES = 100
-"""More problems than anyone reads; the answer stays small whatever was asked."""
 LONGEST = 1024
 """Characters of a path or a message: both may hold what the user wrote, which is up to 1.5 MB."""
 VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"

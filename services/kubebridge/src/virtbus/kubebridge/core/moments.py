@@ -1,4 +1,4 @@
-"""Kubernetes' times (RFC 3339, whole seconds, UTC) and the conditions that carry them."""
+"""Kubernetes' times (RFC 3339, UTC) and the conditions that carry them."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,6 +10,11 @@ from virtbus.kubebridge.core.plain import Object, text
 def stamp(now: datetime) -> str:
     """As Kubernetes writes a time."""
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_stamp(now: datetime) -> str:
+    """As Kubernetes writes a MicroTime, such as an Event's or a Lease's."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def moment(value: str) -> datetime | None:

@@ -9,7 +9,7 @@ import base64
 import logging
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,8 +127,7 @@ class Certificates:
         await self._cluster.create(SECRET, body, self._where.namespace)
 
     def _now(self) -> datetime:
-        now = datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)
-        return now.replace(microsecond=0)  # certificates know whole seconds
+        return self._sources.now().replace(microsecond=0)  # certificates know whole seconds
 
     # --- serving --------------------------------------------------------------------------
     def _serve(self, certificate: Path, key: Path) -> None:

@@ -31,11 +31,10 @@ SILENT_S = 10.0
 LINE_BYTES_MAX = 8 * 1024 * 1024
 """An object is 1.5 MiB at most (etcd), and JSON may escape each of its bytes."""
 MANAGER = "virtbus-kubebridge"
-"""The field manager of what is applied."""
+"""How the bridge calls itself: managedFields and Events bear it."""
 _PATCHES = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
-    "apply": "application/apply-patch+yaml",
 }
 
 
@@ -154,10 +153,6 @@ class Cluster:
         finally:
             response.close()
 
-    async def raw(self, path: str) -> Json:
-        """What the API server has at a path, such as `/version`."""
-        return await self._json("GET", path)
-
     # --- writing --------------------------------------------------------------------------
     async def create(self, kind: Kind, body: Json, namespace: str = "") -> Json:
         """The object as it was made; 409 where there is one of its name."""
@@ -178,13 +173,12 @@ class Cluster:
         body: Any,
         namespace: str = "",
         sub: str = "",
-        how: Literal["merge", "json", "apply"] = "merge",
+        how: Literal["merge", "json"] = "merge",
         *,
         dry_run: bool = False,
     ) -> Json:
         """Change an object; with a resourceVersion in `body`, only at that one (else 409)."""
-        query = [("fieldManager", MANAGER), ("force", "true")] if how == "apply" else []
-        query += [("dryRun", "All")] if dry_run else []
+        query = [("dryRun", "All")] if dry_run else []
         path = kind.path(quote(name), namespace, sub)
         self.written += 1
         return await self._json("PATCH", path, query=query, body=body, content=_PATCHES[how])

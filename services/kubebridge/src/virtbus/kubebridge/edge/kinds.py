@@ -58,10 +58,3 @@ VALIDATING = Kind(
     "ValidatingWebhookConfiguration",
     namespaced=False,
 )
-CRD = Kind(
-    "apiextensions.k8s.io",
-    "v1",
-    "customresourcedefinitions",
-    "CustomResourceDefinition",
-    namespaced=False,
-)

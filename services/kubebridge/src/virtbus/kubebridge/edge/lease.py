@@ -7,9 +7,9 @@ goes on until another one has it, and one that may not have a Lease at all acts 
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 
 from virtbus.bus.sources import REAL, Sources
+from virtbus.kubebridge.core.moments import micro_stamp
 from virtbus.kubebridge.core.plain import at, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
 from virtbus.kubebridge.edge.kinds import LEASE
@@ -87,7 +87,7 @@ class Lease:
 
     def _mine(self, before: Json | None) -> Json:
         """The Lease in our hands; at the version that was read, so that one of two gets it."""
-        now = self._now()
+        now = micro_stamp(self._sources.now())
         ours = text(before, "spec", "holderIdentity") == self._holder
         switched = at(before, "spec", "leaseTransitions") or 0
         spec = {
@@ -112,7 +112,3 @@ class Lease:
                     await self._cluster.replace(LEASE, lease)
         except (Answer, TimeoutError) as error:
             log.debug("the Lease ends by itself: %s", error)
-
-    def _now(self) -> str:
-        now = datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)
-        return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

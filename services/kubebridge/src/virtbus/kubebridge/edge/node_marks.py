@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.kubebridge.core.nodes import OURS, marks
@@ -49,7 +48,7 @@ class NodeMarks:
         page = validate(NodePage, answer)
         listed = await self._cluster.list(NODE, selector=OURS)
         there = {text(one, "metadata", "name"): one for one in listed.items}
-        now = datetime.fromtimestamp(self._bus.sources.time_ns() / 1e9, UTC)
+        now = self._bus.sources.now()
         now_s = asyncio.get_running_loop().time()
         self._absent = {
             name: since

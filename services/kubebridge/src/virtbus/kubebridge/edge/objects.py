@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.plain import Object, at, items, key, text
+from virtbus.kubebridge.core.plain import Object, at, key, text
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """The whole manifest once more, which only kubectl reads."""
@@ -104,11 +104,3 @@ def slim(obj: Object) -> dict[str, Any]:
     if isinstance(notes, dict) and LAST_APPLIED in notes:
         meta["annotations"] = {name: one for name, one in notes.items() if name != LAST_APPLIED}
     return {**obj, "metadata": meta}
-
-
-def owner_of(obj: Object, kind: str) -> str:
-    """The key of the owner of a kind, or empty."""
-    for one in items(obj, "metadata", "ownerReferences"):
-        if one.get("kind") == kind:
-            return f"{text(obj, 'metadata', 'namespace')}/{text(one, 'name')}"
-    return ""

@@ -1,7 +1,6 @@
 """A look at a name: the VMI, then the VM, each as the core says (ADR 0026)."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core import vm_rules, vmi_rules
@@ -59,7 +58,7 @@ class Reconciling:
         if vm is None:
             return 0.0
         failed = self._acting.memo.failed.get(text(vm, "metadata", "uid"), "")
-        actions = vm_rules.reconcile(vm, self._vmis.get(key), self._now(), failed)
+        actions = vm_rules.reconcile(vm, self._vmis.get(key), self._sources.now(), failed)
         return await self._acting.act(actions, vm)
 
     async def _vmi(self, key: str) -> float:
@@ -68,7 +67,7 @@ class Reconciling:
             return 0.0
         seen = self._seen(text(vmi, "metadata", "uid"))
         given = await self._given(vmi, seen)
-        actions = vmi_rules.reconcile(vmi, seen, given, self._now(), self._name)
+        actions = vmi_rules.reconcile(vmi, seen, given, self._sources.now(), self._name)
         return await self._acting.act(actions, vmi)
 
     def _seen(self, uid: str) -> Seen:
@@ -91,6 +90,3 @@ class Reconciling:
             if obj is not None:
                 found[kind, name] = obj
         return found
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)

@@ -35,7 +35,6 @@ class Sweeping:
         self._name = name
         self._held = held
         self._since_s: dict[str, float] = {}
-        self.ended = 0
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -63,7 +62,6 @@ class Sweeping:
         view = self._known.views.get(uid)
         if vmi_rules.orphans([view] if view else [], there, self._name):
             log.warning("ends %s: no VMI has its uid %s", key, uid, extra={"code": "orphan"})
-            self.ended += 1
             await self._end(uid)
 
     async def _end(self, uid: str) -> None:

@@ -7,11 +7,11 @@ event again counts in the series of the first. All are sent side by side with wh
 import asyncio
 import logging
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.actions import Tell
+from virtbus.kubebridge.core.moments import micro_stamp
 from virtbus.kubebridge.core.plain import Object, text
 from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
 from virtbus.kubebridge.edge.kinds import EVENT
@@ -102,7 +102,7 @@ class Teller:
         if now_s - told.written_s < COUNTED_S:
             return
         told.written_s = now_s
-        series = {"count": told.count, "lastObservedTime": self._now()}
+        series = {"count": told.count, "lastObservedTime": micro_stamp(self._sources.now())}
         await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
 
     def _may(self, uid: str, now_s: float) -> bool:
@@ -119,7 +119,7 @@ class Teller:
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,
             "metadata": {"name": name, "namespace": about["namespace"]},
-            "eventTime": self._now(),
+            "eventTime": micro_stamp(self._sources.now()),
             "reportingController": MANAGER,
             "reportingInstance": self._instance[:128],
             "action": what.reason,
@@ -128,11 +128,6 @@ class Teller:
             "note": what.message[:NOTE_MAX],
             "type": "Warning" if what.warning else "Normal",
         }
-
-    def _now(self) -> str:
-        """A MicroTime."""
-        now = datetime.fromtimestamp(self._sources.time_ns() / 1e9, UTC)
-        return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def reference(obj: Object) -> Json:

@@ -38,7 +38,6 @@ class Work:
         self._rest_until_s: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
-        self.looks = 0
 
     @property
     def idle(self) -> bool:
@@ -82,7 +81,6 @@ class Work:
                 self._later(key, after_s)
 
     async def _looked(self, key: str) -> float:
-        self.looks += 1
         asked_s = 0.0
         try:
             after_s = await self._look(key)
