@@ -7,12 +7,14 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvloop
 
 from virtbus.bus import logs
+from virtbus.bus.ports import DeniedError, UnavailableError
 from virtbus.bus.settings import ServiceSettings
+from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,11 @@ async def _body(body: Callable[[], Awaitable[None]]) -> None:
 
 
 def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
-    """The whole life of a service process; its exit code (0 stopped, 1 failed)."""
+    """The whole life of a service process; its exit code (0 stopped, 1 failed).
+
+    What a person can mend (no bus, no login, a state in use) is one line each; where it was raised
+    is told at DEBUG.
+    """
     logs.setup(settings.service, settings.node, level=settings.log_level, style=settings.log_format)
     os.umask(0o077)
     # The 50,000 objects that imports made are here for good: each full collection would walk them
@@ -116,7 +122,28 @@ def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
     gc.freeze()
     try:
         uvloop.run(supervise(body))
-    except Exception:
-        log.exception("%s failed", settings.service, extra={"code": "service_failed"})
+    except Exception as error:
+        ends = tuple(_leaves(error))
+        if all(map(_foreseen, ends)):
+            for one in ends:
+                log.error("%s cannot run: %s", settings.service, one, extra={"code": "cannot_run"})
+            log.debug("where", exc_info=error)
+        else:
+            log.exception("%s failed", settings.service, extra={"code": "service_failed"})
         return 1
     return 0
+
+
+def _foreseen(error: Exception) -> bool:
+    if isinstance(error, VirtbusError):
+        return error.expected
+    return isinstance(error, UnavailableError | DeniedError)
+
+
+def _leaves(error: Exception) -> Iterator[Exception]:
+    """The errors of nested groups, or the error itself."""
+    if isinstance(error, ExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from virtbus.kubebridge.edge.lean import lean_import
+from virtbus.schemas.errors import Code, VirtbusError
 
 with lean_import():
     from kubernetes_asyncio.client.api_client import ApiClient
@@ -29,7 +30,7 @@ async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIter
     Logins that end are renewed by it. `agent` is how it calls itself.
 
     Raises:
-        ValueError: there is no such login; the message says what to give.
+        VirtbusError: 400 `no_login`: there is no such login; the message says what to give.
     """
     configuration = Configuration()
     try:
@@ -43,9 +44,9 @@ async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIter
                 persist_config=False,
             )
     except (ConfigException, OSError, AttributeError) as error:
-        told = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (set kubeconfig)"
-        msg = f"no login to a cluster: {told}: {error}"
-        raise ValueError(msg) from error
+        told = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod (give --kubeconfig)"
+        message = f"no login to a cluster: {told}: {error}"
+        raise VirtbusError(Code.INVALID, "no_login", message) from error
     if configuration.proxy is None:
         configuration.proxy = _proxy(configuration.host or "")
     made = ApiClient(configuration)

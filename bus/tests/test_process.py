@@ -1,0 +1,65 @@
+"""How a service's process ends: with a line that tells what to do, or with where it failed."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+PROGRAM = """
+import sys
+from virtbus.bus import process
+from virtbus.bus.ports import UnavailableError
+from virtbus.bus.settings import ServiceSettings
+from virtbus.schemas.errors import Code, VirtbusError
+
+async def body():
+    {body}
+
+sys.exit(process.run(ServiceSettings(node="n1", log_level="{level}"), body))
+"""
+
+
+def _ended(body: str, level: str = "INFO") -> tuple[int, list[dict[str, Any]]]:
+    """The exit code of a process whose service does `body`, and its log."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body, level=level)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return ended.returncode, [json.loads(line) for line in ended.stderr.splitlines()]
+
+
+def test_what_a_person_can_mend_is_one_line_without_a_traceback() -> None:
+    for raised in (
+        "raise VirtbusError(Code.INVALID, 'no_login', 'no login: give --kubeconfig')",
+        "raise ExceptionGroup('many', [UnavailableError('no login: give --kubeconfig')])",
+    ):
+        code, [line] = _ended(raised)
+        assert code == 1
+        assert line["message"] == "service cannot run: no login: give --kubeconfig"
+        assert "exception" not in line
+
+
+def test_at_debug_it_tells_where_too() -> None:
+    code, lines = _ended("raise UnavailableError('no bus')", level="DEBUG")
+    assert code == 1
+    assert lines[-2]["code"] == "cannot_run"
+    assert "in body" in lines[-1]["exception"]
+
+
+def test_a_bug_tells_where_it_is() -> None:
+    for raised in (
+        "raise KeyError('lost')",
+        "raise VirtbusError(Code.INTERNAL, 'internal', 'a bug')",
+        "raise ExceptionGroup('both', [UnavailableError('no bus'), KeyError('lost')])",
+    ):
+        code, [line] = _ended(raised)
+        assert code == 1
+        assert line["code"] == "service_failed"
+        assert "in body" in line["exception"]
+
+
+def test_a_service_that_ends_well_says_nothing() -> None:
+    assert _ended("pass") == (0, [])
