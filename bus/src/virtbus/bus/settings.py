@@ -46,9 +46,9 @@ class ServiceSettings(BaseSettings):
     node: Id = Field(
         "",
         validate_default=False,
-        description="this host's node id; default: what state_dir says, else the hostname's slug",
+        description="this host's node id; empty: what state_dir says, else the hostname's slug",
     )
-    server: str = Field("", description="NATS URL; default: what `virtbus up` wrote in run_dir")
+    server: str = Field("", description="NATS URL; empty: what `virtbus up` wrote in run_dir")
     creds: Path | None = Field(None, description="file with user and password of this service")
     state_dir: Path = Field(Path("/var/lib/virtbus"), description="what survives a reboot")
     run_dir: Path = Field(Path("/run/virtbus"), description="sockets and files of this boot")

@@ -20,7 +20,7 @@ class Settings(ServiceSettings):
 
     allowed_roots: tuple[Path, ...] = Field(
         (),
-        description="directories that file:// images may come from; default: images/src in "
+        description="directories that file:// images may come from; empty: images/src in "
         "state_dir, and /usr/share/virtbus/images",
     )
     names_dir: Path = Field(

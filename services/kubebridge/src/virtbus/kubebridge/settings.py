@@ -14,14 +14,14 @@ class Settings(ServiceSettings):
     service: ClassVar[str] = "kubebridge"
 
     kubeconfig: Path | None = Field(
-        None, description="kubeconfig of the cluster; default: the service account of this pod"
+        None, description="kubeconfig of the cluster; empty: the service account of this pod"
     )
-    kube_context: str = Field("", description="context of kubeconfig; default: its current one")
+    kube_context: str = Field("", description="context of kubeconfig; empty: its current one")
     cluster: str = Field(
         "",
         max_length=63,
         pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$",
-        description="what VMs of this cluster are labelled with on the bus; default: the uid of "
+        description="what VMs of this cluster are labelled with on the bus; empty: the uid of "
         "the namespace kube-system",
     )
     listen: str = Field(
@@ -33,7 +33,7 @@ class Settings(ServiceSettings):
     )
     certificates: Path | None = Field(
         None,
-        description="folder with tls.crt and tls.key, kept by cert-manager or another; default: "
+        description="folder with tls.crt and tls.key, kept by cert-manager or another; empty: "
         "the bridge makes its own, in a Secret, and tells API servers",
     )
 

@@ -38,7 +38,7 @@ class Settings(ServiceSettings):
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )
     dns: tuple[IPv4Address, ...] = Field(
-        (), description="DNS servers of guests; default: those of /etc/resolv.conf off loopback"
+        (), description="DNS servers of guests; empty: those of /etc/resolv.conf off loopback"
     )
     domain: str = Field(
         "",
