@@ -37,7 +37,7 @@ def test_each_state_is_a_phase_or_leaves_it(state: VmState) -> None:
     assert after == (PHASE_OF[state] or Phase.PENDING)
 
 
-@pytest.mark.parametrize("before", FINAL)
+@pytest.mark.parametrize("before", sorted(FINAL))
 @pytest.mark.parametrize("state", VmState)
 def test_an_end_is_for_good(before: Phase, state: VmState) -> None:
     assert phase_of(before, view(UID, state=state), gone=False) is before
@@ -255,6 +255,15 @@ def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
     assert said["nodeName"] == "n1"
     again = put(vmi(), {"status": said})
     assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
+
+
+def test_a_running_vmi_whose_vm_is_not_seen_for_a_moment_stays_as_it_was_told() -> None:
+    running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
+    create, again = vmi_rules.reconcile(running, Seen(), {}, NOW, CLUSTER)
+    assert isinstance(create, BusCreate)  # its answer is what is known next
+    assert again == LookAgain(vmi_rules.AT_ONCE_S)
+    gone = vmi_rules.reconcile(running, Seen(gone=True), {}, NOW, CLUSTER)
+    assert [one.patch["status"]["phase"] for one in gone if isinstance(one, WriteVmi)] == ["Failed"]
 
 
 def test_what_an_agent_told_stays_until_it_is_asked_again() -> None:

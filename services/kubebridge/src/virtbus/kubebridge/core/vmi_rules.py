@@ -37,6 +37,9 @@ RETRY_S = (10.0, 300.0)
 """Between tries of an image that failed for good: as long as it failed so far, within these. What
 may change by itself is looked at as often as the first, what a user must change as the second."""
 DEFAULT_GRACE_S = 30
+AT_ONCE_S = 0.01
+LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
+"""Its VM was seen once, and its end was not."""
 
 
 def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
@@ -56,9 +59,20 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
     if VMI_FINALIZER not in finalizers:  # first, so that no VM is ever without it
         plan.then(WriteVmi({"metadata": {"finalizers": [*finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
+    if _unseen(seen) and phase(vmi) in LIVES:
+        plan.then(LookAgain(AT_ONCE_S))
+        return plan.actions
     retried = _retry(vmi, seen.view, now, plan)
     _tell(vmi, seen, now, retried, plan)
     return plan.actions
+
+
+def _unseen(seen: Seen) -> bool:
+    """Its VM is not in our view of the bus, and nobody said why: what was told of it still holds.
+
+    A controller that is behind may have listed without it; the create, asked again, tells.
+    """
+    return seen.view is None and not seen.gone and not seen.waits and seen.refused is None
 
 
 def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> Seen:
