@@ -57,7 +57,7 @@ def test_a_vm_that_rests_can_be_started_again(state: VmState) -> None:
     assert VmState.RUNNING in reachable(state)
 
 
-@pytest.mark.parametrize("state", set(VmState) - {VmState.DELETING, VmState.PENDING})
+@pytest.mark.parametrize("state", sorted(set(VmState) - {VmState.DELETING, VmState.PENDING}))
 def test_a_silent_node_makes_its_vms_unknown_and_its_return_known(state: VmState) -> None:
     assert advance(state, VmEvent.LOST) is VmState.UNKNOWN
     assert VmState.RUNNING in reachable(VmState.UNKNOWN)

@@ -45,6 +45,7 @@ async def test_a_disk_is_made_of_it_and_kept(make_node: NodeMaker, registry: Reg
         (ImagePullPolicy.IF_NOT_PRESENT, digest_of(DISK), False),
         (ImagePullPolicy.NEVER, digest_of(DISK), False),
     ],
+    ids=["Always", "IfNotPresent", "Never"],
 )
 async def test_pull_policies_where_the_image_is_here_and_its_tag_has_moved(
     make_node: NodeMaker, registry: Registry, policy: ImagePullPolicy, digest: str, asked: bool
