@@ -6,6 +6,9 @@ BIN := .venv/bin
 # More words for pytest or the bench: make unit ARGS='-k claims -x'
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
+# conftest.py says what may run beside what; with real servers each worker has a network namespace of its own.
+LANES := --dist loadscope --no-loadscope-reorder
+WORKERS := $(LANES) --tx '2*popen//python=tools/in-host-netns $(BIN)/python'
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
 .PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load kube-load storm k8s-tools install uninstall clean
 
@@ -37,7 +40,7 @@ docs-check: sync
 	@$(GENERATE) --check
 
 unit: sync ## tests that need nothing but Python
-	@$(BIN)/python -m pytest -m 'not integration and not e2e and not kubernetes' $(ARGS)
+	@$(BIN)/python -m pytest $(LANES) --tx 2*popen -m 'not integration and not e2e and not kubernetes' $(ARGS)
 
 SEEDS ?= 200
 SIM := $(BIN)/python -m tests.sim
@@ -50,8 +53,8 @@ integration: setup ## tests against real libvirt, NATS and network namespaces (r
 e2e: setup ## tests that boot real guests (root)
 	@$(PYTEST) -m 'e2e and not long' $(ARGS)
 
-test: setup ## all tests but the long ones, real guests included (root)
-	@$(PYTEST) -m 'not long' $(ARGS)
+test: setup ## all tests but the long ones, real guests included, by two workers (root)
+	@$(BIN)/python -m pytest $(WORKERS) -m 'not long' $(ARGS)
 
 k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minutes once, then no time
 	@tools/k8s/build >/dev/null

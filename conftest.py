@@ -1,11 +1,13 @@
-"""For every test of the workspace: how long it may take, and in which order the kinds run."""
+"""For every test of the workspace: how long it may take, in which order and beside what it runs."""
 
 import subprocess
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("virtbus", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("virtbus")
@@ -14,9 +16,38 @@ KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
 """Marker → seconds, in the order in which they run; anything else has the 20 s of pyproject.toml.
 
 Kubernetes comes last: its tests share an API server, which must not take CPU from the others."""
+HOST = "host"
+ON_HOST = (
+    *("cli/", "images/", "services/netd/", "services/nodeagent/"),
+    *("tests/chaos/", "tests/contract/", "tests/e2e/", "tests/hosts/", "tests/integration/"),
+    "tests/load/",
+)
+"""What takes the host's census, or would be in one: one after the other."""
+APART = ("bus/", "services/imaged/", "tests/kubernetes/")
+"""What has real servers, but neither domains nor named namespaces."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
 """How many tests of Kubernetes were left out, because its programs are not there."""
+
+
+class Lanes(LoadScopeScheduling):
+    """Several workers: what needs the host for itself in one of them, the rest in any."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return lane(nodeid)
+
+
+def lane(nodeid: str) -> str:
+    """Tests of one lane run in one worker, in their order."""
+    path = nodeid.partition("::")[0]
+    if path.startswith("tests/kubernetes/"):
+        return "kubernetes"  # they share an API server
+    return HOST if path.startswith(ON_HOST) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Asked by `--dist` only; each worker has a network namespace of its own (Makefile)."""
+    return Lanes(config, log)
 
 
 @pytest.hookimpl(trylast=True)  # of those that -m and -k left
@@ -27,14 +58,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kinds = [kind for kind in KINDS if item.get_closest_marker(kind)]
         if kinds and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(KINDS[kinds[-1]]))
+        if kinds and not item.nodeid.startswith((*ON_HOST, *APART)):
+            msg = f"{item.nodeid} is {kinds[-1]}: conftest.py does not say beside what it may run"
+            raise pytest.UsageError(msg)
         rank[item] = list(KINDS).index(kinds[-1]) + 1 if kinds else 0
     items.sort(key=rank.__getitem__)
+    if hasattr(config, "workerinput"):  # the longest lane first, and beside it all the others
+        items.sort(key=lambda item: lane(item.nodeid) != HOST)
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built
     if kubernetes and subprocess.run(where, stdout=DEVNULL, check=False).returncode:  # noqa: S603
         config.stash[NOT_RUN] = len(kubernetes)
         config.hook.pytest_deselected(items=kubernetes)
         items[:] = [item for item in items if item not in kubernetes]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells what it left out."""
+    config: Any = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["not_run"] = config.stash.get(NOT_RUN, 0)
+
+
+def pytest_testnodedown(node: Any) -> None:
+    """Hear it of a worker."""
+    node.config.stash[NOT_RUN] = getattr(node, "workeroutput", {}).get("not_run", 0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
