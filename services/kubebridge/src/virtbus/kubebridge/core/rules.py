@@ -156,6 +156,7 @@ SPEC_RULES = (
         "domain.devices.disks[].name",
         "no volume is named {}; add one to volumes, or remove the disk",
         without_volume,
+        cel=False,
     ),
     Rule(
         51,
@@ -197,12 +198,14 @@ SPEC_RULES = (
         "networks[].name",
         "no interface is named {}; add one to domain.devices.interfaces",
         networks_without_interface,
+        cel=False,
     ),
     Rule(
         73,
         "domain.devices.interfaces[].name",
         "no network is named {}; add one to networks",
         interfaces_without_network,
+        cel=False,
     ),
     Rule(74, "networks[].name", TWICE, names_twice("networks"), DUPLICATE),
     Rule(
@@ -224,6 +227,7 @@ SPEC_RULES = (
         "domain.devices.interfaces[].name",
         "Masquerade interface only implemented with pod network",
         masquerade_off_pod,
+        cel=False,
     ),
     Rule(
         79,
