@@ -10,7 +10,15 @@ from services.kubebridge.tests.world import CLUSTER, NOW, kept_whole, view, worl
 
 from virtbus.imaged.core import qcow2
 from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status, vmi_rules, vmi_status
-from virtbus.kubebridge.core.actions import BusCreate, BusDelete, LookAgain, Tell, WriteVm, WriteVmi
+from virtbus.kubebridge.core.actions import (
+    BusCreate,
+    BusDelete,
+    LookAgain,
+    Tell,
+    WriteVm,
+    WriteVmi,
+    WriteVmStatus,
+)
 from virtbus.kubebridge.core.metadata import VM_FINALIZER
 from virtbus.kubebridge.core.moments import find, stamp
 from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
@@ -95,6 +103,27 @@ def test_a_printable_status(name: str) -> None:
 
 def test_a_vm_about_to_start_is_starting() -> None:
     assert printable(Pair(vm(), None, starts=True)) == "Starting"
+
+
+def test_a_vm_that_starts_is_told_of_once_its_vmi_runs_or_a_second_is_over() -> None:
+    made = vm() | {"metadata": vm()["metadata"] | {"finalizers": [VM_FINALIZER]}}
+    instance = vm_rules.vmi_of(made, paused=False)
+    instance["metadata"]["creationTimestamp"] = stamp(NOW)
+
+    def told(after_s: float, *requests: dict[str, Any], phase: str = "Pending") -> list[Any]:
+        asked = {"status": {"stateChangeRequests": list(requests)}} if requests else {}
+        seen = instance | {"status": {"phase": phase}}
+        now = NOW + timedelta(seconds=after_s)
+        return vm_rules.reconcile(made | asked, seen, now)
+
+    assert told(0.4) == [LookAgain(0.6)]
+    for said in (
+        told(1.0),
+        told(-300.0),  # the API server's clock is ahead
+        told(0.4, phase="Running"),
+        told(0.4, {"action": "Start"}),
+    ):
+        assert [type(one) for one in said] == [WriteVmStatus]
 
 
 # --- run strategies ----------------------------------------------------------------------------

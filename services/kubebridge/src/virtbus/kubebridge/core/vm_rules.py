@@ -22,7 +22,7 @@ from virtbus.kubebridge.core.metadata import (
     VM_LABEL,
     VMI_KIND,
 )
-from virtbus.kubebridge.core.moments import find
+from virtbus.kubebridge.core.moments import find, moment
 from virtbus.kubebridge.core.plain import Object, at, items, number, part, text
 from virtbus.kubebridge.core.run_strategies import (
     Do,
@@ -39,6 +39,7 @@ from virtbus.kubebridge.core.vm_status import (
     GENERATION,
     Pair,
     back_off_left_s,
+    printable,
     start_failure,
     status,
 )
@@ -49,6 +50,7 @@ ORPHAN = "orphan"
 
 
 AT_ONCE_S = 0.01
+YOUNG_S = 1.0
 REFUSED_S = 10.0
 """After a VMI was refused (a quota, a webhook that is away): nobody says when that is over."""
 
@@ -95,7 +97,20 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
             return [_run_always(vm), LookAgain(AT_ONCE_S)]  # it is another VM from then on
         case _:
             acted = vmi is not None or strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
-            return _told(Pair(vm, vmi), requests, now, observed=str(strategy) if acted else "")
+            observed = str(strategy) if acted else ""
+            told = _told(Pair(vm, vmi), requests, now, observed=observed)
+            young_s = _young_s(Pair(vm, vmi), now) if told else 0.0
+            return [LookAgain(young_s)] if young_s else told
+
+
+def _young_s(pair: Pair, now: datetime) -> float:
+    """Seconds for which a VMI that starts well is not told of yet: most run by then, told once."""
+    made = moment(text(pair.vmi, "metadata", "creationTimestamp"))
+    asked = items(pair.vm, "status", "stateChangeRequests")
+    if made is None or asked or printable(pair) != "Starting":
+        return 0.0
+    age_s = (now - made).total_seconds()  # of two clocks, and of a stamp in whole seconds
+    return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
 
 
 def owns(vm: Object, vmi: Object) -> bool:
