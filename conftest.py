@@ -19,11 +19,10 @@ Kubernetes comes last: its tests share an API server, which must not take CPU fr
 HOST = "host"
 ON_HOST = (
     *("cli/", "images/", "services/netd/", "services/nodeagent/"),
-    *("tests/chaos/", "tests/contract/", "tests/e2e/", "tests/hosts/", "tests/integration/"),
-    "tests/load/",
+    *("tests/chaos/", "tests/contract/", "tests/e2e/", "tests/hosts/", "tests/load/"),
 )
 """What takes the host's census, or would be in one: one after the other."""
-APART = ("bus/", "services/imaged/", "tests/kubernetes/")
+APART = ("bus/", "services/imaged/", "tests/integration/", "tests/kubernetes/")
 """What has real servers, but neither domains nor named namespaces."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
