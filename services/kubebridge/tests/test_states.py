@@ -105,23 +105,23 @@ def test_a_vm_about_to_start_is_starting() -> None:
     assert printable(Pair(vm(), None, starts=True)) == "Starting"
 
 
-def test_a_vm_that_starts_is_told_of_once_its_vmi_runs_or_a_second_is_over() -> None:
+def test_a_new_vm_is_told_of_once_its_vmi_runs_or_a_second_is_over() -> None:
     made = vm() | {"metadata": vm()["metadata"] | {"finalizers": [VM_FINALIZER]}}
     instance = vm_rules.vmi_of(made, paused=False)
     instance["metadata"]["creationTimestamp"] = stamp(NOW)
 
-    def told(after_s: float, *requests: dict[str, Any], phase: str = "Pending") -> list[Any]:
-        asked = {"status": {"stateChangeRequests": list(requests)}} if requests else {}
+    def told(after_s: float, *, phase: str = "Pending", before: str = "") -> list[Any]:
+        known = {"status": {"printableStatus": before}} if before else {}
         seen = instance | {"status": {"phase": phase}}
         now = NOW + timedelta(seconds=after_s)
-        return vm_rules.reconcile(made | asked, seen, now)
+        return vm_rules.reconcile(made | known, seen, now)
 
     assert told(0.4) == [LookAgain(0.6)]
     for said in (
         told(1.0),
         told(-300.0),  # the API server's clock is ahead
         told(0.4, phase="Running"),
-        told(0.4, {"action": "Start"}),
+        told(0.4, before="Running"),
     ):
         assert [type(one) for one in said] == [WriteVmStatus]
 

@@ -104,10 +104,9 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
 
 
 def _young_s(pair: Pair, now: datetime) -> float:
-    """Seconds for which a VMI that starts well is not told of yet: most run by then, told once."""
+    """Seconds for which a new VM's VMI is not told of, if it starts well: most run by then."""
     made = moment(text(pair.vmi, "metadata", "creationTimestamp"))
-    asked = items(pair.vm, "status", "stateChangeRequests")
-    if made is None or asked or printable(pair) != "Starting":
+    if made is None or part(pair.vm, "status") or printable(pair) != "Starting":
         return 0.0
     age_s = (now - made).total_seconds()  # of two clocks, and of a stamp in whole seconds
     return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
