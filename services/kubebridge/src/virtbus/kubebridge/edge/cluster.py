@@ -92,7 +92,7 @@ class Cluster:
     async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
         """The object, or None where there is none."""
         try:
-            return await self._json("GET", kind.path(quote(name), namespace))
+            return await self._json("GET", _place(kind, name, namespace))
         except Answer as answer:
             if answer.code == 404:
                 return None
@@ -163,7 +163,7 @@ class Cluster:
         """Write over the version that `body` has; 409 where it is not the last any more."""
         meta = body["metadata"]
         self.written += 1
-        path = kind.path(quote(meta["name"]), meta.get("namespace", ""), sub)
+        path = _place(kind, meta["name"], meta.get("namespace", ""), sub)
         return await self._json("PUT", path, body=body)
 
     async def patch(  # noqa: PLR0913  what there is to say of a patch
@@ -179,7 +179,7 @@ class Cluster:
     ) -> Json:
         """Change an object; with a resourceVersion in `body`, only at that one (else 409)."""
         query = [("dryRun", "All")] if dry_run else []
-        path = kind.path(quote(name), namespace, sub)
+        path = _place(kind, name, namespace, sub)
         self.written += 1
         return await self._json("PATCH", path, query=query, body=body, content=_PATCHES[how])
 
@@ -197,7 +197,7 @@ class Cluster:
             body["preconditions"]["resourceVersion"] = version
         self.written += 1
         try:
-            await self._json("DELETE", kind.path(quote(name), namespace), body=body)
+            await self._json("DELETE", _place(kind, name, namespace), body=body)
         except Answer as answer:
             if answer.code != 404 and not (uid and not version and answer.code == 409):
                 raise
@@ -253,6 +253,19 @@ class Cluster:
             raise UnreachableError(_why(error)) from error
         response.release()
         raise Answer(_status(said), response.status, _retry_after_s(response))
+
+
+def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
+    """The path of one object. Users name objects: none of a name that leads elsewhere is there.
+
+    Raises:
+        Answer: 404, no object of Kubernetes can have such a name.
+    """
+    for part in (name, namespace or name):
+        if part in {"", ".", ".."} or not {"/", "%"}.isdisjoint(part):
+            message = f"{kind.plural} {name!r:.80} not found"
+            raise Answer({"code": 404, "reason": "NotFound", "message": message})
+    return kind.path(quote(name), quote(namespace), sub)
 
 
 # --- what comes back ---------------------------------------------------------------------------
