@@ -87,7 +87,7 @@ class Acting:
                 await self._do(action, read)
         except EndedError as ended:
             again_s.append(ended.after_s)
-        return min(again_s, default=0.0)
+        return min((one for one in again_s if one), default=0.0)
 
     async def _do(self, action: Action, read: Json) -> None:
         match action:

@@ -1,0 +1,62 @@
+"""What the API server refuses comes again, though nothing that is watched changes."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from services.kubebridge.tests.manifests import vm
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.kubebridge.core.actions import Tell
+from virtbus.kubebridge.core.defaults import of_vm
+from virtbus.kubebridge.core.plain import Object
+from virtbus.kubebridge.edge.acting import Acting
+from virtbus.kubebridge.edge.cluster import Answer
+from virtbus.kubebridge.edge.guest_asks import GuestAsks
+from virtbus.kubebridge.edge.objects import Objects
+from virtbus.kubebridge.edge.reconciling import Reconciling
+from virtbus.kubebridge.edge.views import Known, Views
+
+KEY = "default/kubevirt-smoke-fedora"
+
+
+class Refusing:
+    """One VM, whose VMI is refused; what is told of it."""
+
+    def __init__(self, **refusal: Any) -> None:
+        self.refusal = refusal
+        self.asked = 0
+        self.told: list[str] = []
+        self.vm = of_vm(vm(running=None, runStrategy="Always"))
+        self.vm["metadata"]["resourceVersion"] = "1"
+        bus, anything = MemoryBus(MemoryServer()), cast("Any", self)
+        self.known = Known(Objects(), Objects(), Views(bus, "c1"))
+        self.known.vms.put(self.vm)
+        acting = Acting(anything, bus, self.known, anything)
+        guests = cast("GuestAsks", None)
+        self.look: Callable[..., Any] = Reconciling(
+            anything, self.known, guests, acting, "c1", bus.sources
+        ).look
+
+    async def create(self, *_: Any) -> None:
+        self.asked += 1
+        raise Answer(self.refusal)
+
+    async def patch(self, *args: Any, how: str) -> Object:
+        (status,) = (one["value"] for one in args[2] if one["path"] == "/status")
+        version = str(int(self.vm["metadata"]["resourceVersion"]) + 1)
+        meta = {**self.vm["metadata"], "resourceVersion": version}
+        self.vm = {**self.vm, "metadata": meta, "status": status}
+        return self.vm
+
+    def tell(self, _: Object, what: Tell) -> None:
+        self.told.append(what.reason)
+
+
+@pytest.mark.parametrize("code", [403, 422])
+async def test_a_vmi_that_was_refused_is_asked_for_again_and_again(code: int) -> None:
+    here = Refusing(code=code, reason="Forbidden", message="exceeded quota")
+    again_s = [await here.look(KEY) for _ in range(4)]
+    assert here.asked == 4
+    assert all(0 < one <= 10 for one in again_s)
+    assert here.told == ["FailedCreate"]
