@@ -60,3 +60,15 @@ async def test_a_vmi_that_was_refused_is_asked_for_again_and_again(code: int) ->
     assert here.asked == 4
     assert all(0 < one <= 10 for one in again_s)
     assert here.told == ["FailedCreate"]
+
+
+async def test_a_conflict_over_a_quota_makes_no_vmi() -> None:
+    here = Refusing(code=409, reason="Conflict", message="resourcequotas: modified")
+    assert 0 < await here.look(KEY) <= 10
+    assert here.told == []
+
+
+async def test_a_vmi_that_is_there_already_is_waited_for() -> None:
+    here = Refusing(code=409, reason="AlreadyExists", message="it is there")
+    assert await here.look(KEY) == 0
+    assert here.told == ["SuccessfulCreate"]

@@ -41,6 +41,7 @@ CONFLICT_S = 0.5
 """After a conflict: what was newer is about to be told by the watch; if not, look again."""
 REFUSED_S = 60.0
 """After a write that no version of the object is taken with."""
+THERE = "AlreadyExists"
 _AFTER_S = {404: 0.0, 409: CONFLICT_S}
 
 
@@ -123,6 +124,8 @@ class Acting:
         except Answer as answer:
             if answer.passing:
                 raise
+            if answer.code == 409 and answer.reason != THERE:  # a quota that others change as well
+                raise EndedError(CONFLICT_S) from None
             if answer.code != 409:
                 news = uid not in self.memo.failed
                 self.memo.failed[uid] = answer.message
