@@ -26,6 +26,7 @@ from virtbus.kubebridge.core.plain import Object
 from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
 from virtbus.kubebridge.core.vm_status import PRINTABLE, Pair, printable
 from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.schemas.api import VmDelete
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
 from virtbus.schemas.guest_end import GuestEnd
@@ -441,11 +442,12 @@ def test_a_condition_keeps_the_time_of_its_transition() -> None:
     assert (ready["lastTransitionTime"], ready["message"]) == (stamp(NOW), "soon")
 
 
-@pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5)])
+@pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5), (10**9, 86_400)])
 def test_a_deleted_vmi_ends_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
     whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
     actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
     assert actions[0] == BusDelete(UID, grace_s)
+    VmDelete(uid=UID, grace_s=grace_s)  # which the bus takes
     assert Tell("ShuttingDown", "Signaled Graceful Shutdown") in actions
 
 

@@ -36,7 +36,8 @@ from virtbus.schemas.vm import VmView
 RETRY_S = (10.0, 300.0)
 """Between tries of an image that failed for good: as long as it failed so far, within these. What
 may change by itself is looked at as often as the first, what a user must change as the second."""
-DEFAULT_GRACE_S = 30
+DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
+"""Where the VMI says none, and the longest that `vm.delete` takes."""
 AT_ONCE_S = 0.01
 LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
 """Its VM was seen once, and its end was not."""
@@ -122,7 +123,7 @@ def _end(vmi: Object, seen: Seen, plan: Plan) -> None:
         return
     given = at(vmi, "spec", "terminationGracePeriodSeconds")
     grace_s = number(vmi, "spec", "terminationGracePeriodSeconds")
-    grace_s = DEFAULT_GRACE_S if given is None else max(grace_s, 0)
+    grace_s = DEFAULT_GRACE_S if given is None else min(max(grace_s, 0), GRACE_MOST_S)
     view = seen.view
     if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
         plan.then(BusDelete(text(vmi, "metadata", "uid"), grace_s))
