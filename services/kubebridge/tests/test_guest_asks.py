@@ -99,3 +99,14 @@ async def test_of_a_guest_that_is_gone_nothing_is_kept(monkeypatch: pytest.Monke
         while here.asks.asked(UID):
             await asyncio.sleep(0.01)
         assert here.asks.get(UID) is None
+
+
+async def test_of_many_guests_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest_asks, "AT_ONCE", 2)
+    uids = [f"{UID[:-2]}{number:02x}" for number in range(20)]
+    async with asked(monkeypatch, VmState.RUNNING) as here:
+        views = cast("Any", here.asks)._views
+        for uid in uids:
+            views.answered(view(uid, state=VmState.RUNNING))
+        while not all(here.asks.asked(uid) for uid in uids):
+            await asyncio.sleep(0.01)

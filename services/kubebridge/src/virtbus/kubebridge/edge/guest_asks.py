@@ -80,12 +80,14 @@ class GuestAsks:
         for uid in self._asked.keys() - keys.keys():
             del self._asked[uid]
         room = AT_ONCE - sum(one.busy for one in self._asked.values())
-        for uid, key in keys.items():
-            one = self._asked.get(uid)
-            if one is None:
-                one = self._asked[uid] = _Asked(now_s + FIRST_S)
-            if room <= 0 or one.busy or one.due_s > now_s:
-                continue
+        for uid in keys.keys() - self._asked.keys():
+            self._asked[uid] = _Asked(now_s + FIRST_S)
+        asked = self._asked.items()
+        due = [(one.due_s, uid) for uid, one in asked if one.due_s <= now_s and not one.busy]
+        for _, uid in sorted(due):  # the longest due first, so that each has its turn
+            if room <= 0:
+                break
+            one, key = self._asked[uid], keys[uid]
             view = self._views.get(uid)
             if view is None or view.state is not VmState.RUNNING:
                 one.since_s, one.due_s = 0.0, now_s + FIRST_S
