@@ -3,8 +3,11 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from virtbus.bus.tasks import background
 from virtbus.kubebridge.core.actions import Tell
+from virtbus.kubebridge.edge import telling
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.telling import BURST, WAITING_MAX, Teller
 
@@ -16,6 +19,7 @@ class Recorder:
         self.created: list[dict[str, Any]] = []
         self.patched = 0
         self.refuses = False
+        self.forgets = False
 
     async def create(self, kind: object, body: dict[str, Any], namespace: str = "") -> None:
         await asyncio.sleep(0)
@@ -24,6 +28,8 @@ class Recorder:
         self.created.append(body)
 
     async def patch(self, *_: object) -> None:
+        if self.forgets:
+            raise Answer({"code": 404})
         self.patched += 1
 
 
@@ -59,6 +65,26 @@ async def test_the_same_again_is_counted_and_not_written() -> None:
     recorder = Recorder()
     await told(recorder, *[("u", Tell("SyncFailed", "no", warning=True))] * 500)
     assert (len(recorder.created), recorder.patched) == (1, 0)
+
+
+async def test_the_same_after_its_event_was_forgotten_is_written_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telling, "COUNTED_S", 0.0)
+    recorder = Recorder()
+    recorder.forgets = True
+    started = ("u", Tell("SuccessfulCreate", "Started the virtual machine"))
+    teller = await told(recorder, started, started)
+    first, second = (event["metadata"]["name"] for event in recorder.created)
+    assert first != second
+    assert teller.dropped == 0
+
+
+async def test_a_note_has_no_more_bytes_than_an_api_server_takes() -> None:
+    recorder = Recorder()
+    await told(recorder, ("u", Tell("SyncFailed", "é" * 2000, warning=True)))
+    (event,) = recorder.created
+    assert event["note"] == "é" * 512
 
 
 async def test_ten_thousand_events_of_one_object_are_a_few() -> None:

@@ -27,6 +27,7 @@ COUNTED_S = 60.0
 """How often at most a count is written."""
 SENDERS = 2
 NOTE_MAX = 1024
+"""Bytes."""
 
 
 class _Same(NamedTuple):
@@ -86,8 +87,8 @@ class Teller:
         told = self._told.get(same)
         if told is not None:
             self._told.move_to_end(same)
-            await self._counted(told, about, now_s)
-            return
+            if await self._counted(told, about, now_s):
+                return
         if not self._may(about["uid"], now_s):
             self.dropped += 1
             return
@@ -97,13 +98,20 @@ class Teller:
             self._told.popitem(last=False)
         await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
 
-    async def _counted(self, told: _Told, about: Json, now_s: float) -> None:
+    async def _counted(self, told: _Told, about: Json, now_s: float) -> bool:
+        """False where the event is there no more: API servers forget them after an hour."""
         told.count += 1
         if now_s - told.written_s < COUNTED_S:
-            return
+            return True
         told.written_s = now_s
         series = {"count": told.count, "lastObservedTime": micro_stamp(self._sources.now())}
-        await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
+        try:
+            await self._cluster.patch(EVENT, told.name, {"series": series}, about["namespace"])
+        except Answer as answer:
+            if answer.code != 404:
+                raise
+            return False
+        return True
 
     def _may(self, uid: str, now_s: float) -> bool:
         """One token of the object's."""
@@ -125,7 +133,7 @@ class Teller:
             "action": what.reason,
             "reason": what.reason,
             "regarding": about,
-            "note": what.message[:NOTE_MAX],
+            "note": what.message.encode()[:NOTE_MAX].decode(errors="ignore"),
             "type": "Warning" if what.warning else "Normal",
         }
 
