@@ -132,3 +132,24 @@ async def test_who_may_not_act_keeps_what_is_to_be_done() -> None:
         gate.set()
         await settled(queue)
         assert seen == ["a"]
+
+
+async def test_who_waits_to_write_keeps_no_names_of_what_is_gone() -> None:
+    looked: list[str] = []
+
+    async def look(key: str) -> float:
+        looked.append(key)
+        return 0.0
+
+    async with working(look, may=False) as (queue, gate):
+        for number in range(10_000):
+            queue.add(f"gone{number}")
+        queue.add("there")
+        await asyncio.sleep(0.01)
+        queue.forget_but({"there"})
+        assert len(queue._queued) == work.AT_ONCE + 1
+        queue.add("there")
+        gate.set()
+        await settled(queue)
+    assert Counter(looked)["there"] == 1
+    assert len(looked) == work.AT_ONCE + 1

@@ -110,7 +110,7 @@ class Bridge:
         for source in (self.vms, self.vmis, self.known.views):
             await source.synced.wait()
         marks = NodeMarks(self.bus, self.cluster, self.acts)
-        sweeping = Sweeping(self.cluster, self.known, self.acting, self.name, self.acts)
+        sweeping = Sweeping(self.cluster, self.known, self.acting, self.work, self.name, self.acts)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.work.run(self.acts))
             group.create_task(sweeping.run())

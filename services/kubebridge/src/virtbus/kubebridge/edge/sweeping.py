@@ -14,6 +14,7 @@ from virtbus.kubebridge.edge.acting import Acting, EndedError
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import VMI
 from virtbus.kubebridge.edge.views import Known
+from virtbus.kubebridge.edge.work import Work
 from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
@@ -24,14 +25,21 @@ INTERVAL_S = 5.0
 
 
 class Sweeping:
-    """Ends orphans while `run` runs and `held` is set."""
+    """Ends orphans while `run` runs and `held` is set; forgets what is gone whoever writes."""
 
     def __init__(
-        self, cluster: Cluster, known: Known, acting: Acting, name: str, held: asyncio.Event
+        self,
+        cluster: Cluster,
+        known: Known,
+        acting: Acting,
+        work: Work,
+        name: str,
+        held: asyncio.Event,
     ) -> None:
         self._cluster = cluster
         self._known = known
         self._acting = acting
+        self._work = work
         self._name = name
         self._held = held
         self._since_s: dict[str, float] = {}
@@ -40,8 +48,9 @@ class Sweeping:
         """Sweep until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            await self._held.wait()
             self._forget()
+            if not self._held.is_set():
+                continue
             for uid, key in self._suspects():
                 try:
                     await self._look(uid, key)
@@ -76,3 +85,5 @@ class Sweeping:
         uids = {objects.uid(key) for objects in (vms, vmis) for key in objects}
         views.forget_but(uids)
         self._acting.memo.forget_but(uids)
+        if not self._held.is_set():  # who writes works its queue off
+            self._work.forget_but({*vms, *vmis})

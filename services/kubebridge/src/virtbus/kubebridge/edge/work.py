@@ -55,6 +55,14 @@ class Work:
             else:
                 self._put(key)
 
+    def forget_but(self, keys: set[str]) -> None:
+        """Only these are there any more: of others that wait there is nothing to look at."""
+        for key in [self._queue.get_nowait() for _ in range(self._queue.qsize())]:
+            if key in keys:
+                self._queue.put_nowait(key)
+            else:
+                self._queued.discard(key)
+
     async def run(self, may: asyncio.Event) -> None:
         """Work until cancelled, while `may` is set."""
         async with asyncio.TaskGroup() as group:
