@@ -84,9 +84,9 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
     broken = between_fields(of_vmi(vmi))
     if translated.create is not None and not broken:
         plan.then(BusCreate(translated.create))
-        if seen.refused is not None:
-            hopeless = seen.refused.code in {Code.INVALID, Code.UNSUPPORTED}
-            plan.then(LookAgain(RETRY_S[1 if hopeless else 0]))
+        code = seen.refused.code if seen.refused else 0
+        # Also where it is not refused: the VM of the answer may be one that does not change again.
+        plan.then(LookAgain(RETRY_S[1 if code in {Code.INVALID, Code.UNSUPPORTED} else 0]))
         return seen
     plan.then(LookAgain(RETRY_S[0 if translated.waits and not broken else 1]))
     causes = (*broken, *translated.causes)
