@@ -293,6 +293,10 @@ def test_a_running_vmi_whose_vm_is_not_seen_for_a_moment_stays_as_it_was_told() 
     assert isinstance(create, BusCreate)  # its answer is what is known next
     assert LookAgain(vmi_rules.AT_ONCE_S) in again
     assert all(isinstance(one, LookAgain) for one in again)
+    changed = ErrorBody(code=409, reason="uid_taken", message="not as asked for here")
+    create, *again = vmi_rules.reconcile(running, Seen(refused=changed), {}, NOW, CLUSTER)
+    assert isinstance(create, BusCreate)
+    assert again == [LookAgain(vmi_rules.RETRY_S[0])]
     gone = vmi_rules.reconcile(running, Seen(gone=True), {}, NOW, CLUSTER)
     assert [one.patch["status"]["phase"] for one in gone if isinstance(one, WriteVmi)] == ["Failed"]
 

@@ -39,6 +39,8 @@ may change by itself is looked at as often as the first, what a user must change
 DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
 """Where the VMI says none, and the longest that `vm.delete` takes."""
 AT_ONCE_S = 0.01
+UID_TAKEN = "uid_taken"
+"""Why a create is refused whose uid is a VM that is not as asked for."""
 LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
 """Its VM was seen once, and its end was not."""
 
@@ -61,7 +63,8 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
         plan.then(WriteVmi({"metadata": {"finalizers": [*finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
     if _unseen(seen) and phase(vmi) in LIVES:
-        plan.then(LookAgain(AT_ONCE_S))
+        if seen.refused is None:
+            plan.then(LookAgain(AT_ONCE_S))
         return plan.actions
     retried = _retry(vmi, seen.view, now, plan)
     _tell(vmi, seen, now, retried, plan)
@@ -71,9 +74,11 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
 def _unseen(seen: Seen) -> bool:
     """Its VM is not in our view of the bus, and nobody said why: what was told of it still holds.
 
-    A controller that is behind may have listed without it; the create, asked again, tells.
+    A controller that is behind may have listed without it; the create, asked again, tells. It may
+    say that the VM is there, and not as it would be made now: a Secret changed since.
     """
-    return seen.view is None and not seen.gone and not seen.waits and seen.refused is None
+    there = seen.refused is None or seen.refused.reason == UID_TAKEN
+    return seen.view is None and not seen.gone and not seen.waits and there
 
 
 def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> Seen:
