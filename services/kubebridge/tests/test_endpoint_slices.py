@@ -226,3 +226,10 @@ def test_whatever_comes_and_goes_each_guest_is_in_one_slice(rounds: list[set[int
         assert sorted(uids) == sorted(one.uid for one in members)
         assert all(0 < len(one["endpoints"]) <= MAX_ENDPOINTS for one in there.values())
         assert reconcile(service(), members, there.values()) == []
+
+
+def test_what_is_no_address_is_none() -> None:
+    assert member(vmi(), [nic("dhcp")]) is None
+    found = member(vmi(), [nic("", "10.1.0.300/24", "10.1.0.7/24")])
+    assert found is not None
+    assert found.addresses == {"IPv4": "10.1.0.7"}

@@ -67,7 +67,10 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in (of_pod or known)[:1]:
         for text_ in one.addresses:
-            address = ipaddress.ip_interface(text_).ip
+            try:
+                address = ipaddress.ip_interface(text_).ip
+            except ValueError:  # a node may say anything
+                continue
             if not (address.is_link_local or address.is_loopback or address.is_unspecified):
                 found.setdefault(f"IPv{address.version}", str(address))
     return found
