@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import ssl
 from collections import OrderedDict
 
 from aiohttp import web
@@ -48,7 +47,7 @@ class Asking:
             found = of_config_map(await self._cluster.get(CONFIG_MAP, NAME, NAMESPACE))
             if found.ca != self._proxy.ca:
                 self._door.believe(found.ca)
-        except (Answer, ssl.SSLError) as error:
+        except (Answer, OSError) as error:  # ssl's errors are some of them
             log.warning(
                 "cannot read %s/%s: %s", NAMESPACE, NAME, error, extra={"code": "front_proxy"}
             )
