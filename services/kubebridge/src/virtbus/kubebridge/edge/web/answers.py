@@ -62,7 +62,7 @@ def _said(error: Exception) -> Refusal | None:
 
 
 def _passed_on(answer: Answer) -> Refusal:
-    """What the API server answered to us; its load and its troubles pass."""
-    if answer.passing:
+    """What the API server answered to us; its load and its troubles pass, and our login's."""
+    if answer.passing or answer.code == 401:
         return unavailable(answer.message)
     return Refusal(answer.code, answer.reason or "InternalError", answer.message)
