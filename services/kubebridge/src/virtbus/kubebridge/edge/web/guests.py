@@ -15,6 +15,7 @@ from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmRef
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
+from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.streams import ConsoleOpen, PortOpen, StreamOpen
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import validate
@@ -82,7 +83,7 @@ class Guests:
 
     async def _node(self, uid: str) -> str:
         view = validate(VmView, await self.ask("vm.get", uid))
-        if not view.node:
+        if view.node == UNPLACED:
             raise RefusedError(of_http(409, "the VM is on no node (yet)"))
         return view.node
 
