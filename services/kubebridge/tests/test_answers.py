@@ -40,7 +40,12 @@ async def said(error: Exception) -> tuple[int, Any]:
             Answer({"code": 403, "reason": "Forbidden", "message": "not you"}),
             *(403, "Forbidden", "not you"),
         ),
-        (Answer({"code": 401, "message": "Unauthorized"}), 503, "ServiceUnavailable", "Unauthorized"),
+        (
+            Answer({"code": 401, "message": "Unauthorized"}),
+            503,
+            "ServiceUnavailable",
+            "Unauthorized",
+        ),
         (web.HTTPNotFound(), 404, "NotFound", "Not Found"),
     ],
 )

@@ -3,14 +3,25 @@
 import asyncio
 import io
 import json
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from services.kubebridge.tests.manifests import vm
 
-from virtbus.kubebridge.edge.admission import AT_ONCE, MAX_BYTES, MUTATE, VALIDATE, routes
+from virtbus.kubebridge.core.admission import answer
+from virtbus.kubebridge.edge import admission
+from virtbus.kubebridge.edge.admission import (
+    AT_ONCE,
+    LARGE_BYTES,
+    MAX_BYTES,
+    MUTATE,
+    VALIDATE,
+    routes,
+)
 
 Asker = TestClient[web.Request, web.Application]
 
@@ -81,3 +92,25 @@ async def test_who_sends_nothing_keeps_others_waiting_for_a_moment_only(asker: A
         assert {await one for one in stalled} == {408}
         never.set()
     assert (await asker.post(MUTATE, data=review())).status == 200
+
+
+async def test_a_review_that_takes_long_keeps_nobody_waiting(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may create VMs may write 3 MiB of labels, each of them wrong."""
+    goes_on = threading.Event()
+
+    def slow(asked: Any, *, mutating: bool) -> Any:
+        if "padding" in asked["request"]:
+            assert goes_on.wait(5), "nobody else was answered"
+        return answer(asked, mutating=mutating)
+
+    monkeypatch.setattr(admission, "answer", slow)
+    long = json.loads(review())
+    long["request"]["padding"] = " " * LARGE_BYTES
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(asker.post(MUTATE, json=long))
+        await asyncio.sleep(0.1)
+        assert (await asker.post(MUTATE, data=review())).status == 200
+        goes_on.set()
+    assert (await asked).status == 200

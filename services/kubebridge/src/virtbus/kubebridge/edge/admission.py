@@ -16,9 +16,11 @@ from virtbus.kubebridge.core.admission import answer
 MAX_BYTES = 8 * 1024**2
 """Of a review; it holds an object twice at the most, of 3 MiB each at the API server's most."""
 READ_S = 10.0
-"""Until a review is read; API servers wait as long for its answer (`timeoutSeconds`)."""
+"""Until a review is answered; API servers wait as long for its answer (`timeoutSeconds`)."""
 AT_ONCE = 8
 """Reviews that are held in memory; others wait."""
+LARGE_BYTES = 64 * 1024
+"""A review of more may take seconds: beside all else, and one at a time."""
 MUTATE, VALIDATE = "/admission/mutate", "/admission/validate"
 _log = logging.getLogger(__name__)
 
@@ -27,19 +29,27 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 def routes(read_s: float = READ_S) -> list[web.RouteDef]:
     """The two webhooks, for the server to add."""
-    room = asyncio.Semaphore(AT_ONCE)
+    room, beside = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
     return [
-        web.post(MUTATE, _webhook(room, read_s, mutating=True)),
-        web.post(VALIDATE, _webhook(room, read_s, mutating=False)),
+        web.post(path, _webhook(room, beside, read_s, mutating=path == MUTATE))
+        for path in (MUTATE, VALIDATE)
     ]
 
 
-def _webhook(room: asyncio.Semaphore, read_s: float, *, mutating: bool) -> Handler:
+def _webhook(
+    room: asyncio.Semaphore, beside: asyncio.Lock, read_s: float, *, mutating: bool
+) -> Handler:
+    def answered(body: bytes) -> web.Response:
+        return web.json_response(answer(json.loads(body), mutating=mutating))
+
     async def handle(request: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(read_s), room:
                 body = await _read(request)
-                return web.json_response(answer(json.loads(body), mutating=mutating))
+                if len(body) <= LARGE_BYTES:
+                    return answered(body)
+                async with beside:
+                    return await asyncio.to_thread(answered, body)
         except TimeoutError:
             raise web.HTTPRequestTimeout(text=f"no review within {read_s:g} s") from None
         except (ValueError, RecursionError) as error:
