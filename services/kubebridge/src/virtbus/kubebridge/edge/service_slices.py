@@ -6,7 +6,7 @@ Changes are gathered for a moment: a hundred guests that start together are one 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from virtbus.kubebridge.core.endpoint_slices import (
     reconcile,
 )
 from virtbus.kubebridge.core.plain import Object, part, text
-from virtbus.kubebridge.core.service_members import Member, member
+from virtbus.kubebridge.core.service_members import Member, member, selects
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import ENDPOINT_SLICE
 from virtbus.kubebridge.edge.objects import Objects
@@ -126,8 +126,7 @@ class ServiceSlices:
     def _take(self) -> set[str]:
         """The Services to look at; what changed is taken in."""
         self._take_services()
-        spaces = {space_of(name) for name in sorted(self._vmis_new) if self._learn(name)}
-        names = set(self._services_new)
+        names = self._services_new | set(self._selecting_what_moved())
         for name in self._slices_new:
             before = self._of.pop(name, "")
             self._slices_of[before].discard(name)
@@ -140,7 +139,6 @@ class ServiceSlices:
             names |= {before, self._of.get(name, "")}
         for changed in (self._services_new, self._vmis_new, self._slices_new):
             changed.clear()
-        names |= {name for name in self._services if space_of(name) in spaces}
         return names - {""}
 
     def _take_services(self) -> None:
@@ -156,10 +154,21 @@ class ServiceSlices:
         self._vmis_new |= {vmi for vmi in self._vmis if space_of(vmi) in spaces - self._spaces}
         self._spaces = spaces
 
-    def _learn(self, name: str) -> bool:
-        """Whether the VMI is another to Services than before."""
+    def _selecting_what_moved(self) -> Iterator[str]:
+        """The Services that select, or did, a VMI that is another now."""
+        moved: dict[str, list[Mapping[str, str]]] = defaultdict(list)
+        for vmi in sorted(self._vmis_new):
+            moved[space_of(vmi)] += self._learn(vmi)
+        for name in self._selecting:
+            if labels := moved.get(space_of(name)):
+                service = self._services.get(name) or {}
+                if any(selects(service, one) for one in labels):
+                    yield name
+
+    def _learn(self, name: str) -> list[Mapping[str, str]]:
+        """The labels that a VMI had and has, where it is another to Services than before."""
         if space_of(name) not in self._spaces:
-            return False
+            return []
         here = self._members[space_of(name)]
         vmi = self._vmis.get(name)
         now = None
@@ -168,7 +177,7 @@ class ServiceSlices:
         before = here.pop(name, None)
         if now is not None:
             here[name] = now
-        return now != before
+        return [one.labels for one in (before, now) if one is not None] if now != before else []
 
     async def _service(self, name: str) -> None:
         service = self._services.get(name)
