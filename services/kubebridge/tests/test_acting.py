@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from services.kubebridge.tests.manifests import vm
+from services.kubebridge.tests.manifests import put, vm, vmi
+from services.kubebridge.tests.world import NOW
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.kubebridge.core import vm_rules
 from virtbus.kubebridge.core.actions import Tell
 from virtbus.kubebridge.core.defaults import of_vm
 from virtbus.kubebridge.core.plain import Object
@@ -32,7 +34,7 @@ class Refusing:
         bus, anything = MemoryBus(MemoryServer()), cast("Any", self)
         self.known = Known(Objects(), Objects(), Views(bus, "c1"))
         self.known.vms.put(self.vm)
-        acting = Acting(anything, bus, self.known, anything)
+        self.acting = acting = Acting(anything, bus, self.known, anything)
         guests = cast("GuestAsks", None)
         self.look: Callable[..., Any] = Reconciling(
             anything, self.known, guests, acting, "c1", bus.sources
@@ -72,3 +74,26 @@ async def test_a_vmi_that_is_there_already_is_waited_for() -> None:
     here = Refusing(code=409, reason="AlreadyExists", message="it is there")
     assert await here.look(KEY) == 0
     assert here.told == ["SuccessfulCreate"]
+
+
+async def test_a_vmi_is_deleted_as_it_was_when_that_was_decided() -> None:
+    """Somebody else's change, while the VM's status is written, may have let it go."""
+    deleted: list[tuple[str, ...]] = []
+
+    class Changing(Refusing):
+        async def patch(self, *args: Any, how: str) -> Object:
+            self.known.vmis.put(put(owned, {"metadata.resourceVersion": "8"}))
+            return await super().patch(*args, how=how)
+
+        async def delete(self, _: Any, *what: str) -> None:
+            deleted.append(what)
+
+    here = Changing()
+    here.vm = put(here.vm, {"spec.runStrategy": "Halted"})
+    owned = put(vmi(), {"metadata.resourceVersion": "7"})
+    owned["metadata"]["ownerReferences"] = [{"uid": here.vm["metadata"]["uid"]}]
+    here.known.vmis.put(owned)
+    actions = vm_rules.reconcile(here.vm, owned, NOW)
+    await here.acting.act(actions, here.vm)
+    ((_, _, uid, version),) = deleted
+    assert (uid, version) == (owned["metadata"]["uid"], "7")

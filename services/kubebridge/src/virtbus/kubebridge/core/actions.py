@@ -19,9 +19,10 @@ class CreateVmi:
 
 @dataclass(frozen=True, slots=True)
 class DeleteVmi:
-    """Delete the VMI of exactly this uid (a precondition); absent is done."""
+    """Delete the VMI of exactly this uid, as it was read (preconditions); absent is done."""
 
     uid: str
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

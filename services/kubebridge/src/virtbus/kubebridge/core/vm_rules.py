@@ -140,14 +140,18 @@ def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> li
 
 def _stop(pair: Pair, requests: list[Object], now: datetime) -> list[Action]:
     """What shall follow the end is written before it: it holds over our own death."""
-    uid, name = text(pair.vmi, "metadata", "uid"), text(pair.vmi, "metadata", "name")
+    name = text(pair.vmi, "metadata", "name")
     message = f"Stopped the virtual machine by deleting the virtual machine instance {name}"
     observed = str(strategy_of(pair.vm))
     return [
         *_told(pair, requests, now, observed=observed),
-        DeleteVmi(uid),
+        _delete(pair.vmi),
         Tell("SuccessfulDelete", message),
     ]
+
+
+def _delete(vmi: Object | None) -> Action:
+    return DeleteVmi(text(vmi, "metadata", "uid"), text(vmi, "metadata", "resourceVersion"))
 
 
 def _run_always(vm: Object) -> Action:
@@ -163,7 +167,7 @@ def _end(vm: Object, vmi: Object | None, now: datetime) -> list[Action]:
     if vmi is not None and not orphans:
         told = _told(Pair(vm, vmi, stops=True), [], now)
         ending = has_of(vmi) is Has.ENDING
-        return told if ending else [*told, DeleteVmi(text(vmi, "metadata", "uid"))]
+        return told if ending else [*told, _delete(vmi)]
     if VM_FINALIZER in finalizers:
         kept = [one for one in finalizers if one != VM_FINALIZER]
         return [WriteVm({"metadata": {"finalizers": kept}})]

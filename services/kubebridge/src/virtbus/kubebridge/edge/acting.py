@@ -109,8 +109,8 @@ class Acting:
         match action:
             case CreateVmi(vmi):
                 await self._create(vmi, read)
-            case DeleteVmi(uid):
-                await self._delete(meta["name"], meta["namespace"], uid)
+            case DeleteVmi(uid, version):
+                await self._delete(meta["name"], meta["namespace"], uid, version)
             case WriteVmi(patch) | WriteVm(patch):
                 await self._patch(read, patch)
             case WriteVmStatus(status):
@@ -132,9 +132,8 @@ class Acting:
                 raise EndedError(AT_ONCE_S if news else 0.0) from None
         self.memo.failed.pop(uid, None)
 
-    async def _delete(self, name: str, namespace: str, uid: str) -> None:
+    async def _delete(self, name: str, namespace: str, uid: str, version: str) -> None:
         """As it was read: one that was let go meanwhile (`--cascade=orphan`) is not ended."""
-        version = self._objects[VMI.kind].version(f"{namespace}/{name}", uid)
         try:
             await self._cluster.delete(VMI, name, namespace, uid, version)
         except Answer as answer:

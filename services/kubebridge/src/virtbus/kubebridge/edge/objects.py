@@ -48,11 +48,6 @@ class Objects:
         held = self._held.get(name)
         return "" if held is None else held.uid
 
-    def version(self, name: str, uid: str) -> str:
-        """The resource version of what has the key and the uid, or empty."""
-        held = self._held.get(name)
-        return "" if held is None or held.uid != uid else str(held.version)
-
     def put(self, obj: Object) -> None:
         """Take in what a list or a watch told: both are in order."""
         name, held = key(obj), _held(obj)
