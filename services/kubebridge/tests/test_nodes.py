@@ -1,13 +1,20 @@
 """Kubernetes' Nodes bear KubeVirt's label and heartbeat while virtbus has a node of their name."""
 
+import asyncio
 import copy
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE, Mark, marks
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Listing
+from virtbus.kubebridge.edge.node_marks import NodeMarks
+from virtbus.schemas.api import NodePage
 from virtbus.schemas.node import NodeState, NodeView, NodeWish
+from virtbus.schemas.subjects import api
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
@@ -93,3 +100,27 @@ def test_what_somebody_took_off_a_node_comes_back() -> None:
     del there["n1"]["metadata"]["annotations"][HEARTBEAT]
     there = after(there, marks([node()], there, (), NOW + timedelta(seconds=10)))
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:10Z"
+
+
+async def test_a_node_that_may_not_be_written_keeps_no_other_from_its_mark() -> None:
+    written: list[str] = []
+
+    class Refusing:
+        async def list(self, *_: Any, **__: Any) -> Listing:
+            return Listing([], "1")
+
+        async def patch(self, _: Any, name: str, __: Any) -> None:
+            if name == "b":
+                raise Answer({"code": 403, "message": "a webhook says no"})
+            written.append(name)
+
+    async def listed(_: Request) -> NodePage:
+        return NodePage(items=tuple(node(name) for name in "abc"))
+
+    bus, cluster = MemoryBus(MemoryServer()), cast("Cluster", Refusing())
+    endpoint = Endpoint("list", api("node", "list"), listed)
+    async with bus.serve(ServiceInfo("controller", "1.0.0"), [endpoint]):
+        with pytest.raises(Answer, match="a webhook says no"):
+            await NodeMarks(bus, cluster, asyncio.Event()).look()
+    assert written == ["a", "c"]
+    await bus.aclose()

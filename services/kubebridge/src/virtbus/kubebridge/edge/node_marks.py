@@ -55,10 +55,16 @@ class NodeMarks:
             for name, since in self._absent.items()
             if now_s < since + ABSENT_S and any(view.node == name for view in page.items)
         }
+        refused: Answer | None = None
         for mark in marks(page.items, there, self._absent, now):
             try:
                 await self._cluster.patch(NODE, mark.node, mark.patch)
             except Answer as answer_:
-                if answer_.code != 404:
+                if answer_.code == 404:
+                    self._absent[mark.node] = now_s
+                elif answer_.passing:
                     raise
-                self._absent[mark.node] = now_s
+                else:  # that of one Node keeps no other from its mark
+                    refused = answer_
+        if refused is not None:
+            raise refused
