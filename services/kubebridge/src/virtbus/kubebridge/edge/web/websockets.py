@@ -4,6 +4,8 @@ Neither side is read faster than the other takes, so what waits is bounded: the 
 what aiohttp holds (64 KiB each way) before it lets its sender wait.
 """
 
+import asyncio
+
 from aiohttp import WSMsgType, web
 
 from virtbus.bus.streams import Stream
@@ -15,7 +17,7 @@ PROTOCOL = "plain.kubevirt.io"
 MESSAGE_BYTES_MAX = 256 * 1024
 """virtctl's are of 32 KiB; what is pasted into a display may be longer."""
 ALIVE_S = 30.0
-"""How often the client of a port is asked whether it is there."""
+"""How often a client is asked whether it is there; that of a port has to say so."""
 NO_WEBSOCKET = "websocket: the client is not using the websocket protocol"
 LEFT, GUEST_CLOSED = "the viewer left", "the guest closed the connection"
 
@@ -45,7 +47,9 @@ async def carry(request: web.Request, stream: Stream, deed: deeds.Stream) -> web
     socket = _made(deed)
     await socket.prepare(request)
     datagrams = deed.protocol == "udp"
-    await stream.while_open(_out(stream, socket), _back(stream, socket, datagrams=datagrams))
+    await stream.while_open(
+        _out(stream, socket), _back(stream, socket, datagrams=datagrams), _knock(socket)
+    )
     if stream.closed == GUEST_CLOSED and deed.what == "portforward":
         await socket.close()
     elif not socket.closed and request.transport is not None:
@@ -69,3 +73,13 @@ async def _back(stream: Stream, socket: web.WebSocketResponse, *, datagrams: boo
         else:
             await stream.write(message.data)
     stream.end(LEFT)
+
+
+async def _knock(socket: web.WebSocketResponse) -> None:
+    """Notice a client that left while its guest takes no more: nobody reads then what would tell.
+
+    What is sent to it breaks the connection (OSError), and so ends the stream.
+    """
+    while True:
+        await asyncio.sleep(ALIVE_S)
+        await socket.ping()

@@ -1,0 +1,71 @@
+"""A stream to a guest lasts no longer than its client, whatever the guest does."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from services.kubebridge.tests.manifests import UID
+from services.kubebridge.tests.world import view
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.streams import accepting
+from virtbus.kubebridge.core.deeds import Stream
+from virtbus.kubebridge.edge.web import websockets
+from virtbus.kubebridge.edge.web.guests import WINDOW_BYTES, Guests
+from virtbus.schemas import subjects
+from virtbus.schemas.streams import ConsoleOpen
+from virtbus.schemas.vm import VmView
+
+
+async def test_a_client_that_leaves_while_its_guest_takes_nothing_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who pasted into the console of a paused guest, and went, keeps no room of others."""
+    monkeypatch.setattr(websockets, "ALIVE_S", 0.05)
+    bus, over = MemoryBus(MemoryServer()), asyncio.Event()
+    guests = Guests(bus)
+
+    async def get(_: Request) -> VmView:
+        return view(UID)
+
+    async def console(request: Request) -> None:
+        want = ConsoleOpen(uid=UID, window=WINDOW_BYTES)
+        async with accepting(bus, request, want) as stream:
+            await stream.write(b"login: ")
+            while not stream.closed:
+                await asyncio.sleep(0.01)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await guests.stream(request, Stream("console", UID), "me")
+        finally:
+            over.set()
+
+    ends = [
+        Endpoint("get", subjects.api("vm", "get"), get),
+        Endpoint("console", subjects.rpc("n1", "agent", "console"), console),
+    ]
+    app = web.Application()
+    app.add_routes([web.get("/", handle)])
+    async with (
+        bus.serve(ServiceInfo("all", "1.0.0"), ends),
+        TestClient(TestServer(app)) as client,
+    ):
+        socket = await client.ws_connect("/")
+        assert (await socket.receive()).data == b"login: "
+
+        async def flood() -> None:
+            while True:
+                await socket.send_bytes(bytes(16 * 1024))
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flood(), 0.5)
+        response = socket._response
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        response.connection.transport.abort()
+        async with asyncio.timeout(10):
+            await over.wait()
+    await bus.aclose()
