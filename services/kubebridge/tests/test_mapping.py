@@ -311,3 +311,14 @@ def test_what_is_no_quantity_is_refused(text: Any) -> None:
 def test_the_template_of_a_vm_is_what_its_vmi_will_be() -> None:
     made_ = defaulted_template(vm())
     assert made_["metadata"]["name"] == "kubevirt-smoke-fedora"
+
+
+def test_what_is_admitted_with_many_labels_is_created_with_those_of_the_bridge() -> None:
+    def labelled(count: int) -> dict[str, Any]:
+        return put(vm(), {"spec.template.metadata.labels": {f"l{n}": "" for n in range(count)}})
+
+    most = next(n for n in range(64, 0, -1) if not vm_causes(labelled(n)))
+    assert most >= 60
+    begun = put(vm_rules.vmi_of(labelled(most), paused=False), {"metadata.uid": UID})
+    begun["metadata"]["labels"]["kubevirt.io/nodeName"] = "n1"
+    assert translate(begun, {}, "c1").causes == ()

@@ -15,6 +15,7 @@ from virtbus.kubebridge.core.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.fields.row import Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
 from virtbus.kubebridge.core.given import fill
+from virtbus.kubebridge.core.metadata import NODE_LABEL, VM_LABEL
 from virtbus.kubebridge.core.needs import SEEDS, Given
 from virtbus.kubebridge.core.plain import Object, at, items, part, text
 from virtbus.kubebridge.core.walk import Walked, walk
@@ -26,6 +27,8 @@ CREATED_BY = "kubevirt.io/created-by"
 """The VMI's uid, as KubeVirt labels what it makes for one."""
 CLUSTER = "virtbus.io/cluster"
 """Which cluster's bridge made a VM: none touches another's, nor what others made."""
+OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
+"""Those that a VM of virtbus has beside the VMI's own, sooner or later."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
 UNNAMED = "unnamed"
 """In place of a name that the API server is still to generate."""
@@ -55,6 +58,7 @@ def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> l
     walked = walk(part(vmi, "spec"), VMI, prefix)
     _finish(walked, vmi, None, prefix)
     _named(walked, vmi, meta)
+    walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # there is room for them, too
     return [*walked.causes, *_bounded(walked)[1], *_annotations(vmi, meta)]
 
 
