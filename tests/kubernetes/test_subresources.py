@@ -266,6 +266,12 @@ async def test_a_vm_is_expanded_by_name_or_as_it_is_given(desk: Desk) -> None:
     assert await desk.user.expand(SEED) == (200, SEED)
     code, said = await desk.user.expand({"metadata": {"namespace": "other"}, "spec": {}})
     assert (code, said["message"]) == (400, f"VM namespace must be empty or {desk.namespace}")
+    lines = [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 6)]
+    bomb = "\n".join(["spec:", "  a0: &a0 [x]", *lines])
+    code, said = await desk.user.expand(bomb)
+    assert (code, "Can not unmarshal" in said["message"]) == (400, True), (
+        "a megabyte of 300 bytes; each line more makes it nine"
+    )
 
 
 async def test_a_body_that_cannot_be_read_or_is_too_long_is_refused(desk: Desk) -> None:
