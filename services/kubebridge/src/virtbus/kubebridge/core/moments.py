@@ -21,7 +21,7 @@ def moment(value: str) -> datetime | None:
     """The time that a stamp tells, or None."""
     try:
         return datetime.fromisoformat(value).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):  # of a year that UTC has not
         return None
 
 
