@@ -13,6 +13,7 @@ from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status, vmi_rul
 from virtbus.kubebridge.core.actions import (
     BusCreate,
     BusDelete,
+    DeleteVmi,
     LookAgain,
     Tell,
     WriteVm,
@@ -211,6 +212,16 @@ def test_what_a_start_reads_elsewhere_asks_for_a_restart_too(change: dict[str, A
     w.user()
     w.settle()
     assert find(w.vm["status"]["conditions"], "RestartRequired")["status"] == "True"
+
+
+def test_a_status_that_cannot_be_written_holds_up_no_end() -> None:
+    w = world()
+    w.settle()
+    assert w.vm is not None
+    w.deletes()
+    first, *others = vm_rules.reconcile(w.vm, w.vmi, NOW)
+    assert isinstance(first, DeleteVmi)
+    assert [type(one).__name__ for one in others] == ["WriteVmStatus"]
 
 
 def test_a_paused_start_of_a_halted_vm_is_looked_at_again_once_it_is_to_run() -> None:

@@ -161,13 +161,16 @@ def _run_always(vm: Object) -> Action:
 
 
 def _end(vm: Object, vmi: Object | None, now: datetime) -> list[Action]:
-    """The VMI first, then the finalizer; with `--cascade=orphan` the VMI stays."""
+    """The VMI first, then the finalizer; with `--cascade=orphan` the VMI stays.
+
+    It is told after that: no status that cannot be written holds up an end.
+    """
     finalizers = at(vm, "metadata", "finalizers") or []
     orphans = ORPHAN in finalizers
     if vmi is not None and not orphans:
         told = _told(Pair(vm, vmi, stops=True), [], now)
         ending = has_of(vmi) is Has.ENDING
-        return told if ending else [*told, _delete(vmi)]
+        return told if ending else [_delete(vmi), *told]
     if VM_FINALIZER in finalizers:
         kept = [one for one in finalizers if one != VM_FINALIZER]
         return [WriteVm({"metadata": {"finalizers": kept}})]
