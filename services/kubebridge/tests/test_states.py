@@ -214,6 +214,19 @@ def test_what_a_start_reads_elsewhere_asks_for_a_restart_too(change: dict[str, A
     assert find(w.vm["status"]["conditions"], "RestartRequired")["status"] == "True"
 
 
+@pytest.mark.parametrize("said", ["", "soon", "9" * 19, "9" * 5000])
+def test_a_generation_that_somebody_wrote_is_not_told(said: str) -> None:
+    w = world()
+    w.settle()
+    assert w.vm is not None
+    assert w.vmi is not None
+    w.vmi["metadata"]["annotations"]["kubevirt.io/vm-generation"] = said
+    w.vm["spec"]["template"]["spec"]["hostname"] = "other"
+    w.user()
+    w.settle()
+    assert w.vm["status"]["observedGeneration"] == w.vm["metadata"]["generation"]
+
+
 def test_a_status_that_cannot_be_written_holds_up_no_end() -> None:
     w = world()
     w.settle()

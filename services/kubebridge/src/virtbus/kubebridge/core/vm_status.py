@@ -24,6 +24,7 @@ from virtbus.kubebridge.core.walk import changed
 
 GENERATION = "kubevirt.io/vm-generation"
 """The VM's generation that a VMI was made of."""
+DIGITS_OF_INT64 = 19
 RESTART_REQUIRED, FAILURE = "RestartRequired", "Failure"
 NOT_LIVE = "a non-live-updatable field was changed in the template spec"
 MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodScheduled")
@@ -213,7 +214,8 @@ def restart_required(vm: Object, vmi: Object) -> bool:
 def _observed(vm: Object, vmi: Object | None) -> int:
     """The generation that runs: the VM's own, but for a VMI that a restart would change."""
     made_of = text(vmi, "metadata", "annotations", GENERATION)
-    if vmi is not None and made_of.isdecimal() and restart_required(vm, vmi):
+    readable = made_of.isdecimal() and len(made_of) < DIGITS_OF_INT64
+    if vmi is not None and readable and restart_required(vm, vmi):
         return int(made_of)
     return number(vm, "metadata", "generation")
 
