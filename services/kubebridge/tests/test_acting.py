@@ -97,3 +97,10 @@ async def test_a_vmi_is_deleted_as_it_was_when_that_was_decided() -> None:
     await here.acting.act(actions, here.vm)
     ((_, _, uid, version),) = deleted
     assert (uid, version) == (owned["metadata"]["uid"], "7")
+
+
+def test_a_refusal_that_quotes_a_megabyte_is_told_in_short() -> None:
+    answer = Answer({"code": 422, "message": f"annotations: {'k' * 1_000_000}: invalid"})
+    assert answer.message.startswith("annotations: kkk")
+    assert len(answer.message) < 10_000
+    assert len(str(answer)) < 10_000

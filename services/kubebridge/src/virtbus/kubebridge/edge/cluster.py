@@ -30,6 +30,8 @@ SILENT_S = 10.0
 """Longer than a watch that asked to be ended may stay open."""
 LINE_BYTES_MAX = 8 * 1024 * 1024
 """An object is 1.5 MiB at most (etcd), and JSON may escape each of its bytes."""
+MESSAGE_MAX = 4096
+"""Characters of a refusal: the API server quotes what is wrong, which may be a megabyte."""
 MANAGER = "virtbus-kubebridge"
 """How the bridge calls itself: managedFields and Events bear it."""
 _PATCHES = {
@@ -47,7 +49,7 @@ class Answer(Exception):  # noqa: N818  what the API server answered, error or n
     def __init__(self, status: Mapping[str, Any], code: int = 0, retry_after_s: float = 0) -> None:
         self.code = int(status.get("code") or code)
         self.reason = str(status.get("reason") or "")
-        self.message = str(status.get("message") or f"HTTP {self.code}")
+        self.message = str(status.get("message") or f"HTTP {self.code}")[:MESSAGE_MAX]
         self.retry_after_s = retry_after_s
         self.status = status
         super().__init__(f"{self.code} {self.reason}: {self.message}")
