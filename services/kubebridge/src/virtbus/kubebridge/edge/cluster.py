@@ -293,7 +293,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
 def _parsed(body: bytes) -> Json:
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreachableError(f"an answer is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise UnreachableError("an answer is no object")

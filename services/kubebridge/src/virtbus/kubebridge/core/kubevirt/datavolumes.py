@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from virtbus.kubebridge.core.kubevirt.part import Anything, Empty, Part, Quantity, must, said
+from virtbus.kubebridge.core.kubevirt.part import Empty, Metadata, Part, Quantity, must, said
 from virtbus.kubebridge.core.kubevirt.pods import ATOMIC, WHOLE, LabelSelector
 
 
@@ -161,6 +161,6 @@ class DataVolumeTemplate(Part):
 
     apiVersion: str | None = said("Its version.")
     kind: str | None = said("DataVolume.")
-    metadata: Anything | None = said("Its name, labels and annotations.", nullable=True)
+    metadata: Metadata | None = said("Its name, labels and annotations.", nullable=True)
     spec: DataVolumeSpec = must("The claim and what fills it.")
     status: Empty | None = said("Not in use.", nullable=True)

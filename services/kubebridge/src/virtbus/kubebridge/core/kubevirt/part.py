@@ -37,7 +37,7 @@ Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339, as Kubernetes writes it."""
 _OPEN = {"x-kubernetes-preserve-unknown-fields": True}
 Anything = Annotated[dict[str, Any], Field(json_schema_extra=_OPEN)]
-"""An object whose fields are not ours to name, such as metadata."""
+"""An object whose fields are not ours to name; it may be nested as deep as API servers read."""
 
 
 class Empty(Part):
@@ -48,3 +48,33 @@ class Switch(Part):
     """On or off."""
 
     enabled: bool | None = said("On (the default where the switch itself is given) or off.")
+
+
+class OwnerReference(Part):
+    """What an object belongs to."""
+
+    apiVersion: str | None = said("Its version.")
+    blockOwnerDeletion: bool | None = said("It waits for the object to go.")
+    controller: bool | None = said("It makes the object.")
+    kind: str | None = said("Its kind.")
+    name: str | None = said("Its name.")
+    uid: str | None = said("Its uid.")
+
+
+class Metadata(Part):
+    """An object's, of which labels and annotations count: the others are Kubernetes' own."""
+
+    annotations: dict[str, str] | None = said("Notes.", nullable=True)
+    creationTimestamp: Time | None = said("Not looked at.", nullable=True)
+    deletionGracePeriodSeconds: Int64 | None = said("Not looked at.", nullable=True)
+    deletionTimestamp: Time | None = said("Not looked at.", nullable=True)
+    finalizers: list[str] | None = said("Not looked at.", nullable=True)
+    generateName: str | None = said("Not looked at.")
+    generation: Int64 | None = said("Not looked at.")
+    labels: dict[str, str] | None = said("What others select it by.", nullable=True)
+    name: str | None = said("Not looked at.")
+    namespace: str | None = said("Not looked at.")
+    ownerReferences: list[OwnerReference] | None = said("Not looked at.", nullable=True)
+    resourceVersion: str | None = said("Not looked at.")
+    selfLink: str | None = said("Not looked at.")
+    uid: str | None = said("Not looked at.")

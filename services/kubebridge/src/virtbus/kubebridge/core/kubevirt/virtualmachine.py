@@ -6,7 +6,7 @@ from virtbus.kubebridge.core.kubevirt.instance import InstanceSpec
 from virtbus.kubebridge.core.kubevirt.instance_status import ChangedBlockTracking
 from virtbus.kubebridge.core.kubevirt.machine import Condition
 from virtbus.kubebridge.core.kubevirt.migrations import MigratedVolume
-from virtbus.kubebridge.core.kubevirt.part import Anything, Int64, Part, Time, must, said
+from virtbus.kubebridge.core.kubevirt.part import Int64, Metadata, Part, Time, must, said
 from virtbus.kubebridge.core.kubevirt.pods import ATOMIC
 from virtbus.kubebridge.core.kubevirt.volumes import Claim, DataVolumeVolume
 
@@ -24,7 +24,7 @@ class Matcher(Part):
 class Template(Part):
     """What instances are made of."""
 
-    metadata: Anything | None = said("Their labels and annotations.", nullable=True)
+    metadata: Metadata | None = said("Their labels and annotations.", nullable=True)
     spec: InstanceSpec = must("What they are.")
 
 
