@@ -175,9 +175,7 @@ def test_vms_of_others_are_let_be(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("others"))
     until(
         "it says who has its name",
-        lambda: (
-            "FailedCreate" in json.dumps(platform.cluster.get("-n", ns, "vmi", "others")["status"])
-        ),
+        lambda: "FailedCreate" in json.dumps(platform.find(ns, "vmi", "others")),
     )
     platform.cluster.kubectl("delete", "vm", "others", "-n", ns, "--timeout=60s")
     time.sleep(1)
