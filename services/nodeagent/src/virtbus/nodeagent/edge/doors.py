@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Protocol
 
@@ -25,6 +25,8 @@ class Displays(Protocol):
 
 
 CONNECT_S = 5.0
+CLOSE_S = 5.0
+"""How long a guest has to take what was written to it, once the stream is over."""
 MAX_DATAGRAMS = 64
 
 
@@ -45,7 +47,7 @@ class GuestDoors:
         try:
             yield partial(carry, reader=reader, writer=writer)
         finally:
-            writer.close()
+            await _close(writer)
 
     async def screenshot(self, uid: str) -> bytes:
         return await self._displays.screenshot(uid)
@@ -75,7 +77,21 @@ async def _tcp(address: str, port: int) -> AsyncIterator[Carry]:
     try:
         yield partial(carry, reader=reader, writer=writer)
     finally:
-        writer.close()
+        await _close(writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Return when nothing of the connection is left.
+
+    asyncio keeps a closed one until all of its buffer was taken, which a guest need never do.
+    """
+    writer.close()
+    try:
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()
 
 
 class _Datagrams(asyncio.DatagramProtocol):
