@@ -14,6 +14,8 @@ from virtbus.schemas.quantity import format_bytes
 MAX_MANIFEST_BYTES = 1024**2
 MAX_LAYERS = 256
 MAX_MANIFESTS = 1024
+MAX_SIZE_BYTES = (1 << 63) - 1
+"""A descriptor's size is an int64; one of hundreds of digits could not even be told."""
 _OCI = "application/vnd.oci.image."
 _DOCKER = "application/vnd.docker."
 INDEXES = frozenset(
@@ -144,7 +146,7 @@ def _blob(what: str, value: Any) -> Blob:
     digest, size = (value.get("digest"), value.get("size")) if isinstance(value, dict) else (0, 0)
     if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
         _invalid(what, "a digest in it is not sha256")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE_BYTES:
         _invalid(what, "a size in it is none")
     return Blob(digest, size)
 
