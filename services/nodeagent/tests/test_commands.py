@@ -31,6 +31,14 @@ class Stuck(Domains):
         return True
 
 
+class Gone(Domains):
+    """The guest ends as the button is pressed."""
+
+    async def reset(self, of: str) -> bool:
+        await super().reset(of)
+        return False
+
+
 class Away(Domains):
     """Libvirt goes away while it is asked."""
 
@@ -121,6 +129,18 @@ async def test_what_libvirt_did_not_answer_is_told_as_unknown_and_not_done_again
         for _ in range(2):
             assert await refused(ask(node)) == (Code.CONFLICT, "outcome_unknown")
         assert pressed(node) == ["reset"]
+
+
+async def test_what_came_too_late_for_its_guest_is_told_as_that_however_often_it_comes(
+    node: Node,
+) -> None:
+    node.domains = Gone()
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await runs(node)
+        for _ in range(2):
+            assert await refused(ask(node)) == (Code.CONFLICT, "not_running")
 
 
 async def test_a_command_for_another_assignment_is_refused(node: Node) -> None:

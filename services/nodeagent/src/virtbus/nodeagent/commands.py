@@ -75,6 +75,7 @@ class Commands:
         except VirtbusError as error:
             raise _unknown(want, str(error)) from error
         if not acted:
+            await files.keep_commands(want.uid, told)
             raise _not_running(guest)
         self._tools.facts.emit(KINDS[want.verb], guest.record, reason="asked")
         await files.keep_commands(want.uid, told | {want.id: DONE})
