@@ -12,6 +12,7 @@ from virtbus.bus.streams import Stream
 from virtbus.nodeagent.edge import doors
 from virtbus.nodeagent.edge.doors import Displays, GuestDoors
 from virtbus.nodeagent.streams import Carry
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamData
 
 MORE_THAN_ANY_BUFFER = 16 * 1024 * 1024
@@ -89,3 +90,11 @@ async def test_what_was_taken_of_a_client_that_leaves_still_reaches_the_guest() 
             await carry(stream)
         assert display.qemus.recv(100) == b"the last words"
         assert display.qemus.recv(100) == b""
+
+
+async def test_an_address_that_no_datagram_can_go_to_is_refused_as_a_silent_port() -> None:
+    want = PortOpen(uid=UID, port=53, protocol="udp")
+    with pytest.raises(VirtbusError) as refused:
+        async with GuestDoors(cast("Displays", None)).port("255.255.255.255", want):
+            pass
+    assert (refused.value.code, refused.value.reason) == (Code.UNAVAILABLE, "port_silent")

@@ -68,16 +68,19 @@ async def _tcp(address: str, port: int) -> AsyncIterator[Carry]:
         message = f"nothing listens on port {port} of the guest ({address})"
         raise VirtbusError(Code.CONFLICT, "port_refused", message) from None
     except (OSError, TimeoutError) as error:
-        why = str(error) or "no answer in time"
-        message = (
-            f"the guest does not answer at {address} port {port} ({why}); "
-            "`virtbus vm get` shows whether it runs"
-        )
-        raise VirtbusError(Code.UNAVAILABLE, "port_silent", message, after_ms=1000) from None
+        raise _silent(address, port, str(error) or "no answer in time") from None
     try:
         yield partial(carry, reader=reader, writer=writer)
     finally:
         await _close(writer)
+
+
+def _silent(address: str, port: int, why: str) -> VirtbusError:
+    message = (
+        f"the guest does not answer at {address} port {port} ({why}); "
+        "`virtbus vm get` shows whether it runs"
+    )
+    return VirtbusError(Code.UNAVAILABLE, "port_silent", message, after_ms=1000)
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
@@ -113,7 +116,11 @@ class _Datagrams(asyncio.DatagramProtocol):
 @asynccontextmanager
 async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
     loop = asyncio.get_running_loop()
-    transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=(address, port))
+    remote = (address, port)
+    try:
+        transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
+    except OSError as error:  # no route leads there
+        raise _silent(address, port, str(error)) from None
 
     async def out(stream: Stream) -> None:
         while data := await stream.read():
