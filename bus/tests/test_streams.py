@@ -100,6 +100,24 @@ async def test_who_does_not_read_makes_the_other_wait_with_no_more_than_the_wind
             await asyncio.sleep(0)
 
 
+async def test_much_at_once_is_not_copied_anew_for_each_piece() -> None:
+    copied = 0
+
+    class Counted(bytes):
+        def __getitem__(self, which: Any) -> Any:
+            nonlocal copied
+            part = Counted(super().__getitem__(which))
+            copied += len(part)
+            return part
+
+    async def say(_: StreamData) -> None:
+        """Nobody hears it."""
+
+    stream = Stream(say, Flow(counted=False))
+    await stream.write(Counted(64 * CHUNK_BYTES))
+    assert copied <= 64 * CHUNK_BYTES
+
+
 async def test_many_small_pieces_cost_no_more_than_a_large_one() -> None:
     async def drip(stream: Stream) -> None:
         for _ in range(5000):

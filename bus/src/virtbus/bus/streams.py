@@ -89,12 +89,13 @@ class Stream:
         Raises:
             StreamEndedError: the stream is over.
         """
-        while data:
+        left = memoryview(data)  # a slice of bytes would copy all that is left, for each piece
+        while left:
             while (room := self._flow.room) <= 0 and not self.closed:
                 self._writable.clear()
                 await self._writable.wait()
             self._still_open()
-            piece, data = data[:room], data[room:]
+            piece, left = bytes(left[:room]), left[room:]
             await self._say(StreamData(data=piece, at=self._flow.sending(len(piece))))
 
     async def write_datagram(self, data: bytes) -> None:
