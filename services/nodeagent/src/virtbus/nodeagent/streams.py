@@ -1,5 +1,6 @@
 """The streams of a node's VMs: consoles, their logs, displays, ports of the guest (ADR 0023)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -15,8 +16,13 @@ from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
 """Of each kind on one node."""
+SCREENSHOTS_AT_ONCE = 8
+"""Each is held whole: 32 MiB at most, by what its guest paints."""
+PICTURE_S = 60.0
+"""How long a client may take for a picture."""
 END_OF_LOG = "end of log"
 END_OF_PICTURE = "end of picture"
+NOT_TAKEN = "the picture was not taken in time; ask for it anew"
 DISPLAY_ENDED = "the guest stopped, or closed the connection"
 
 
@@ -80,7 +86,7 @@ class Streams:
                 f"agent-{verb}",
                 subjects.rpc(self._node, "agent", verb),
                 handler,
-                limit=STREAMS_AT_ONCE,
+                limit=SCREENSHOTS_AT_ONCE if verb == "screenshot" else STREAMS_AT_ONCE,
                 backlog=0,
             )
             for verb, handler in handlers.items()
@@ -122,7 +128,11 @@ class Streams:
         self._known(want.uid)
         picture = await self._real().screenshot(want.uid)
         async with accepting(self._bus, request, want) as stream:
-            await stream.while_open(_tell(picture, stream))
+            try:
+                async with asyncio.timeout(PICTURE_S):
+                    await stream.while_open(_tell(picture, stream))
+            except TimeoutError:
+                stream.end(NOT_TAKEN)
 
     def _real(self) -> Doors:
         if self._doors is None:
