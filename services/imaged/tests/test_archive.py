@@ -11,6 +11,7 @@ from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from virtbus.imaged.core import decoding
 from virtbus.imaged.core.archive import Archive, DamagedError, Entry
 from virtbus.imaged.core.decoding import PIECE_BYTES, decoded
 
@@ -165,3 +166,17 @@ def test_entries_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     read(header() * 3)
     with pytest.raises(DamagedError, match="more than 3"):
         read(header() * 4)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [gzip.compress(b""), zstd.compress(b""), b"\x50\x2a\x4d\x18" + bytes(4)],
+    ids=["gzip", "zstd", "skipped"],
+)
+def test_members_without_end_that_hold_nothing_are_refused(
+    monkeypatch: pytest.MonkeyPatch, nothing: bytes
+) -> None:
+    monkeypatch.setattr(decoding, "MAX_MEMBERS", 100)
+    assert b"".join(decoded(pieces(nothing * 100), 1 << 20, 100)) == b""
+    with pytest.raises(DamagedError, match="more than 100 parts"):
+        list(decoded(pieces(nothing * 101), 1 << 20, 100))

@@ -2,7 +2,7 @@
 
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from virtbus.imaged.core.archive import DamagedError
@@ -15,6 +15,9 @@ else:
 PIECE_BYTES = 1024**2
 FREE_BYTES = 64 * 1024**2
 """So much may come of however little."""
+MAX_MEMBERS = 500_000
+"""Of gzip, or frames of zstd: each costs, though nothing need come of it. Layers that can be read
+from their midst have one for each entry."""
 MAX_WINDOW_LOG = 27
 """128 MiB: the largest window that zstd itself takes unasked; it is memory of ours."""
 _GZIP = b"\x1f\x8b"
@@ -105,21 +108,29 @@ def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield first
         yield from chunks
         return
-    stream: _Stream = kind()
+    streams = _members(kind)
+    stream = next(streams)
     yield from stream.decompress(first)
     while True:
         while stream.eof and stream.rest:  # members and frames may follow one another
-            rest, stream = stream.rest, kind()
+            rest, stream = stream.rest, next(streams)
             yield from stream.decompress(rest)
         chunk = next(chunks, b"")
         if not chunk:
             break
         if stream.eof:
-            stream = kind()
+            stream = next(streams)
         yield from stream.decompress(chunk)
     if not stream.eof:
         msg = "its compressed data is cut short"
         raise DamagedError(msg)
+
+
+def _members(kind: Callable[[], _Stream]) -> Iterator[_Stream]:
+    for _ in range(MAX_MEMBERS):
+        yield kind()
+    msg = f"its compressed data has more than {MAX_MEMBERS} parts; build the image anew"
+    raise DamagedError(msg)
 
 
 def _kind(first: bytes) -> type[_Gzip] | type[_Zstd] | None:
