@@ -5,6 +5,7 @@ import io
 import random
 import tarfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from backports import zstd
@@ -180,3 +181,20 @@ def test_members_without_end_that_hold_nothing_are_refused(
     assert b"".join(decoded(pieces(nothing * 100), 1 << 20, 100)) == b""
     with pytest.raises(DamagedError, match="more than 100 parts"):
         list(decoded(pieces(nothing * 101), 1 << 20, 100))
+
+
+def test_what_follows_an_entry_is_not_copied_for_each() -> None:
+    copied = 0
+
+    class Counted(bytes):
+        def __getitem__(self, which: Any) -> Any:
+            nonlocal copied
+            part = Counted(super().__getitem__(which))
+            copied += len(part)
+            return part
+
+    tar = Counted(made(*(info(f"f{number}") for number in range(500))))
+    archive = Archive(iter([tar]))
+    while archive.entry() is not None:
+        pass
+    assert copied <= len(tar)

@@ -41,7 +41,7 @@ class Archive:
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._buffer = b""
+        self._buffer = memoryview(b"")  # bytes would be copied anew for each header
         self._data_bytes = 0
         self._padding_bytes = 0
         self._entries = 0
@@ -85,7 +85,7 @@ class Archive:
 
     def drain(self) -> Iterator[None]:
         """Read what follows the end, so that its decoder sees all of it."""
-        self._buffer = b""
+        self._buffer = memoryview(b"")
         for _ in self._pieces:
             yield
 
@@ -122,13 +122,13 @@ class Archive:
             piece = next(self._pieces, None)
             if piece is None:
                 raise _cut()
-            self._buffer = piece
-        piece, self._buffer = self._buffer[:most], self._buffer[most:]
-        return piece
+            self._buffer = memoryview(piece)
+        some, self._buffer = self._buffer[:most], self._buffer[most:]
+        return bytes(some)
 
     def _take(self, size: int, *, may_end: bool = False) -> bytes:
         """Exactly `size` bytes; with `may_end` none where there are none."""
-        taken = self._buffer[:size]
+        taken = bytes(self._buffer[:size])
         self._buffer = self._buffer[size:]
         while len(taken) < size:
             piece = next(self._pieces, None)
@@ -138,7 +138,7 @@ class Archive:
                 raise _cut()
             missing = size - len(taken)
             taken += piece[:missing]
-            self._buffer = piece[missing:]
+            self._buffer = memoryview(piece)[missing:]
         return taken
 
 
