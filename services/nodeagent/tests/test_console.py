@@ -200,3 +200,21 @@ async def test_a_followed_log_goes_on_after_its_rotation(folder: Path) -> None:
             if seen.endswith(b"second\n"):
                 break
     assert seen == b"first line\nsecond\n"
+
+
+async def test_keys_that_waited_for_the_guest_are_dropped_where_another_writes_by_then(
+    folder: Path, serial: Serial
+) -> None:
+    held = consoles(folder)
+    async with asyncio.timeout(5), held.attach(UID) as first:
+        await serial.attached.get()
+        held._ports[UID].pause_writing()  # as asyncio does for a guest that takes nothing
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first.write(b"rm -rf /\n"))
+            await asyncio.sleep(0)
+            async with held.attach(UID) as second:
+                held._ports[UID].resume_writing()
+                await second.write(b"whoami\n")
+                while not serial.heard.endswith(b"whoami\n"):
+                    await asyncio.sleep(0)
+        assert serial.heard == b"whoami\n"

@@ -155,11 +155,14 @@ class Port(asyncio.Protocol):
             self.close("detached")
 
     async def write(self, viewer: Viewer, data: bytes) -> None:
-        if self.writers[-1:] != [viewer]:
-            return
-        await self._writable.wait()
-        if not self.closed and self._transport is not None:
+        if self._writes(viewer):
+            await self._writable.wait()
+        # Another one may have come to write meanwhile.
+        if self._writes(viewer) and not self.closed and self._transport is not None:
             self._transport.write(data)
+
+    def _writes(self, viewer: Viewer) -> bool:
+        return self.writers[-1:] == [viewer]
 
     def close(self, why: str) -> None:
         """Let go of the port at once; the first reason given stands."""
