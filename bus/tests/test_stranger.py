@@ -208,7 +208,9 @@ async def test_a_forged_identity_is_overwritten_and_traces_lead_nowhere(
         await other_thief.publish_all(["virtbus.api.v1.vm.get"], headers=forged)
         for subject in (f"virtbus.evt.n1.{UID}.x", f"virtbus.node.n1.ready.{UID}.net"):
             await thief.publish_all([subject], headers={"Nats-Trace-Dest": OTHER})
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(10):
+            while not asked:
+                await asyncio.sleep(0.05)
     assert [json.loads(m.headers["Nats-Request-Info"])["acc"] for m in asked] == ["OBSERVER"]
     after = await sequences(admin)
     assert after["KV_vm"] == before["KV_vm"]
