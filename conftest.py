@@ -18,12 +18,12 @@ KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
 Kubernetes comes last: its tests share an API server, which must not take CPU from the others."""
 HOST = "host"
 ON_HOST = (
-    *("cli/", "images/", "services/netd/", "services/nodeagent/"),
-    *("tests/chaos/", "tests/contract/", "tests/e2e/", "tests/hosts/", "tests/load/"),
+    *("bus/", "cli/", "images/", "services/imaged/", "services/netd/", "services/nodeagent/"),
+    *("tests/chaos/", "tests/contract/", "tests/e2e/", "tests/hosts/", "tests/integration/"),
+    "tests/load/",
 )
-"""What takes the host's census, or would be in one: one after the other."""
-APART = ("bus/", "services/imaged/", "tests/integration/", "tests/kubernetes/")
-"""What has real servers, but neither domains nor named namespaces."""
+"""What takes the host's census, would be in one, or measures time: one after the other."""
+APART = ("tests/kubernetes/",)
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
 """How many tests of Kubernetes were left out, because its programs are not there."""
@@ -62,7 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(msg)
         rank[item] = list(KINDS).index(kinds[-1]) + 1 if kinds else 0
     items.sort(key=rank.__getitem__)
-    if hasattr(config, "workerinput"):  # the longest lane first, and beside it all the others
+    if hasattr(config, "workerinput"):
+        # The longest lane first. Guests have patience while the others run beside them; what has
+        # real servers and short times comes when those are done.
+        items.sort(key=lambda item: not item.get_closest_marker("e2e"))
         items.sort(key=lambda item: lane(item.nodeid) != HOST)
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built
