@@ -1,6 +1,8 @@
 """For every test of the workspace: how long it may take, in which order and beside what it runs."""
 
+import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -17,31 +19,29 @@ KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
 
 Kubernetes comes last: its tests share an API server, which must not take CPU from the others."""
 HOST = "host"
-ON_HOST = (
-    *("bus/", "cli/", "images/", "services/imaged/", "services/netd/", "services/nodeagent/"),
-    *("tests/chaos/", "tests/contract/", "tests/e2e/", "tests/hosts/", "tests/integration/"),
-    "tests/load/",
-)
-"""What takes the host's census, would be in one, or measures time: one after the other."""
-APART = ("tests/kubernetes/",)
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
 """How many tests of Kubernetes were left out, because its programs are not there."""
 
 
 class Lanes(LoadScopeScheduling):
-    """Several workers: what needs the host for itself in one of them, the rest in any."""
+    """Several workers: what has real servers or guests in one of them, the rest in any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane(nodeid)
+        return lane(nodeid.partition("::")[0])
 
 
-def lane(nodeid: str) -> str:
-    """Tests of one lane run in one worker, in their order."""
-    path = nodeid.partition("::")[0]
+@cache
+def lane(path: str) -> str:
+    """Tests of one lane run in one worker, in their order.
+
+    Those that take the host's census, would be in one, or have short times are one lane; a file is
+    known by the marks in it, for a scheduler is told nothing else.
+    """
     if path.startswith("tests/kubernetes/"):
         return "kubernetes"  # they share an API server
-    return HOST if path.startswith(ON_HOST) else path
+    text = (Path(__file__).parent / path).read_text(encoding="utf-8")
+    return HOST if re.search(r"\bmark\.(integration|e2e)\b", text) else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -57,22 +57,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kinds = [kind for kind in KINDS if item.get_closest_marker(kind)]
         if kinds and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(KINDS[kinds[-1]]))
-        if kinds and not item.nodeid.startswith((*ON_HOST, *APART)):
-            msg = f"{item.nodeid} is {kinds[-1]}: conftest.py does not say beside what it may run"
-            raise pytest.UsageError(msg)
         rank[item] = list(KINDS).index(kinds[-1]) + 1 if kinds else 0
     items.sort(key=rank.__getitem__)
     if hasattr(config, "workerinput"):
-        # The longest lane first. Guests have patience while the others run beside them; what has
-        # real servers and short times comes when those are done.
-        items.sort(key=lambda item: not item.get_closest_marker("e2e"))
-        items.sort(key=lambda item: lane(item.nodeid) != HOST)
+        # The longest lane first, and in it guests, who have patience while the others run beside
+        # them; what has short times comes when those are done.
+        on_host = {item: lane(item.nodeid.partition("::")[0]) == HOST for item in items}
+        items.sort(key=lambda item: (not on_host[item], on_host[item] and not _boots(item)))
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built
     if kubernetes and subprocess.run(where, stdout=DEVNULL, check=False).returncode:  # noqa: S603
         config.stash[NOT_RUN] = len(kubernetes)
         config.hook.pytest_deselected(items=kubernetes)
         items[:] = [item for item in items if item not in kubernetes]
+
+
+def _boots(item: pytest.Item) -> bool:
+    return item.get_closest_marker("e2e") is not None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
