@@ -109,6 +109,7 @@ class Wire:
     host: str = ""
     carried: int = 0
     full: asyncio.Event = field(default_factory=asyncio.Event)
+    joined: set["asyncio.Task[object]"] = field(default_factory=set)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -118,25 +119,40 @@ class Wire:
             yield
         finally:
             server.close()
+            for task in self.joined:
+                task.cancel()
+            if self.joined:
+                await asyncio.wait(self.joined)
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        own = asyncio.current_task()
+        assert own is not None
+        self.joined.add(own)
         host, _, port = self.target.partition(":")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
             answers, asks = await asyncio.open_connection(host, int(port))
-            async with asyncio.TaskGroup() as group:
-                asking = group.create_task(_carry(reader, asks))
-                cut = False
-                while data := await answers.read(64 * 1024):
-                    cut = cut or self.carried >= self.most
-                    if cut:
-                        self.full.set()
-                        continue
-                    writer.write(data)
-                    await writer.drain()
-                    self.carried += len(data)
-                asking.cancel()
-            asks.close()
-        writer.close()
+            with contextlib.closing(asks):
+                await self._between(reader, writer, answers, asks)
+
+    async def _between(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answers: asyncio.StreamReader,
+        asks: asyncio.StreamWriter,
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(_carry(reader, asks))
+            cut = False
+            while data := await answers.read(64 * 1024):
+                cut = cut or self.carried >= self.most
+                if cut:
+                    self.full.set()
+                    continue
+                writer.write(data)
+                await writer.drain()
+                self.carried += len(data)
+            asking.cancel()
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
