@@ -17,7 +17,7 @@ settings.load_profile("virtbus")
 KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
 """Marker → seconds, in the order in which they run; anything else has the 20 s of pyproject.toml.
 
-Kubernetes comes last: its tests share an API server, which must not take CPU from the others."""
+Kubernetes comes last: its tests share an API server, which takes CPU from those that follow."""
 HOST = "host"
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
@@ -28,11 +28,11 @@ class Lanes(LoadScopeScheduling):
     """Several workers: what has real servers or guests in one of them, the rest in any."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane(nodeid.partition("::")[0])
+        return lane_of(nodeid.partition("::")[0])
 
 
 @cache
-def lane(path: str) -> str:
+def lane_of(path: str) -> str:
     """Tests of one lane run in one worker, in their order.
 
     Those that take the host's census, would be in one, or have short times are one lane; a file is
@@ -62,18 +62,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         # The longest lane first, and in it guests, who have patience while the others run beside
         # them; what has short times comes when those are done.
-        on_host = {item: lane(item.nodeid.partition("::")[0]) == HOST for item in items}
-        items.sort(key=lambda item: (not on_host[item], on_host[item] and not _boots(item)))
+        lanes = {item: lane_of(item.nodeid.partition("::")[0]) for item in items}
+        items.sort(key=lambda item: lanes[item] == HOST and not item.get_closest_marker("e2e"))
+        items.sort(key=lambda item: lanes[item] != HOST)
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built
     if kubernetes and subprocess.run(where, stdout=DEVNULL, check=False).returncode:  # noqa: S603
         config.stash[NOT_RUN] = len(kubernetes)
         config.hook.pytest_deselected(items=kubernetes)
         items[:] = [item for item in items if item not in kubernetes]
-
-
-def _boots(item: pytest.Item) -> bool:
-    return item.get_closest_marker("e2e") is not None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -84,8 +81,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_testnodedown(node: Any) -> None:
-    """Hear it of a worker."""
-    node.config.stash[NOT_RUN] = getattr(node, "workeroutput", {}).get("not_run", 0)
+    """Hear it of a worker; one that crashed says nothing."""
+    said = getattr(node, "workeroutput", {}).get("not_run", 0)
+    node.config.stash[NOT_RUN] = max(said, node.config.stash.get(NOT_RUN, 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

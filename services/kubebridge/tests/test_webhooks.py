@@ -98,10 +98,11 @@ async def test_a_review_that_takes_long_keeps_nobody_waiting(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may create VMs may write 3 MiB of labels, each of them wrong."""
-    goes_on = threading.Event()
+    began, goes_on = threading.Event(), threading.Event()
 
     def slow(asked: Any, *, mutating: bool) -> Any:
         if "padding" in asked["request"]:
+            began.set()
             assert goes_on.wait(5), "nobody else was answered"
         return answer(asked, mutating=mutating)
 
@@ -110,7 +111,8 @@ async def test_a_review_that_takes_long_keeps_nobody_waiting(
     long["request"]["padding"] = " " * LARGE_BYTES
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(asker.post(MUTATE, json=long))
-        await asyncio.sleep(0.1)
+        while not began.is_set():
+            await asyncio.sleep(0)
         assert (await asker.post(MUTATE, data=review())).status == 200
         goes_on.set()
     assert (await asked).status == 200

@@ -31,6 +31,8 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+GONE = "2026-11-22T12:00:00Z"
+"""A deletionTimestamp of that moment."""
 CLUSTER = "c1"
 UP = {
     VmState.PENDING: VmState.SCHEDULED,

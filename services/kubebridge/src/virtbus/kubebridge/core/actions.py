@@ -9,6 +9,9 @@ from typing import Any
 
 from virtbus.schemas.api import VmCreate
 
+AT_ONCE_S = 0.01
+"""Until the next look, where what was just done is to be seen by it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CreateVmi:
@@ -22,7 +25,7 @@ class DeleteVmi:
     """Delete the VMI of exactly this uid, as it was read (preconditions); absent is done."""
 
     uid: str
-    version: str = ""
+    version: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from virtbus.kubebridge.core import vmi_status
 from virtbus.kubebridge.core.actions import (
+    AT_ONCE_S,
     Action,
     CreateVmi,
     DeleteVmi,
@@ -49,8 +50,8 @@ ORPHAN = "orphan"
 """The API server's finalizer of `--cascade=orphan`: what the VM owns stays."""
 
 
-AT_ONCE_S = 0.01
 YOUNG_S = 1.0
+"""By then most guests run: one status then tells what two would."""
 REFUSED_S = 10.0
 """After a VMI was refused (a quota, a webhook that is away): nobody says when that is over."""
 
@@ -104,7 +105,7 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
 
 
 def _young_s(pair: Pair, now: datetime) -> float:
-    """Seconds for which a new VM's VMI is not told of, if it starts well: most run by then."""
+    """Seconds for which a new VM's VMI is not told of, if it starts well."""
     made = moment(text(pair.vmi, "metadata", "creationTimestamp"))
     if made is None or part(pair.vm, "status") or printable(pair) != "Starting":
         return 0.0

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from virtbus.kubebridge.core.actions import (
+    AT_ONCE_S,
     Action,
     BusCreate,
     BusDelete,
@@ -38,7 +39,6 @@ RETRY_S = (10.0, 300.0)
 may change by itself is looked at as often as the first, what a user must change as the second."""
 DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
 """Where the VMI says none, and the longest that `vm.delete` takes."""
-AT_ONCE_S = 0.01
 UID_TAKEN = "uid_taken"
 """Why a create is refused whose uid is a VM that is not as asked for."""
 LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})

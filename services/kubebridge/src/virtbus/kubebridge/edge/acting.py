@@ -10,6 +10,7 @@ from typing import Any
 
 from virtbus.bus.ports import Bus
 from virtbus.kubebridge.core.actions import (
+    AT_ONCE_S,
     Action,
     BusCreate,
     BusDelete,
@@ -36,7 +37,6 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
-AT_ONCE_S = 0.01
 CONFLICT_S = 0.5
 """After a conflict: what was newer is about to be told by the watch; if not, look again."""
 REFUSED_S = 60.0

@@ -1,0 +1,282 @@
+"""What the status of a VMI says, and what is done for one."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.kubebridge.tests.manifests import UID, put, vm, vmi
+from services.kubebridge.tests.world import CLUSTER, GONE, NOW, kept_whole, view
+
+from virtbus.imaged.core import qcow2
+from virtbus.kubebridge.core import vm_status, vmi_rules, vmi_status
+from virtbus.kubebridge.core.actions import (
+    AT_ONCE_S,
+    BusCreate,
+    BusDelete,
+    LookAgain,
+    Tell,
+    WriteVmi,
+)
+from virtbus.kubebridge.core.moments import find, stamp
+from virtbus.kubebridge.core.phases import Phase
+from virtbus.kubebridge.core.plain import Object
+from virtbus.kubebridge.core.vm_status import Pair
+from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.schemas.api import VmDelete
+from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
+from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, Condition
+
+ERRORS = Path(__file__).parents[3] / "docs/reference/errors.md"
+
+
+def told(seen: Seen, **status: Any) -> dict[str, Any]:
+    whole = put(vmi(), {"status": status})
+    return vmi_status.status(whole, seen, NOW)
+
+
+def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
+    nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
+    guest = GuestInfo(
+        os=GuestOs(id="debian", pretty_name="Debian 12"),
+        interfaces=(
+            GuestInterface(name="ens2", mac=nic.mac, addresses=("10.0.0.5/24", "fe80::1/64")),
+        ),
+    )
+    seen = view(UID, state=VmState.RUNNING, interfaces=(nic,))
+    said = told(Seen(seen, guest=guest), phase="Scheduled")
+    assert said["phase"] == "Running"
+    assert find(said["conditions"], "Ready")["status"] == "True"
+    assert find(said["conditions"], "AgentConnected")["status"] == "True"
+    assert find(said["conditions"], "LiveMigratable")["status"] == "False"
+    assert said["interfaces"] == [
+        {
+            "name": "default",
+            "mac": nic.mac,
+            "ipAddress": "10.0.0.5",
+            "linkState": "up",
+            "ipAddresses": ["10.0.0.5", "fe80::1"],
+            "interfaceName": "ens2",
+            "queueCount": 1,
+            "infoSource": "domain, guest-agent",
+        }
+    ]
+    assert said["guestOSInfo"] == {"id": "debian", "prettyName": "Debian 12"}
+    assert said["nodeName"] == "n1"
+    again = put(vmi(), {"status": said})
+    assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
+
+
+def test_a_running_vmi_whose_vm_is_not_seen_for_a_moment_stays_as_it_was_told() -> None:
+    running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
+    create, *again = vmi_rules.reconcile(running, Seen(), {}, NOW, CLUSTER)
+    assert isinstance(create, BusCreate)  # its answer is what is known next
+    assert LookAgain(AT_ONCE_S) in again
+    assert all(isinstance(one, LookAgain) for one in again)
+    changed = ErrorBody(code=409, reason="uid_taken", message="not as asked for here")
+    create, *again = vmi_rules.reconcile(running, Seen(refused=changed), {}, NOW, CLUSTER)
+    assert isinstance(create, BusCreate)
+    assert again == [LookAgain(vmi_rules.RETRY_S[0])]
+    gone = vmi_rules.reconcile(running, Seen(gone=True), {}, NOW, CLUSTER)
+    assert [one.patch["status"]["phase"] for one in gone if isinstance(one, WriteVmi)] == ["Failed"]
+
+
+def test_what_an_agent_told_stays_until_it_is_asked_again() -> None:
+    nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
+    running = view(UID, state=VmState.RUNNING, interfaces=(nic,))
+    told_ = vmi_status.status(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
+    before = put(vmi(), {"status": told_})
+    assert vmi_status.status(before, Seen(running, asked=False), NOW) == told_
+    silent = vmi_status.status(before, Seen(running), NOW)
+    assert find(silent["conditions"], "AgentConnected") == {}
+    assert (silent["guestOSInfo"], "interfaceName" in silent["interfaces"][0]) == ({}, False)
+    never = vmi_status.status(vmi(), Seen(running, asked=False), NOW)
+    assert find(never["conditions"], "AgentConnected") == {}
+
+
+def test_a_paused_vmi_says_by_whom_and_is_not_ready() -> None:
+    paused = Condition(type="Paused", status=True, reason="PausedIOError", message="disk full")
+    said = told(Seen(view(UID, state=VmState.PAUSED, conditions=(paused,))))
+    assert find(said["conditions"], "Paused")["reason"] == "PausedIOError"
+    assert find(said["conditions"], "Ready")["status"] == "False"
+    assert said["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "reason"),
+    [
+        (Seen(view(UID, node="_", reason="unplaced", message="no room")), "PodScheduled",
+         "Unschedulable"),
+        (Seen(view(UID, state=VmState.FAILED, reason="image_not_found", message="no such")),
+         "Synchronized", "ErrImagePull"),
+        (Seen(view(UID, state=VmState.FAILED, reason="no_room", message="no memory")),
+         "Synchronized", "FailedStart"),
+        (Seen(waits="Secret a does not exist"), "Synchronized", "FailedCreate"),
+        (Seen(refused=ErrorBody(code=429, reason="full", message="full")), "Synchronized",
+         "FailedCreate"),
+    ],
+)  # fmt: skip
+def test_what_is_in_the_way_is_a_condition(seen: Seen, kind: str, reason: str) -> None:
+    found = find(told(seen)["conditions"], kind)
+    assert (found["status"], found["reason"]) == ("False", reason)
+    assert found["message"]
+
+
+GUEST = GuestInfo(
+    hostname="a",
+    os=GuestOs(id="debian", name="Debian", pretty_name="D", version="12", version_id="12",
+               kernel_release="6", kernel_version="6", machine="x86_64"),
+    interfaces=(GuestInterface(name="ens2", mac="02:00:00:00:00:05", addresses=("fe80::1/64",)),),
+)  # fmt: skip
+VIEWS = [
+    view(
+        UID, state=state, node=node, reason=reason, message=message,
+        conditions=(Condition(type="Paused", status=True, reason="PausedIOError", message="full"),),
+        interfaces=(InterfaceStatus(name="d", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",)),
+                    InterfaceStatus(name="e", mac="02:00:00:00:00:06")),
+    )
+    for state in VmState
+    for node, reason, message in (("n1", "", ""), ("n1", GUEST_ENDED, "crashed"),
+                                  ("n1", "image_denied", "private"), ("_", "unplaced", "no room"))
+]  # fmt: skip
+SEEN = [
+    *(Seen(one, guest=GUEST) for one in VIEWS),
+    Seen(view(UID, state=VmState.RUNNING), guest=GuestInfo()),
+    Seen(),
+    Seen(gone=True),
+    Seen(waits="Secret a does not exist"),
+    Seen(refused=ErrorBody(code=429, reason="full", message="full")),
+]
+
+
+@pytest.mark.parametrize("before", ["", *Phase])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_no_status_is_dropped_or_refused_by_an_api_server(before: str, *, deleted: bool) -> None:
+    whole = put(vmi(), {"status": {"phase": before} if before else {}})
+    if deleted:
+        put(whole, {"metadata.deletionTimestamp": GONE})
+    requests: list[Object] = [{"action": "Start", "data": {"paused": "true"}}]
+    for seen in SEEN:
+        for retried in ("", GONE):
+            kept_whole(vmi_status.status(whole, seen, NOW, retried))
+        pair = Pair(vm(), put(whole, {"status": vmi_status.status(whole, seen, NOW)}))
+        kept_whole(vm_status.status(pair, requests, NOW, failed="quota", observed="Always"))
+
+
+@pytest.mark.parametrize(
+    ("state", "node", "deleted", "reason"),
+    [
+        (VmState.PENDING, "_", False, "PodNotExists"),
+        (VmState.STARTING, "n1", False, "GuestNotRunning"),
+        (VmState.PAUSED, "n1", False, "GuestNotRunning"),
+        (VmState.RUNNING, "n1", True, "PodTerminating"),
+        (VmState.STOPPING, "n1", True, "GuestNotRunning"),
+    ],
+)
+def test_why_a_vmi_is_not_ready_is_said_in_kubevirts_words(
+    state: VmState, node: str, reason: str, *, deleted: bool
+) -> None:
+    whole = put(vmi(), {"metadata.deletionTimestamp": GONE}) if deleted else vmi()
+    said = vmi_status.status(whole, Seen(view(UID, state=state, node=node)), NOW)
+    ready = find(said["conditions"], "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", reason)
+    assert ready["message"]
+
+
+@pytest.mark.parametrize(
+    ("how", "word"), [("crashed", "crashed"), ("panicked", "panicked"), ("watchdog", "watchdog")]
+)
+def test_how_a_guest_failed_is_told(how: Any, word: str) -> None:
+    end = GuestEnd(how=how, asked=False, at_ns=1)
+    seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
+    ran = put(vmi(), {"status": {"phase": "Running"}})
+    *_, event = vmi_rules.reconcile(ran, seen, {}, NOW, CLUSTER)
+    assert isinstance(event, Tell)
+    assert (event.reason, event.warning, word in event.message) == ("Stopped", True, True)
+
+
+OF_HOSTS = {
+    *("disk_damaged", "disk_full", "disk_mismatch", "disk_too_large", "disk_too_small"),
+    *("file_changed", "internal", "record_changed", "record_stands", "recovering", "released"),
+    *("stale_epoch", "store_error", "store_in_use"),
+}
+"""Reasons of imaged that no image is to blame for."""
+
+
+def test_whatever_is_wrong_with_an_image_is_an_image_that_cannot_be_pulled() -> None:
+    rows = [line.split("|") for line in ERRORS.read_text().splitlines() if line.startswith("| `")]
+    of_imaged = {row[1].strip(" `") for row in rows if "imaged" in row[3].strip().split(", ")}
+    assert len(of_imaged) > 30
+    of_imaged |= {*qcow2._NEXT_STEP}
+    blamed = {
+        reason
+        for reason in of_imaged
+        if vmi_status.image_failed(view(UID, state=VmState.FAILED, reason=reason))
+    }
+    assert of_imaged - blamed == OF_HOSTS
+
+
+def test_a_condition_keeps_the_time_of_its_transition() -> None:
+    first = told(Seen(view(UID, state=VmState.STARTING)))
+    later = vmi_status.status(
+        put(vmi(), {"status": first}),
+        Seen(view(UID, state=VmState.STARTING, message="soon")),
+        NOW + timedelta(minutes=1),
+    )
+    ready = find(later["conditions"], "Ready")
+    assert (ready["lastTransitionTime"], ready["message"]) == (stamp(NOW), "soon")
+
+
+@pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5), (10**9, 86_400)])
+def test_a_deleted_vmi_ends_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
+    whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
+    actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
+    assert actions[0] == BusDelete(UID, grace_s)
+    VmDelete(uid=UID, grace_s=grace_s)  # which the bus takes
+    assert Tell("ShuttingDown", "Signaled Graceful Shutdown") in actions
+
+
+def test_the_finalizer_stays_until_the_vm_is_gone_for_certain() -> None:
+    whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
+    unsure = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert BusDelete(UID, 30) in unsure
+    assert not any(isinstance(one, WriteVmi) and "metadata" in one.patch for one in unsure)
+    sure = vmi_rules.reconcile(whole, Seen(gone=True), {}, NOW, CLUSTER)
+    assert sure[0] == WriteVmi({"metadata": {"finalizers": []}})
+
+
+def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
+    whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
+    again, write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert again == LookAgain(10.0)
+    assert isinstance(write, WriteVmi)
+    found = find(write.patch["status"]["conditions"], "Synchronized")
+    assert "Secret user does not exist" in found["message"]
+    assert event == Tell("SyncFailed", found["message"], warning=True)
+
+
+@pytest.mark.parametrize(("code", "after_s"), [(429, 10.0), (409, 10.0), (422, 300.0)])
+def test_a_refused_create_is_asked_again(code: int, after_s: float) -> None:
+    seen = Seen(refused=ErrorBody(code=code, reason="why", message="so"))
+    create, again, *_ = vmi_rules.reconcile(vmi(), seen, {}, NOW, CLUSTER)
+    assert isinstance(create, BusCreate)
+    assert again == LookAgain(after_s)
+
+
+def test_a_vm_that_no_vmi_stands_for_is_ended_if_it_is_ours() -> None:
+    ours, other = view(UID), view(UID, labels={"virtbus.io/cluster": "c2"})
+    ending = view(UID, deleting=True)
+    assert vmi_rules.orphans([ours], set(), CLUSTER) == [BusDelete(UID)]
+    assert vmi_rules.orphans([ours, other, ending], {UID}, CLUSTER) == []
+    assert vmi_rules.orphans([other, ending], set(), CLUSTER) == []
+
+
+def test_a_created_vm_is_looked_at_though_its_answer_was_all_that_was_told() -> None:
+    """A bridge that begins asks for a VM that runs, and whose controller is behind."""
+    actions = vmi_rules.reconcile(vmi(), Seen(), {}, NOW, CLUSTER)
+    assert isinstance(actions[0], BusCreate)
+    assert any(isinstance(one, LookAgain) for one in actions)
