@@ -92,11 +92,12 @@ async def _garbled_greeting(server: Server) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = urlsplit(server.url).port
-        there, back = await asyncio.open_connection("127.0.0.1", port)
-        with suppress(OSError):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(pump(reader, back))
-                group.create_task(pump(there, writer))
+        with closing(writer), suppress(OSError):
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            with closing(back):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(pump(reader, back))
+                    group.create_task(pump(there, writer))
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         yield f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"

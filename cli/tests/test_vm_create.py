@@ -223,8 +223,9 @@ class _Relay:
         self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         there_reader, there = await asyncio.open_connection(*self._target)
-        self._writers += [writer, there]
+        self._writers.append(there)
         self._group.create_task(self._copy(reader, there))
         self._group.create_task(self._copy(there_reader, writer))
 

@@ -97,6 +97,9 @@ class Link:
         except OSError:
             writer.close()
             return
+        except asyncio.CancelledError:
+            writer.close()
+            raise
         pair = (writer, far_writer)
         self._pairs.add(pair)
         try:

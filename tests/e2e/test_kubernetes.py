@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -129,11 +129,12 @@ async def ssh_through_a_port(user: Virtctl, name: str, key: Path, login: str, co
                     await writer.drain()
                 writer.close()
 
-            async with asyncio.TaskGroup() as group:
-                group.create_task(back())
-                while data := await reader.read(65536):
-                    await port.write(data)
-                await port.close()
+            with closing(writer):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(back())
+                    while data := await reader.read(65536):
+                        await port.write(data)
+                    await port.close()
 
     server = await asyncio.start_server(carry, "127.0.0.1", 0)
     async with server:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,10 +63,10 @@ async def echo() -> AsyncIterator[int]:
     """A service of the guest: says all that it heard, once its client has said all."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard = await reader.read()
-        writer.write(heard[::-1])
-        await writer.drain()
-        writer.close()
+        with closing(writer):
+            heard = await reader.read()
+            writer.write(heard[::-1])
+            await writer.drain()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as target:
         yield target.sockets[0].getsockname()[1]

@@ -99,13 +99,15 @@ async def raw_server(body: bytes, *, hang: bool = False) -> AsyncIterator[str]:
     gone = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(OSError, asyncio.IncompleteReadError),
+        ):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(body)
             await writer.drain()
             if hang:
                 await gone.wait()
-        writer.close()
 
     listener = await asyncio.start_server(answer, "127.0.0.1", 0)
     try:

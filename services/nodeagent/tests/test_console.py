@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +28,9 @@ class Serial:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
         self.attached.put_nowait(len(self.writers))
-        while data := await reader.read(4096):
-            self.heard += data
-        writer.close()
+        with closing(writer):
+            while data := await reader.read(4096):
+                self.heard += data
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 ATTEMPT_S = 2.0
 """One client's patience while connecting; it knocks several times in that."""
 FLUSH_S = 5
-CLOSE_S = 0.3
+CLOSE_S, GIVE_UP_S = 2.0, 0.3
+"""For what is still to be sent: by a client that was connected, by one that came to nothing."""
 LOOK_S = 1.0
 """How often a client is asked whether it is closed: its closed_cb is not always called."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
@@ -246,9 +247,7 @@ class NatsLink:
         client = self._client
         self._drop()
         if client is not None:
-            with suppress(nats.errors.Error, OSError, TimeoutError):
-                async with asyncio.timeout(2):
-                    await client.close()
+            await _shut(client, CLOSE_S)
 
     def _drop(self) -> None:
         self._client = None
@@ -283,13 +282,15 @@ class NatsLink:
                 for subscribed in tuple(self._subscribed):
                     await self._subscribe(client, subscribed)
                 await self._barrier(client)
+            if not lost.is_set():
+                self._client, self._lost = client, lost
         except (nats.errors.Error, OSError, TimeoutError) as error:
             self._fault = str(error).lower() or self._fault or "no answer in time"
-            await _drop(client)
+        finally:
+            if self._client is not client:
+                await _shut(client, GIVE_UP_S)
+        if self._client is not client:
             return False
-        if lost.is_set():
-            return False
-        self._client, self._lost = client, lost
         self._clustered = bool(client._server_info.get("cluster"))
         self._generation += 1
         self._up.set()
@@ -357,11 +358,20 @@ class NatsLink:
                 future.set_exception(DeniedError(f"the credentials do not allow {subject}"))
 
 
-async def _drop(client: Client) -> None:
-    """Close what did not come to be; after a TLS handshake that failed, `close` hangs."""
-    with suppress(nats.errors.Error, OSError, TimeoutError):
-        async with asyncio.timeout(CLOSE_S):
-            await client.close()
+async def _shut(client: Client, patience_s: float) -> None:
+    """Close a client, and its socket even where `close` hangs or is cut short.
+
+    It hangs after a TLS handshake that failed and while the server reads nothing; a second `close`
+    does nothing at all.
+    """
+    try:
+        with suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await client.close()
+    finally:
+        writer = getattr(client._transport, "_bare_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
 
 class _KeyedClient(Client):

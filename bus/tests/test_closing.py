@@ -1,0 +1,80 @@
+"""Whatever becomes of a connection, its socket is closed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.client import NatsLink
+from virtbus.bus.tasks import background
+
+INFO = {"server_id": "x", "version": "2.12.0", "proto": 1, "headers": True, "max_payload": 1 << 20}
+
+
+@dataclass
+class _Wire:
+    """The other end of the connection to a server that greets, or not, and then reads nothing."""
+
+    greets: bool
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    look: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.greets:
+            writer.write(f"INFO {json.dumps(INFO)}\r\n".encode())
+            for _ in range(2):  # the greeting's, and that of the first subscription
+                await reader.readuntil(b"PING\r\n")
+                writer.write(b"PONG\r\n")
+        self.came.set()
+        try:
+            await self.look.wait()
+            while await reader.read(1 << 20):
+                pass
+        except ConnectionResetError:
+            pass
+        finally:
+            writer.close()
+        self.ended.set()
+
+    async def is_closed(self) -> None:
+        self.look.set()
+        await self.ended.wait()
+
+
+@asynccontextmanager
+async def _wired(*, greets: bool) -> AsyncIterator[tuple[_Wire, NatsLink]]:
+    wire = _Wire(greets)
+    async with await asyncio.start_server(wire.serve, "127.0.0.1", 0) as listening:
+        url = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield wire, NatsLink(BusSettings(url=url), "c")
+
+
+def _transport(link: NatsLink) -> asyncio.Transport:
+    client = link._client
+    assert client is not None
+    transport: asyncio.Transport = client._transport._bare_io_writer.transport  # type: ignore[union-attr]  # it has one
+    return transport
+
+
+async def test_a_connection_that_is_given_up_while_it_is_made_is_closed() -> None:
+    async with _wired(greets=False) as (wire, link):
+        async with background() as tasks:
+            tasks.start(link.first())
+            await wire.came.wait()
+        await wire.is_closed()
+
+
+async def test_a_connection_whose_server_reads_nothing_is_closed() -> None:
+    async with _wired(greets=True) as (_, link):
+        await link.first()
+        transport = _transport(link)
+        async with background() as tasks:
+            tasks.start(link.run())
+            while not transport.get_write_buffer_size():
+                await link.send("virtbus.tele.x", bytes(1 << 19))
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)  # asyncio closes it in the loop's next turn
+        assert transport.get_extra_info("socket").fileno() == -1
