@@ -374,18 +374,11 @@ async def _shut(client: Client, patience_s: float) -> None:
             writer.transport.abort()
 
 
-class _KeyedClient(Client):
-    """A client that is known by an nkey. nats-py would want PyNaCl for it, and a seed in a file."""
-
-    def __init__(self, public_key: str) -> None:
-        super().__init__()
-        self._public_nkey = public_key
-
-
 def _client(settings: BusSettings) -> Client:
-    if not settings.nkey_seed:
-        return Client()
-    return _KeyedClient(identity.public_key(settings))
+    client = Client()
+    if settings.nkey_seed:  # nats-py would want PyNaCl for it, and the seed in a file
+        client._public_nkey = identity.public_key(settings)
+    return client
 
 
 @asynccontextmanager
