@@ -6,6 +6,16 @@ from pathlib import Path
 from tests.e2e import host
 from tests.e2e.platform import Json, address
 
+MIRROR_PORT = 7007
+MIRROR = (
+    "nohup python3 -c $'import socket\\n"
+    "s = socket.socket(type=socket.SOCK_DGRAM)\\n"
+    f's.bind(("", {MIRROR_PORT}))\\n'
+    "while True: data, sender = s.recvfrom(9000); s.sendto(data[::-1], sender)' >&/dev/null & "
+    f"until grep -q ':{MIRROR_PORT:X} ' /proc/net/udp; do sleep 1; done"
+)
+"""A command of a guest with bash and Python: when it ends, each datagram is answered, reversed."""
+
 
 class Login:
     """Commands in a guest, over ssh with a key that its seed names."""

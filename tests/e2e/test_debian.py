@@ -4,14 +4,16 @@ import json
 import os
 import select
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.e2e.login import Login
+from tests.e2e.login import MIRROR, MIRROR_PORT, Login
 from tests.e2e.platform import Json, Platform, Refused, address, until
+from tests.e2e.test_streams import document
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -135,11 +137,29 @@ def test_a_full_guest_takes_its_seed_and_is_logged_in_to(
         terminal.type("echo typed-$((6*7))")
         terminal.wait_for("typed-42")
 
+    login(guest, MIRROR)
+    its_datagrams_come_and_go(platform)
     the_guest_tells_of_itself(platform, guest)
     a_hung_agent_costs_only_its_asker(platform, login, guest)
 
     platform.cli("vm", "stop", "full", "--grace", "600", "--timeout", "600", timeout_s=700)
     assert "Power down" in platform.console_log("full"), "it was not the guest that ended"
+
+
+def its_datagrams_come_and_go(platform: Platform) -> None:
+    process = platform.start_cli("vm", "port-forward", "full", f"0:{MIRROR_PORT}/udp", "-o", "json")
+    try:
+        assert process.stdout is not None
+        host, _, port = document(process.stdout)["local"].rpartition(":")
+        with socket.socket(type=socket.SOCK_DGRAM) as ours:
+            ours.settimeout(60)
+            ours.connect((host, int(port)))
+            for said in (b"ping", b"x" * 1400):
+                ours.send(said)
+                assert ours.recv(9000) == said[::-1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
 
 
 def the_guest_tells_of_itself(platform: Platform, guest: Json) -> None:

@@ -48,7 +48,7 @@ def test_a_display_is_seen_over_the_bus(platform: Platform, tmp_path: Path) -> N
     viewer = platform.start_cli("vm", "vnc", "seen", "-o", "json")
     try:
         assert viewer.stdout is not None
-        told = _document(viewer.stdout)
+        told = document(viewer.stdout)
         for _ in range(2):  # one viewer after the other
             assert _rfb_size(told["address"], told["port"]) == (width, height)
     finally:
@@ -59,7 +59,7 @@ def test_a_display_is_seen_over_the_bus(platform: Platform, tmp_path: Path) -> N
     assert refused.value.error["reason"] == "no_display"
 
 
-def _document(out: IO[str]) -> Any:
+def document(out: IO[str]) -> Any:
     text = ""
     for line in out:
         text += line

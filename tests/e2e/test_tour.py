@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.e2e import host
 from tests.e2e.bridged import SEED, Bridged, bridged
+from tests.e2e.login import MIRROR, MIRROR_PORT
 from tests.e2e.stage import STAGE
 from tests.e2e.test_debian import BOOT_S, debian_image
 from tests.e2e.test_kubernetes import READY, rfb_size, ssh_through_a_port
@@ -37,6 +38,8 @@ async def tour(bridge: Bridged, folder: Path) -> None:
         await it_is_logged_in_to(user, public_key(folder))
         key = folder / "key"
         assert await ssh_through_a_port(user, NAME, key, "debian", "hostname") == f"{NAME}\n"
+        await ssh_through_a_port(user, NAME, key, "debian", MIRROR)
+        await its_datagrams_come_and_go(user)
         bridge.wait(f"vmi/{NAME}", "--for=condition=AgentConnected")
         await the_guest_tells_of_itself(user)
         async with user.stream(VMI, NAME, "vnc") as display:
@@ -62,6 +65,14 @@ async def it_is_logged_in_to(user: Virtctl, key: str) -> None:
         await console.write(f"mkdir -p .ssh; echo '{key}' >.ssh/authorized_keys\n".encode())
         await console.write(b"echo typed-$((6*7))\n")
         await console.until(b"typed-42")
+
+
+async def its_datagrams_come_and_go(user: Virtctl) -> None:
+    async with user.stream(VM, NAME, f"portforward/{MIRROR_PORT}/udp") as port:
+        await port.write(b"ping")
+        assert await port.read() == b"gnip"
+        await port.write(b"x" * 1400)
+        assert await port.read() == b"x" * 1400
 
 
 async def the_guest_tells_of_itself(user: Virtctl) -> None:

@@ -49,7 +49,8 @@ class LogsRead(StreamOpen):
 class PortOpen(StreamOpen):
     """`rpc.agent.port`: a connection to a port of the guest, made by its node.
 
-    Each `StreamData` of a `udp` stream is one datagram; one that does not fit is lost, as any is.
+    Each `StreamData` of a `udp` stream is one datagram; one that does not fit, or is empty, is
+    lost, as any may be.
     """
 
     port: int = Field(ge=1, le=65_535)
