@@ -1,5 +1,6 @@
 """For every test of the workspace: how long it may take, in which order and beside what it runs."""
 
+import gc
 import re
 import subprocess
 from functools import cache
@@ -71,6 +72,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[NOT_RUN] = len(kubernetes)
         config.hook.pytest_deselected(items=kubernetes)
         items[:] = [item for item in items if item not in kubernetes]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Any:
+    """What a test with real servers leaves open is told at its end, not in a later one."""
+    result = yield
+    if any(item.get_closest_marker(kind) for kind in KINDS):
+        gc.collect()
+    return result
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
