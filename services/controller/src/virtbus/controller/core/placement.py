@@ -320,24 +320,25 @@ def place(
 ) -> Placement:
     """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
     want = demand_of(spec)
+    asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]
+    anywhere = powered and not want.host
     refused: dict[str, str] = {}
     fit: dict[bytes | str, list[Rank]] = {}
     verdicts: dict[bytes | str, _Verdict] = {}
-    for there in nodes:
-        node = there.made_strict if strict else there
+    for node in [there.made_strict for there in nodes] if strict else nodes:
         kind, vcpus, memory_bytes, disk_bytes, rank = node.takes
         if kind not in fit:
             verdicts[kind], fit[kind] = _judge(spec, want, node), []
         if (  # what the filters say, at a tenth of their time
-            (powered and not want.host)
-            and want.vcpus <= vcpus
-            and want.memory_bytes <= memory_bytes
-            and want.disk_bytes <= disk_bytes
+            anywhere
+            and asked_vcpus <= vcpus
+            and asked_memory_bytes <= memory_bytes
+            and asked_disk_bytes <= disk_bytes
         ):
-            why = None
-        else:
-            why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
-            why = why or _host(want, node) or _room(want, node, powered=powered)
+            fit[kind].append(rank)
+            continue
+        why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
+        why = why or _host(want, node) or _room(want, node, powered=powered)
         if why is None:
             fit[kind].append(rank)
         else:

@@ -29,6 +29,7 @@ CREATES_UNTIL_FULL = 0.8
 LOOK_S = 5.0
 PROBE_S = 1.5
 """How long a probe may take: a write that is stored takes milliseconds."""
+_NOTHING = BusStorage()
 TOLD_S = 15.0
 """For how long the keeper's word holds; it is renewed every few seconds."""
 
@@ -40,7 +41,7 @@ class Storage:
         self._bus = bus
         self.fill = 0.0
         self._stalled = False
-        self._told = BusStorage()
+        self._told = _NOTHING
         self._told_s = float("-inf")
 
     async def run(self) -> None:
@@ -73,7 +74,7 @@ class Storage:
     def told(self) -> BusStorage:
         """The keeper's last word, or an empty one where there is no keeper."""
         fresh = asyncio.get_running_loop().time() - self._told_s < TOLD_S
-        return self._told if fresh else BusStorage()
+        return self._told if fresh else _NOTHING
 
     @property
     def message(self) -> str:
