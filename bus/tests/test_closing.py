@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import NatsLink
@@ -39,9 +40,9 @@ class _Wire:
             writer.close()
         self.ended.set()
 
-    async def is_closed(self) -> None:
+    async def is_closed(self) -> bool:
         self.look.set()
-        await self.ended.wait()
+        return await self.ended.wait()
 
 
 @asynccontextmanager
@@ -53,10 +54,8 @@ async def _wired(*, greets: bool) -> AsyncIterator[tuple[_Wire, NatsLink]]:
 
 
 def _transport(link: NatsLink) -> asyncio.Transport:
-    client = link._client
-    assert client is not None
-    transport: asyncio.Transport = client._transport._bare_io_writer.transport  # type: ignore[union-attr]  # it has one
-    return transport
+    client: Any = link._client
+    return cast("asyncio.Transport", client._transport._bare_io_writer.transport)
 
 
 async def test_a_connection_that_is_given_up_while_it_is_made_is_closed() -> None:
@@ -64,7 +63,7 @@ async def test_a_connection_that_is_given_up_while_it_is_made_is_closed() -> Non
         async with background() as tasks:
             tasks.start(link.first())
             await wire.came.wait()
-        await wire.is_closed()
+        assert await wire.is_closed()
 
 
 async def test_a_connection_whose_server_reads_nothing_is_closed() -> None:

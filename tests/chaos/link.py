@@ -92,27 +92,19 @@ class Link:
         if self.state is State.CUT:
             self._reset((writer, writer))
             return
-        try:
+        with contextlib.closing(writer), contextlib.suppress(OSError):
             far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.close()
-            return
-        except asyncio.CancelledError:
-            writer.close()
-            raise
-        pair = (writer, far_writer)
-        self._pairs.add(pair)
-        try:
-            with contextlib.suppress(OSError):
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pump(reader, far_writer))
-                    group.create_task(self._pump(far_reader, writer))
-        except* OSError:
-            pass
-        finally:
-            self._pairs.discard(pair)
-            for end in pair:
-                end.close()
+            pair = (writer, far_writer)
+            self._pairs.add(pair)
+            try:
+                with contextlib.closing(far_writer):
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._pump(reader, far_writer))
+                        group.create_task(self._pump(far_reader, writer))
+            except* OSError:
+                pass
+            finally:
+                self._pairs.discard(pair)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
