@@ -23,12 +23,15 @@ def say(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
-async def floor_of(shape: Shape) -> tuple[float, float]:
-    """The bare loop on a bus of its own, declared the same: all durable writes; without facts."""
+async def floor_of(shape: Shape) -> tuple[float, float, float]:
+    """The bare loop on a bus of its own, declared the same.
+
+    All durable writes; without facts; all of them, with one create in flight.
+    """
     count = min(FLOOR_CREATES, shape.vms)
     async with bus_of(shape) as (servers, _, _):
         same, bare = [await floor(servers, count, shape.in_flight, w) for w in (SAME, BARE)]
-        return same, bare
+        return same, bare, await floor(servers, count // 10, 1, SAME)
 
 
 async def product(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str, Any]], World]:
@@ -61,13 +64,15 @@ async def run(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str, An
     figures, here = await product(shape, to_the_end=to_the_end)
     after = await floor_of(shape)
     made = figures["creates"]
-    same, bare = [sum(rates) / 2 for rates in zip(before, after, strict=True)]
+    same, bare, single = [sum(rates) / 2 for rates in zip(before, after, strict=True)]
     figures["floor"] = {
         "creates_per_s": [round(before[0], 1), round(after[0], 1)],
         "accepted_share": round(made["accepted_per_s"] / same, 3),
         "running_share": round(made["running_per_s"] / same, 3),
         "without_facts_per_s": [round(before[1], 1), round(after[1], 1)],
         "accepted_share_without_facts": round(made["accepted_per_s"] / bare, 3),
+        "one_in_flight_per_s": [round(before[2], 1), round(after[2], 1)],
+        "accepted_share_one_in_flight": round(made["accepted_per_s"] / single, 3),
         "fair": made["status_puts_per_vm"] >= SAME.statuses and made["facts_per_vm"] >= SAME.facts,
     }
     say(f"floor: {figures['floor']}")
