@@ -74,6 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in kubernetes]
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: then it need not be looked at after each."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
     """What a test with real servers leaves open is told at its end, not in a later one."""

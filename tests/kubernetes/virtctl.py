@@ -126,6 +126,7 @@ def login(authority: Authority, pair: Pair) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def session(context: ssl.SSLContext) -> AsyncIterator[aiohttp.ClientSession]:
-    """HTTP by `context`."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as made:
+    """HTTP by `context`; at its end no connection of it still waits for its peer's goodbye."""
+    connector = aiohttp.TCPConnector(ssl=context, enable_cleanup_closed=True)
+    async with aiohttp.ClientSession(connector=connector) as made:
         yield made
