@@ -62,22 +62,23 @@ class Facts:
 
     async def pump(self) -> None:
         """Store facts until cancelled, in the order of emission where none is tried again."""
-        places = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
             while True:
-                await places.acquire()
-                if not self._queue:
-                    self._wake.clear()
-                    await self._wake.wait()
-                self._under_way += 1
-                task = group.create_task(self._store(self._queue.popleft()))
-                task.add_done_callback(lambda _: self._ended(places))
+                await self._wake.wait()
+                self._wake.clear()
+                for _ in range(min(len(self._queue), AT_ONCE - self._under_way)):
+                    self._under_way += 1
+                    group.create_task(self._drain())
 
-    def _ended(self, places: asyncio.Semaphore) -> None:
-        places.release()
-        self._under_way -= 1
-        if not self._queue and not self._under_way:
-            self._idle.set()
+    async def _drain(self) -> None:
+        """Store one after the other while there are any: a burst needs no task for each."""
+        try:
+            while self._queue:
+                await self._store(self._queue.popleft())
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
 
     async def _store(self, fact: Fact) -> None:
         """Until stored; the id makes a repeat harmless (dedupe window 10 min)."""
