@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from virtbus.bus import identity
@@ -19,6 +19,7 @@ from virtbus.bus.lean import lean_import
 from virtbus.bus.link import LinkLostError, Raw, Receive
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, DeniedError, FullError, UnavailableError
+from virtbus.bus.replies import Replies
 from virtbus.bus.tasks import background
 
 with lean_import():
@@ -69,13 +70,12 @@ class NatsLink:
         self._client: Client | None = None
         self._generation, self._clustered = 0, False
         self._subscribed: set[_Subscribed] = set()
-        self._waiting: dict[str, tuple[asyncio.Future[Raw], str]] = {}
+        self._replies = Replies()
         self._changed: set[Callable[[], None]] = set()
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._refused: set[str] = set()
         self._fault = ""
-        self._tokens = 0
         self._mux = ""
         self._prefix = settings.inbox_prefix
         self._servers = settings.servers
@@ -146,16 +146,10 @@ class NatsLink:
         headers: Mapping[str, str] | None = None,
         timeout_s: float,
     ) -> Raw:
-        self._tokens += 1
-        token = f"{self._tokens:x}"
-        future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = (future, subject.lower())
-        try:
-            await self.send(subject, body, headers=headers, reply=self._mux + token)
-            async with asyncio.timeout(max(0.0, timeout_s)):
-                return await future
-        finally:
-            del self._waiting[token]
+        def send(token: str) -> Awaitable[None]:
+            return self.send(subject, body, headers=headers, reply=self._mux + token)
+
+        return await self._replies.to(subject, send, timeout_s=timeout_s)
 
     async def open(self, subject: str, receive: Receive, *, queue: str = "") -> _Subscribed:
         subscribed = _Subscribed(self, subject, queue, receive)
@@ -254,9 +248,7 @@ class NatsLink:
         self._up.clear()
         for subscribed in self._subscribed:
             subscribed.live = None
-        for future, _ in self._waiting.values():
-            if not future.done():
-                future.set_exception(LinkLostError("the connection ended before the answer came"))
+        self._replies.fail(LinkLostError, "the connection ended before the answer came")
         self._notify()
 
     def _notify(self) -> None:
@@ -337,9 +329,8 @@ class NatsLink:
             await self.forget(one)
 
     async def _answered(self, msg: Msg) -> None:
-        waiting = self._waiting.get(msg.subject.rpartition(".")[2])
-        if waiting is not None and not waiting[0].done():
-            waiting[0].set_result(Raw(msg.subject, msg.data, msg.reply, msg.headers or {}))
+        raw = Raw(msg.subject, msg.data, msg.reply, msg.headers or {})
+        self._replies.came(msg.subject.rpartition(".")[2], raw)
 
     def _heard(self, error: Exception) -> None:
         """nats-py's error_cb: must not raise, or the read loop ends (bus.md §5, 8)."""
@@ -353,9 +344,7 @@ class NatsLink:
         if verb == "subscription":
             self._refused.add(subject)
             return
-        for future, asked in self._waiting.values():
-            if asked == subject and not future.done():
-                future.set_exception(DeniedError(f"the credentials do not allow {subject}"))
+        self._replies.fail(DeniedError, f"the credentials do not allow {subject}", subject)
 
 
 async def _shut(client: Client, patience_s: float) -> None:
