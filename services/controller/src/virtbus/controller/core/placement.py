@@ -77,7 +77,7 @@ class Candidate:
         record = self.record
         free = max(self.free_memory_bytes, 0) / max(record.memory_bytes, 1)
         spare = self.free_disk_bytes - record.disk_reserve_bytes
-        return Takes(
+        return (
             self.kind or record.node,
             -1
             if self.cordoned or self.silent
@@ -102,14 +102,9 @@ Rank = tuple[float, int, str]
 """Of nodes of one kind the lowest is the best: most memory free, then fewest VMs, then by name."""
 
 
-class Takes(NamedTuple):
-    """The largest VM that a node takes now; a node that takes none has -1 vCPUs."""
-
-    kind: bytes | str
-    vcpus: int
-    memory_bytes: int
-    disk_bytes: float
-    rank: Rank
+Takes = tuple[bytes | str, int, int, float, Rank]
+"""The largest VM that a node takes now: kind, vCPUs (-1: it takes none), bytes of memory and of
+disk, rank. A bare tuple, for of each node it is taken apart at each create."""
 
 
 @dataclass(frozen=True)
