@@ -28,8 +28,9 @@ class Writes:
 
 BARE = Writes(statuses=1, facts=0)
 """Without which no client could be told that its VM runs."""
-SAME = Writes(statuses=1, facts=5)
-"""The product's own, at the least: under load it writes more statuses, and no fewer of either."""
+SAME = Writes(statuses=1, facts=6)
+"""The product's own, at the least: under load it writes more statuses, and no fewer of either.
+Facts: accepted, scheduled, defined, started, ready, and its spans."""
 
 
 async def one(js: JetStreamContext, node: str, writes: Writes) -> None:
