@@ -11,6 +11,8 @@ from tests import census
 LIBVIRTD_PID = Path("/run/libvirtd.pid")
 OWN_NETNS = Path("/proc/self/ns/net")
 UID_CHARS = 36
+PLATFORMS = "/var/tmp/virtbus-"
+"""How the folder of each platform begins."""
 CNI_NETWORK = f"e2e-{os.getpid()}"
 """The CNI network of these tests: other files below /var/lib/cni are not ours."""
 
@@ -63,16 +65,19 @@ def ping(address: str, *, wait_s: float = 5) -> bool:
 def take_census(state_dir: Path, run_dir: Path, uids: Collection[str]) -> list[str]:
     """The census of this namespace without what other platforms on this machine have.
 
-    A machine's libvirt, /run/netns and process table are shared: of lines that carry a VM's uid
-    only those of `uids` are ours, of processes only those in our network namespace.
+    A machine's libvirt, /run/netns, mounts and process table are shared: of lines that carry a VM's
+    uid only those of `uids` are ours, of processes only those in our network namespace.
     """
     lines = [line for line in census.take(state_dir, run_dir) if not line.startswith("process ")]
     lines += [f"process {name}" for name in _processes_here()]
-    return sorted(line for line in lines if _is_ours(line, uids))
+    return sorted(line for line in lines if _is_ours(line, uids, state_dir))
 
 
-def _is_ours(line: str, uids: Collection[str]) -> bool:
+def _is_ours(line: str, uids: Collection[str], state_dir: Path) -> bool:
     kind, _, rest = line.partition(" ")
+    if kind == "mount" and rest.startswith(PLATFORMS):
+        own = len(Path(PLATFORMS).parts)
+        return Path(rest).parts[:own] == state_dir.parts[:own]
     if "vb-" in rest:
         return rest.split("vb-", 1)[1][:UID_CHARS] in uids
     if kind == "file" and rest.startswith(str(census.CNI_DIR)):
