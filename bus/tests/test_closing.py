@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import NatsLink
@@ -55,7 +55,8 @@ async def _wired(*, greets: bool) -> AsyncIterator[tuple[_Wire, NatsLink]]:
 
 def _transport(link: NatsLink) -> asyncio.Transport:
     client: Any = link._client
-    return cast("asyncio.Transport", client._transport._bare_io_writer.transport)
+    transport: asyncio.Transport = client._transport._bare_io_writer.transport
+    return transport
 
 
 async def test_a_connection_that_is_given_up_while_it_is_made_is_closed() -> None:

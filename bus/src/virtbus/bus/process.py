@@ -22,7 +22,7 @@ STOP_AGAIN_S = 2.0
 """How long a service may take to stop before it is told again."""
 YOUNG_OBJECTS = 20_000
 """So many new objects are looked at by the garbage collector at once. By its 700, what a burst of
-requests holds is walked over and over until it is answered: 6 % of a controller's time, 3 % now."""
+requests holds is walked over and over until it is answered: 6 % of a controller's time, 4 % now."""
 
 
 def notify(state: str) -> None:

@@ -330,10 +330,10 @@ def place(
             and asked_memory_bytes <= memory_bytes
             and asked_disk_bytes <= disk_bytes
         ):
-            fit[kind].append(rank)
-            continue
-        why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
-        why = why or _host(want, node) or _room(want, node, powered=powered)
+            why = None
+        else:
+            why = _open(want, node) or _alive(want, node) or verdicts[kind].refused
+            why = why or _host(want, node) or _room(want, node, powered=powered)
         if why is None:
             fit[kind].append(rank)
         else:

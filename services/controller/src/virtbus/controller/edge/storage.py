@@ -29,9 +29,10 @@ CREATES_UNTIL_FULL = 0.8
 LOOK_S = 5.0
 PROBE_S = 1.5
 """How long a probe may take: a write that is stored takes milliseconds."""
-_NOTHING = BusStorage()
 TOLD_S = 15.0
 """For how long the keeper's word holds; it is renewed every few seconds."""
+_NOTHING = BusStorage()
+"""The word of a keeper that there is not."""
 
 
 class Storage:
