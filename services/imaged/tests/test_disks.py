@@ -146,13 +146,13 @@ async def test_release_removes_all_and_fences_what_is_late(make_node: NodeMaker)
         with pytest.raises(VirtbusError, match="older"):
             await node.disks.release(UID, 2)
         assert await node.disks.held() == {UID: (str(node.state / "disks" / UID / "data.qcow2"),)}
-        assert await node.disks.release(UID, 3)
-        assert not await node.disks.release(UID, 3)
+        assert (await node.disks.release(UID, 3)).found
+        assert not (await node.disks.release(UID, 3)).found
         assert await node.disks.held() == {}
         assert not (node.state / "disks" / UID).exists()
         assert (await refused(node.disks, record(empty(MIB), epoch=3))).reason == "released"
         await node.disks.ensure(record(empty(MIB), epoch=4))
-        assert await node.disks.release(UID, ANY_EPOCH)
+        assert (await node.disks.release(UID, ANY_EPOCH)).found
         await node.disks.ensure(record(empty(MIB), epoch=4))  # an audit fences nobody
 
 

@@ -178,13 +178,18 @@ class MemoryBus:
         return await self._write(store, shelf, [key], ttl_s)
 
     async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
     ) -> int:
         shelf = self.server.shelf(key)
 
         def store() -> int:
             shelf.check(key, b"", expect, None)
-            return shelf.apply(key, None, ttl_s=marker_ttl_s).revision
+            return shelf.apply(key, None, ttl_s=marker_ttl_s, why=why).revision
 
         return await self._write(store, shelf, [key], marker_ttl_s)
 
@@ -197,7 +202,8 @@ class MemoryBus:
         def store() -> int:
             for one in writes:
                 shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
-            return [shelf.apply(w.key, w.value, ttl_s=w.ttl_s).revision for w in writes][-1]
+            stored = [shelf.apply(w.key, w.value, ttl_s=w.ttl_s, why=w.why) for w in writes]
+            return stored[-1].revision
 
         ttl_s = max((one.ttl_s for one in writes if one.ttl_s is not None), default=None)
         return await self._write(store, shelf, [one.key for one in writes], ttl_s)

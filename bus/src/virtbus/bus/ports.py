@@ -41,7 +41,7 @@ class EntryKind(StrEnum):
 
     PUT = "put"
     PURGE = "purge"
-    """A marker: deleted, or expired by its TTL."""
+    """A marker: deleted, or expired by its TTL. Its value is why, where the writer said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,17 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`."""
+    """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`.
+
+    `why` is what a purge's marker says.
+    """
 
     key: str
     value: bytes | None
     expect: int
     expect_over: str | None = None
     ttl_s: float | None = None
+    why: bytes = b""
 
 
 @dataclass(slots=True)
@@ -246,9 +250,14 @@ class Bus(Protocol):
         """
 
     async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
     ) -> int:
-        """Replace all of `key` by a purge marker and return its revision; errors as `put`."""
+        """Replace all of `key` by a purge marker that says `why`; its revision. Errors as `put`."""
 
     async def batch(self, writes: Sequence[Write]) -> int:
         """All of `writes` or none (ADR-50); the last revision. Errors as `put`."""

@@ -149,12 +149,17 @@ class Records:
         return await self.store(key, value, headers)
 
     async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
     ) -> int:
         headers = self._expectation(expect, None) | _PURGE
         if marker_ttl_s is not None:
             headers[TTL] = ttl_header(marker_ttl_s)
-        return await self.store(key, b"", headers)
+        return await self.store(key, why, headers)
 
     async def store(
         self, key: str, value: bytes, headers: dict[str, str], *, message_id: str = ""
@@ -251,13 +256,14 @@ class Records:
                 headers |= _PURGE
             if write.ttl_s is not None:
                 headers[TTL] = ttl_header(write.ttl_s)
+            body = write.why if write.value is None else write.value
             if number < last:
-                raw = await self._ask_once(write.key, write.value or b"", headers)
+                raw = await self._ask_once(write.key, body, headers)
                 if raw.body:
                     answer_of(raw)
             else:
                 headers["Nats-Batch-Commit"] = "1"
-                raw = await self._ask_once(write.key, write.value or b"", headers)
+                raw = await self._ask_once(write.key, body, headers)
         return int(answer_of(raw)["seq"])
 
     async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:

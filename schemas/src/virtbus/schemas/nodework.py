@@ -10,6 +10,7 @@ from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.model import Fact
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeWish, ServiceState
+from virtbus.schemas.quarantine import Keep
 from virtbus.schemas.vm import VmRecord
 
 
@@ -31,16 +32,19 @@ class Release(Fact):
     """`rpc.<imaged|netd>.release`: remove all that bears `uid`.
 
     `epoch` fences an older asker; what is asked for later makes nothing of that epoch again.
+    With `keep` imaged moves disks that were written to into the quarantine (ADR 0033).
     """
 
     uid: str
     epoch: int
+    keep: Keep | None = None
 
 
 class Released(Fact):
-    """Nothing that bears `uid` is left (or ever was)."""
+    """Nothing that bears `uid` is left (or ever was), but for the quarantine's entry `kept`."""
 
     uid: str
+    kept: str = ""
 
 
 class GuestCommand(Fact):
@@ -121,6 +125,8 @@ class Tele(Fact):
     state: ServiceState
     images: tuple[ImageInfo, ...] = ()
     networks: tuple[NetworkInfo, ...] = ()
+    quarantined: int = 0
+    quarantined_bytes: int = 0
 
 
 class PullImage(Fact):

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.core.wanted import WantedDisk, overlay_size, wanted_disks
 from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.quarantine import Manifest, QuarantineFiles
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Listener
 from virtbus.imaged.images import Images
@@ -21,6 +23,7 @@ from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
 from virtbus.schemas.nodework import ANY_EPOCH, DiskFile, ImageReady
+from virtbus.schemas.quarantine import Keep, Kept
 from virtbus.schemas.vm import VmRecord
 
 MAX_REMEMBERED = 10_000
@@ -33,6 +36,14 @@ class Ensured:
 
     ready: ImageReady
     made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a release did: whether there were disks, and the quarantine's entry that has them."""
+
+    found: bool
+    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +65,17 @@ class Disks:
         files: DiskFiles,
         threads: DiskThreads,
         max_virtual_bytes: int,
+        now_ns: Callable[[], int],
     ) -> None:
         self._images = images
         self._store = store
         self._files = files
+        self._quarantine = QuarantineFiles(files)
         self._threads = threads
+        self._now_ns = now_ns
+        self.recount = asyncio.Event()
+        """Set when what is in quarantine changed, and at the start."""
+        self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._epochs: OrderedDict[str, int] = OrderedDict()
@@ -199,8 +216,8 @@ class Disks:
         )
 
     # --- the end ---------------------------------------------------------------------------
-    async def release(self, uid: str, epoch: int) -> bool:
-        """Remove all disks of a VM; False where there were none.
+    async def release(self, uid: str, epoch: int, keep: Keep | None = None) -> Gone:
+        """Remove all disks of a VM, or move them to the quarantine where `keep` is given.
 
         From then on only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
 
@@ -212,7 +229,38 @@ class Disks:
                 raise _stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
                 _remember(self._released, uid, epoch)
-            return await self._threads.run(self._files.remove, uid)
+            if keep is None:
+                return Gone(await self._threads.run(self._files.remove, uid))
+            manifest = self._manifest(uid, epoch, keep)
+            entry = await self._threads.run(self._quarantine.keep, uid, manifest)
+            self.recount.set()
+            return Gone(bool(entry), entry)
+
+    # --- the quarantine ----------------------------------------------------------------------
+    def _manifest(self, uid: str, epoch: int, keep: Keep) -> Manifest:
+        return Manifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
+
+    async def quarantined(self) -> list[Kept]:
+        """What is in quarantine."""
+        return await self._threads.run(self._quarantine.entries)
+
+    async def kept(self, entry: str) -> tuple[Kept, VmRecord | None]:
+        """One entry, and the record that was saved with it; 404 `no_entry`."""
+        manifest = await self._threads.run(self._quarantine.manifest, entry)
+        record = manifest.keep.record if manifest is not None else None
+        return await self._threads.run(self._quarantine.get, entry), record
+
+    async def restore(self, entry: str, uid: str, keep: Keep) -> None:
+        """Give the disks of an entry to a VM that does not run; errors as `release`, 404."""
+        async with self._serial(uid):
+            instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
+            await self._threads.run(self._quarantine.restore, entry, uid, instead)
+            self.recount.set()
+
+    async def purge(self, entry: str) -> None:
+        """Remove an entry of the quarantine for good; 404 `no_entry`, 503 `store_error`."""
+        await self._threads.run(self._quarantine.purge, entry)
+        self.recount.set()
 
     async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:
         """The disk files on the host by uid, from the host itself."""
@@ -244,10 +292,9 @@ class Disks:
     def _used(self) -> dict[str, set[str]]:
         """The images that disks are made of, with the VMs."""
         used: dict[str, set[str]] = {}
-        for found in self._files.find():
-            if found.overlay is not None and found.overlay.backing_path:
-                digest = f"sha256:{Path(found.overlay.backing_path).name}"
-                used.setdefault(digest, set()).add(found.uid)
+        for found in itertools.chain(self._files.find(), self._quarantine.find()):
+            if found.digest:
+                used.setdefault(found.digest, set()).add(found.uid)
         return used
 
     def _fence(self, record: VmRecord) -> None:
