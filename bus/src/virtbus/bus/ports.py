@@ -41,18 +41,22 @@ class EntryKind(StrEnum):
 
     PUT = "put"
     PURGE = "purge"
-    """A marker: deleted, or expired by its TTL. Its value is why, where the writer said so."""
+    """A marker: deleted, or expired by its TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time."""
+    """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time.
+
+    `why` is what a purge's marker says; its `value` is empty.
+    """
 
     key: str
     value: bytes
     revision: int
     kind: EntryKind = EntryKind.PUT
     time_ns: int = 0
+    why: bytes = b""
 
 
 class WatchMark(StrEnum):

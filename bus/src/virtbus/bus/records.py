@@ -58,6 +58,11 @@ def kind_of(headers: Mapping[str, str]) -> EntryKind:
     return EntryKind.PUT
 
 
+def said(kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
+    """An entry's value and why, by the body of its message."""
+    return (body, b"") if kind is EntryKind.PUT else (b"", body)
+
+
 def ttl_header(ttl_s: float) -> str:
     """`Nats-TTL` takes whole seconds, at least one (ADR-43)."""
     return f"{max(1, math.ceil(ttl_s))}s"
@@ -213,12 +218,15 @@ class Records:
             raise
         message = answer["message"]
         headers = _headers_of(message["hdrs"]) if message.get("hdrs") else {}
+        kind = kind_of(headers)
+        value, why = said(kind, base64.b64decode(message.get("data", "")))
         entry = Entry(
             key=message["subject"],
-            value=base64.b64decode(message.get("data", "")),
+            value=value,
             revision=int(message["seq"]),
-            kind=kind_of(headers),
+            kind=kind,
             time_ns=time_ns(message.get("time", "")),
+            why=why,
         )
         return entry, headers
 
@@ -232,12 +240,15 @@ class Records:
         if not sequence.isdecimal():
             msg = f"{key}: the answer to the read cannot be read; ask again"
             raise UnavailableError(msg)
+        kind = kind_of(headers)
+        value, why = said(kind, raw.body)
         entry = Entry(
             key=headers.get("Nats-Subject", key),
-            value=raw.body,
+            value=value,
             revision=int(sequence),
-            kind=kind_of(headers),
+            kind=kind,
             time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
+            why=why,
         )
         return entry, headers
 

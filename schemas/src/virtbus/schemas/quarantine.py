@@ -1,5 +1,6 @@
 """A node's quarantine: disks that no record accounts for, kept for a person (ADR 0033)."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from virtbus.schemas.vm import VmRecord
 
 ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"
 """The uid of the VM; a further entry of the same uid has `.2`, `.3` … behind it."""
+ENTRY = re.compile(ENTRY_PATTERN)
 LIST_MAX = 500
 
 

@@ -36,6 +36,8 @@ class Liveness:
         self._instance = bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
         self._message = ""
+        self.held = 0
+        """VMs here that the bus has no record of."""
         self._tele: dict[str, Tele] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -102,6 +104,7 @@ class Liveness:
             or known.state.state is not tele.state.state
             or known.images != tele.images
             or known.networks != tele.networks
+            or known.quarantined_bytes != tele.quarantined_bytes
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
@@ -143,6 +146,9 @@ class Liveness:
             image_digests=tuple(sorted({image.digest for image in images})),
             services=self._services(),
             versions=dict(host.versions),
+            held=self.held,
+            quarantined=sum(tele.quarantined for tele in self._tele.values()),
+            quarantined_bytes=sum(tele.quarantined_bytes for tele in self._tele.values()),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),
         )

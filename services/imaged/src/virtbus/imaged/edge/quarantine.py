@@ -7,7 +7,6 @@ directories one by one, and a rename does not cross mounts.
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +17,12 @@ from virtbus.imaged.edge.part import store_error
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.model import Fact
-from virtbus.schemas.quarantine import ENTRY_PATTERN, Keep, Kept
+from virtbus.schemas.quarantine import ENTRY, Keep, Kept
 from virtbus.schemas.wire import encode, read
 
 FOLDER = "quarantine"
 MANIFEST = "_manifest.json"
 """No volume has that name."""
-_ENTRY = re.compile(ENTRY_PATTERN)
 _BLOCK_BYTES = 512
 
 
@@ -160,11 +158,11 @@ class QuarantineFiles:
             yield FoundDisk(uid, str(disk), self._files.overlay_in(self.root / entry, disk.stem))
 
     def _names(self) -> list[str]:
-        return sorted(one.name for one in self.root.iterdir() if _ENTRY.fullmatch(one.name))
+        return sorted(one.name for one in self.root.iterdir() if ENTRY.fullmatch(one.name))
 
     def _folder(self, entry: str) -> Path:
         folder = self.root / entry
-        if not _ENTRY.fullmatch(entry) or folder.is_symlink() or not folder.is_dir():
+        if not ENTRY.fullmatch(entry) or folder.is_symlink() or not folder.is_dir():
             message = f"there is no {entry} in quarantine here; list what there is"
             raise VirtbusError(Code.NOT_FOUND, "no_entry", message)
         return folder

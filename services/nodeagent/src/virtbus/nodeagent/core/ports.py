@@ -157,6 +157,15 @@ class RecordFiles(Protocol):
     async def remove_work(self, uid: str) -> None:
         """Remove all of the VM but its record: seeds, console socket and log."""
 
+    async def keep_work(self, uid: str, entry: str) -> None:
+        """Move the record, the seeds and all else of a VM to the entry of the quarantine."""
+
+    async def bring_back(self, entry: str, uid: str) -> None:
+        """Give the seeds of an entry, where it has any, to the VM `uid`, whose record stands."""
+
+    async def purge_kept(self, entry: str) -> None:
+        """Remove what `keep_work` kept."""
+
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         """Remove the record too, and mark the uid removed in the ledger (kept for 24 h).
 
