@@ -25,6 +25,7 @@ from virtbus.schemas import (
     subjects,
     vm,
 )
+from virtbus.schemas import quarantine as qt
 from virtbus.schemas.ids import name_token
 
 _SAMPLES = {
@@ -156,6 +157,7 @@ _ASKERS = {
     "guest": "client",
     "command": "controller",
     "inspect": "tools and tests",
+    "quarantine": "controller, nodeagent",
 }
 
 
@@ -201,6 +203,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
     _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
+    _api("node", "quarantine", qt.NodeQuarantine, qt.NodeQuarantined, "Disks without a record."),
     _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
     _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
@@ -299,12 +302,14 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "list", api.Empty, nodework.Tele, "Images of the node."),
     _rpc("imaged", "pull", nodework.PullImage, image.ImageInfo, "Fetch an image."),
     _rpc("imaged", "delete", nodework.ForgetImage, nodework.ForgottenImage, "Remove an image."),
+    _rpc("imaged", "quarantine", qt.QuarantineWork, qt.Quarantine, "Disks without a record."),
     _rpc("netd", "ensure", nodework.Ensure, nodework.NetReady, "Make the network of a record."),
     _rpc("netd", "release", nodework.Release, nodework.Released, "Remove a VM's network."),
     _rpc("netd", "inspect", nodework.Inspect, nodework.Held, "Networks on the host."),
     _rpc("agent", "inspect", nodework.Inspect, nodework.Held, "VMs of the agent, with phases."),
     _rpc("agent", "records", nodework.RecordsRead, nodework.KnownRecords, "What the host knows."),
     _rpc("agent", "audit", nodework.Audit, nodework.Audited, "Host against records."),
+    _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", nodework.JoinBus, nodework.JoinedBus, "Follow a bus made anew."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "What a guest says of itself."),
     _rpc("agent", "command", nodework.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
@@ -321,11 +326,7 @@ CHANNELS: tuple[Channel, ...] = (
         "What a stream's client sends; one without `data` says that it is there.",
     ),
     _said(
-        subjects.progress,
-        Plane.CORE,
-        image.Progress,
-        "imaged → client",
-        "How far a long step is.",
+        subjects.progress, Plane.CORE, image.Progress, "imaged → client", "How far a long step is."
     ),
     _said(
         subjects.tele,

@@ -21,6 +21,7 @@ from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
+from virtbus.controller.edge.quarantine import Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
@@ -37,11 +38,11 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 WATCHERS_INTERVAL_S = 5.0
-READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot"})
+READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
 """Verbs that store nothing on the bus; the others are told where it does not store.
 
-Commands, `image pull` and `image delete` ask nodes; the last goes through the guard without need
-or harm.
+Commands, `node quarantine`, `image pull` and `image delete` ask nodes; the last goes through the
+guard without need or harm.
 """
 
 
@@ -79,6 +80,7 @@ class Controller:
         self._nodes = NodeApi(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
+        self._quarantines = Quarantines(bus, self._fleet, facts)
         self._rebuilds = Rebuilds(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
@@ -152,6 +154,7 @@ class Controller:
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,
             ("node", "audit"): self._audits.audit,
+            ("node", "quarantine"): self._quarantines.quarantine,
         }
         endpoints = [
             Endpoint(

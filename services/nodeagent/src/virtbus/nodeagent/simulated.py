@@ -198,9 +198,11 @@ class SimulatedNode:
 
 
 def _kept(entry: str, keep: Keep) -> Kept:
-    name = keep.record.name if keep.record is not None else ""
-    uid, adoptable = entry.partition(".")[0], keep.record is not None
-    return Kept(entry=entry, uid=uid, name=name, adoptable=adoptable, why=keep.why)
+    kept, record = Kept(entry=entry, uid=entry.partition(".")[0], why=keep.why), keep.record
+    if record is None:
+        return kept
+    of = {"name": record.name, "namespace": record.namespace, "adoptable": True}
+    return kept.model_copy(update=of)
 
 
 def _count(record: VmRecord) -> int:
