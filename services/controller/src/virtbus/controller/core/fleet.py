@@ -152,7 +152,8 @@ class Fleet:
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
-        (self.leaving.add if record.leaving else self.leaving.discard)(record.uid)
+        leaves = record.leaving and not record.deleting  # else its node lets it go, and no other
+        (self.leaving.add if leaves else self.leaving.discard)(record.uid)
         return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
