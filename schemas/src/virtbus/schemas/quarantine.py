@@ -13,6 +13,8 @@ ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?
 """The uid of the VM; a further entry of the same uid has `.2`, `.3` … behind it."""
 ENTRY = re.compile(ENTRY_PATTERN)
 LIST_MAX = 500
+ORPHANED = "virtbus.io/orphaned"
+"""The annotation of a VM whose maker does not know it any more; its value says why."""
 
 
 class Keep(Fact):

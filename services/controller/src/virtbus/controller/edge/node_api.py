@@ -8,6 +8,7 @@ from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, Request
 from virtbus.bus.service import refuse_late
 from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.held import is_held
 from virtbus.controller.core.leaving import Places, stays
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
@@ -138,6 +139,7 @@ class NodeApi:
         """Raise 409 unless the node answers, has read its records, and let old copies go (F25).
 
         Markers by which it learns of those last for a day; what is left then was never its own.
+        What it holds because the bus lost the record is no old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)
@@ -152,8 +154,9 @@ class NodeApi:
         vms = self._fleet.vms
         old = [
             uid
-            for there, uid in self._fleet.statuses
-            if there == node and (uid not in vms or vms[uid].record.node != node)
+            for (there, uid), (status, _) in self._fleet.statuses.items()
+            if there == node
+            and (not is_held(status) if uid not in vms else vms[uid].record.node != node)
         ]
         if old:
             message = (

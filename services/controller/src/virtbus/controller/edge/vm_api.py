@@ -12,6 +12,7 @@ from virtbus.bus.service import in_time, refuse_late
 from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.held import held_on
 from virtbus.controller.core.leaving import Places, leaving, loses
 from virtbus.controller.core.placement import (
     demand_of,
@@ -78,12 +79,23 @@ class VmApi:
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
+                self._refuse_held(admitted.uid)
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
             async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
                 committed = await self._commit(self._record(admitted), nodes, admitted)
             self._apply(committed.held)
             self._tell_created(committed, why)
         return VmCreated(vm=self.show(committed.held), created=committed.created)
+
+    def _refuse_held(self, uid: str) -> None:
+        """Raise 409 where a node holds a VM of that uid, of which the bus lost the record (I1)."""
+        node = held_on(uid, self._fleet.nodes, self._fleet.statuses)
+        if node:
+            message = (
+                f"{node} holds VM {uid}, whose record the bus has lost; `virtbus bus rebuild` or "
+                f"`virtbus node quarantine adopt {node} {uid}` writes it back"
+            )
+            raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=10_000)
 
     async def _commit(
         self, record: VmRecord, nodes: Sequence[str], admitted: Admitted

@@ -16,6 +16,7 @@ from virtbus.kubebridge.edge.objects import Changed, Objects
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import encode, read
 
@@ -53,6 +54,11 @@ class Views:
         """The VM as it was last seen."""
         held = self._held.get(uid)
         return None if held is None else read(VmView, held[1])
+
+    def marked(self, uid: str) -> bool:
+        """True for one that is marked as orphaned."""
+        held = self._held.get(uid)
+        return held is not None and ORPHANED.encode() in held[1]
 
     def gone(self, uid: str) -> bool:
         """True where its end is certain."""
