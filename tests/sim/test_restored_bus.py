@@ -21,7 +21,7 @@ from virtbus.schemas.wire import validate
 DAY_S = 86_400.0
 SETTLED_S = 120.0
 STREAMS = ("KV_vm", "KV_sec", "KV_st")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Restored:

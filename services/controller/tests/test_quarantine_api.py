@@ -1,5 +1,6 @@
 """`node.quarantine`: the controller writes the record of what is adopted, or says why not."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, reco
 from tests.recovery.test_rebuild import ask, controller, on_bus
 
 from virtbus.bus.memory import MemoryBus
+from virtbus.controller.edge import quarantine
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -41,21 +43,22 @@ async def known(client: MemoryBus) -> bool:
     return bool((await ask(client, "node.list"))["items"])
 
 
-async def held(node: Node, client: MemoryBus) -> None:
+async def held(node: Node, client: MemoryBus, **more: Any) -> None:
     """A VM that runs and whose record the bus has lost, with its name."""
     await node.join()
     await eventually(lambda: known(client))
-    await node.put(record())
+    await node.put(record(**more))
     await node.bus.put(NAME, encode(NameClaim(uid=A)))
     await eventually(lambda: node.domains.there.get(A) is not None)
     shelf = node.server.shelf(KEY)
     del shelf.entries[KEY]
     del shelf.entries[NAME]
 
-    async def listed() -> bool:
-        return any(one.held for one in (await call(client)).entries)
+    await eventually(lambda: listed(client))
 
-    await eventually(listed)
+
+async def listed(client: MemoryBus) -> bool:
+    return any(one.held for one in (await call(client)).entries)
 
 
 async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> None:
@@ -120,6 +123,56 @@ async def test_a_name_that_is_taken_is_refused_before_anything_is_moved(node: No
         assert await refused(client) == "name_taken"
         assert list(node.simulated.kept) == [A]
         await call(client, "adopt", entry=A, name="rescued")
+
+
+async def test_what_was_moved_meanwhile_is_ended_where_it_is_held_and_its_disks_stay(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was off for longer than a purge marker lasts."""
+    monkeypatch.setattr(quarantine, "LOOK_S", 0.1)
+    async with node.agent(), controller(node) as client:
+        await held(node, client)
+        await node.put(record(node="n2", epoch=2))
+        await eventually(lambda: list(node.simulated.kept) == [A])
+        assert node.domains.done == [("start", A), ("destroy", A)]
+
+
+async def test_an_older_record_elsewhere_ends_nothing_that_is_held(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus was restored to a state of before the VM came here."""
+    monkeypatch.setattr(quarantine, "LOOK_S", 0.05)
+    async with node.agent(), controller(node) as client:
+        await held(node, client, epoch=2)
+        await node.put(record(node="n2", epoch=1))
+        await asyncio.sleep(0.5)
+        assert node.domains.done == [("start", A)]
+
+
+async def test_a_create_of_what_a_node_holds_is_refused_and_makes_no_second_runner(
+    node: Node,
+) -> None:
+    """As the Kubernetes bridge does, which finds no VM for its VMI on a restored bus."""
+    async with node.agent(), controller(node) as client:
+        await held(node, client)
+    async with node.agent(), controller(node) as client:  # which lists the bus as it is now
+        await eventually(lambda: known(client))
+        await eventually(lambda: listed(client))
+        with pytest.raises(VirtbusError) as caught:
+            await ask(client, "vm.create", uid=A, name="vm-1", image="tiny")
+        assert caught.value.reason == "held_on_node"
+        assert f"virtbus node quarantine adopt {NODE} {A}" in str(caught.value)
+
+
+async def test_a_held_vm_is_an_alarm(node: Node) -> None:
+    async with node.agent(), controller(node) as client:
+        await held(node, client)
+
+        async def alarmed() -> bool:
+            alarms = (await ask(client, "node.list"))["alarms"]
+            return any(f"{NODE} holds 1 VM(s)" in alarm for alarm in alarms)
+
+        await eventually(alarmed)
 
 
 async def test_only_the_entry_that_is_named_is_purged(node: Node) -> None:

@@ -21,7 +21,7 @@ from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
-from virtbus.controller.edge.quarantine import Quarantines
+from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
@@ -81,6 +81,7 @@ class Controller:
         self._endings = Endings(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
         self._quarantines = Quarantines(bus, self._fleet, facts)
+        self._overtaken = Overtaken(bus, self._fleet)
         self._rebuilds = Rebuilds(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
@@ -90,7 +91,8 @@ class Controller:
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
         self._duties = Duties(
-            self._leases, [self._sweep, self._pulse.tell, self._depart, self._fence, self._place]
+            self._leases,
+            [self._sweep, self._pulse.tell, self._depart, self._fence, self._place, self._overtake],
         )
 
     async def run(self) -> None:
@@ -214,6 +216,10 @@ class Controller:
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
+
+    async def _overtake(self, tenure: Tenure) -> None:
+        await self._feeds.synced()
+        await self._overtaken.run(tenure)
 
     async def _place(self, tenure: Tenure) -> None:
         await self._feeds.synced()

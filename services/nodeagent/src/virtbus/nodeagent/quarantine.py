@@ -33,7 +33,6 @@ IMAGED_S = 10.0
 LOOK_S = 0.1
 ANSWER_BEFORE_S = 0.5
 BY_HAND = "a person ended the VM, of which the bus had no record"
-OVERTAKEN = "the VM runs on another node under a higher epoch"
 OFF = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
 
 
@@ -138,8 +137,12 @@ class QuarantineDesk:
         if guest is None and not want.below_epoch:
             await self._auditor.end(uid, BY_HAND)
         elif guest is not None and (overtaken or not want.below_epoch):
-            log.warning("ended by hand", extra={"code": "ended_by_hand", "uid": uid})
-            guest.end(OVERTAKEN if overtaken else BY_HAND)
+            why = "moved elsewhere" if overtaken else "ended by hand"
+            log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
+            if overtaken:  # the other copy may run by now: no grace here (I1)
+                guest.end_purged(deleted=False)
+            else:
+                guest.end(BY_HAND)
             await self._gone(uid, until_s)
 
     async def _gone(self, uid: str, until_s: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from virtbus.controller.core.held import held_alarms
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
@@ -296,7 +297,8 @@ class Fleet:
 
     def alarms(self) -> tuple[str, ...]:
         """What a person should look at."""
-        return (BRAKE_ALARM,) if self.braked else ()
+        brake_alarm = (BRAKE_ALARM,) if self.braked else ()
+        return brake_alarm + held_alarms(seen.record for seen in self.nodes.values())
 
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""

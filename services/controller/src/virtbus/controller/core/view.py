@@ -4,6 +4,7 @@ from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import Fence, NodeState
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.states import VmEvent, VmState, advance
 from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
 
@@ -50,6 +51,8 @@ def view(
         goal = record.leaving_to or "another node"
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
         conditions += (Condition(type="Leaving", status=True, message=why),)
+    if why := record.annotations.get(ORPHANED):
+        conditions += (Condition(type="Orphaned", status=True, reason="no_owner", message=why),)
     if unplaced and not record.deleting:
         reason, message = "unplaced", unplaced
         conditions = (

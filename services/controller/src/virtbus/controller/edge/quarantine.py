@@ -5,13 +5,16 @@ be repeated: until its record is on the bus, what was adopted is held by its nod
 """
 
 import asyncio
+import logging
 
-from virtbus.bus.ports import Bus, ConflictError, Request
+from virtbus.bus.ports import Bus, BusError, ConflictError, Request
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.held import is_held
 from virtbus.controller.core.rebuilding import Known
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -26,7 +29,10 @@ from virtbus.schemas.quarantine import (
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
+log = logging.getLogger(__name__)
+
 ASK_S = 30.0
+LOOK_S = 30.0
 ADOPTED = "adopted from the quarantine of its node"
 
 
@@ -95,6 +101,47 @@ class Quarantines:
             message = f"{record.name} is held on {record.node} now; repeat: {error}"
             raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from error
         self._facts.emit(Kind.VM_UPDATED, record, ADOPTED)
+
+
+class Overtaken:
+    """Ends what a node holds without a record where the bus has the VM elsewhere, and newer.
+
+    A higher epoch is a move, and a move is a command: the node learns of it by its purge marker,
+    for a day. A host that was off for longer, or a bus that was rebuilt, has none. The disks stay.
+    """
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def run(self, tenure: Tenure) -> None:
+        """Look again and again, while the lease is held."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for node, uid, epoch in self._found():
+                tenure.check()
+                subject = subjects.rpc(node, "agent", "quarantine")
+                ask = QuarantineAsk(do="keep", entry=uid, below_epoch=epoch)
+                try:
+                    await self._bus.request(subject, ask, timeout_s=ASK_S)
+                except (BusError, VirtbusError) as error:
+                    extra = {"code": "overtaken_stays", "uid": uid, "node": node}
+                    log.info("what was moved is still held: %s", error, extra=extra)
+                else:
+                    extra = {"code": "overtaken", "uid": uid, "node": node}
+                    log.warning("ended there, as it was moved; its disks are kept", extra=extra)
+
+    def _found(self) -> list[tuple[str, str, int]]:
+        """Node, uid and the epoch elsewhere of each."""
+        fleet, now_s = self._fleet, asyncio.get_running_loop().time()
+        found = []
+        for (node, uid), (status, _) in fleet.statuses.items():
+            held = fleet.vms.get(uid)
+            if held is None or held.record.node == node or held.record.epoch <= status.epoch:
+                continue
+            if is_held(status) and not fleet.silent(node, now_s):
+                found.append((node, uid, held.record.epoch))
+        return found
 
 
 def _entry(listed: Quarantine, want: NodeQuarantine) -> Kept:
