@@ -41,7 +41,7 @@ class QuarantineFiles:
     def __init__(self, files: DiskFiles) -> None:
         self._files = files
         self.root = files.root / FOLDER
-        beneath.make_passable(self.root)
+        """There while there are entries."""
 
     def keep(self, uid: str, manifest: Manifest) -> str:
         """Move a VM's disks here; the entry, empty where the VM had none.
@@ -61,6 +61,7 @@ class QuarantineFiles:
                 return ""
             with _descriptor(folder) as there:
                 beneath.replace(MANIFEST, encode(manifest), there)
+            beneath.make_passable(self.root)
             entry = self._free(uid)
             folder.rename(self.root / entry)
             self._sync()
@@ -98,6 +99,7 @@ class QuarantineFiles:
             with contextlib.suppress(FileNotFoundError):
                 (self._files.root / uid / MANIFEST).unlink()
             self._sync()
+            self._tidy()
         except OSError as error:
             raise store_error(error) from error
 
@@ -109,6 +111,7 @@ class QuarantineFiles:
         """
         try:
             shutil.rmtree(self._folder(entry))
+            self._tidy()
         except OSError as error:
             raise store_error(error) from error
 
@@ -158,7 +161,13 @@ class QuarantineFiles:
             yield FoundDisk(uid, str(disk), self._files.overlay_in(self.root / entry, disk.stem))
 
     def _names(self) -> list[str]:
-        return sorted(one.name for one in self.root.iterdir() if ENTRY.fullmatch(one.name))
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(one.name for one in self.root.iterdir() if ENTRY.fullmatch(one.name))
+        return []
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(OSError):  # there are others
+            self.root.rmdir()
 
     def _folder(self, entry: str) -> Path:
         folder = self.root / entry
