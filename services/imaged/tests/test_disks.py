@@ -194,7 +194,7 @@ async def test_a_damaged_or_foreign_disk_is_reported_and_left_alone(
         error = await refused(node.disks, wanted)
         assert error.reason in {"disk_damaged", "store_error", "disk_mismatch"}
         assert path.is_symlink() or path.exists()
-        assert await node.disks.release(UID, 1)
+        assert (await node.disks.release(UID, 1)).found
 
 
 async def test_a_disk_half_made_by_a_killed_process_is_made_again(make_node: NodeMaker) -> None:

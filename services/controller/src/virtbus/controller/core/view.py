@@ -51,8 +51,9 @@ def view(
         goal = record.leaving_to or "another node"
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
         conditions += (Condition(type="Leaving", status=True, message=why),)
-    if why := record.annotations.get(ORPHANED):
-        conditions += (Condition(type="Orphaned", status=True, reason="no_owner", message=why),)
+    if orphaned := record.annotations.get(ORPHANED):
+        known = Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned)
+        conditions += (known,)
     if unplaced and not record.deleting:
         reason, message = "unplaced", unplaced
         conditions = (
