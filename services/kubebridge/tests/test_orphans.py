@@ -30,7 +30,8 @@ from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import validate
 
-KEY = "default/kubevirt-smoke-fedora"
+NAME = "kubevirt-smoke-fedora"
+KEY = f"default/{NAME}"
 
 
 class Site:
@@ -113,7 +114,9 @@ async def test_a_vm_whose_vmi_is_absent_is_kept_marked_and_told(site: Callable[[
 
 async def test_a_vmi_of_that_name_and_another_uid_is_told_of_it(site: Callable[[], Site]) -> None:
     here = site()
-    other = of_vmi(put(vmi(), {"metadata.uid": "0192f0c1-2d3e-7abc-8def-00000000beef"}))
+    other = of_vmi(
+        put(vmi(), {"metadata.name": NAME, "metadata.uid": "0192f0c1-2d3e-7abc-8def-00000000beef"})
+    )
     here.known.vmis.put(other)
     here.there = other
     async with here.runs():
@@ -134,7 +137,7 @@ async def test_a_vmi_of_that_name_and_another_uid_is_told_of_it(site: Callable[[
 async def test_a_vm_whose_vmi_was_deleted_is_ended(site: Callable[[], Site]) -> None:
     """The create of a bridge that was slow comes after its VMI is gone."""
     here = site()
-    mine = of_vmi(put(vmi(), {"metadata.uid": UID}))
+    mine = of_vmi(put(vmi(), {"metadata.name": NAME, "metadata.uid": UID}))
     here.known.vmis.put(mine)
     here.known.vmis.deleted(mine)
     async with here.runs():
@@ -149,7 +152,7 @@ async def test_a_vmi_that_is_there_again_takes_the_mark_away(site: Callable[[], 
     here = site()
     async with here.runs():
         await until(lambda: here.updates)
-        mine = of_vmi(put(vmi(), {"metadata.uid": UID}))
+        mine = of_vmi(put(vmi(), {"metadata.name": NAME, "metadata.uid": UID}))
         here.there = mine
         here.known.vmis.put(mine)
         await until(lambda: here.updates[-1] == {})
