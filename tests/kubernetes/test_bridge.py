@@ -203,7 +203,7 @@ def test_a_vmi_that_an_api_server_lost_ends_no_vm(platform: Platform, ns: str) -
     run(platform.bridge.killed_and_ready())
 
     def marked() -> bool:
-        return "virtbus.io/orphaned" in platform.vms(ns)["lost"]["annotations"]
+        return "virtbus.io/orphaned" in platform.vms(ns)["lost"].get("annotations", {})
 
     until("its VM is marked", marked)
     platform.apply(ns, bare)
