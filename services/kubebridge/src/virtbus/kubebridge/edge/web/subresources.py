@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from virtbus.kubebridge.core.access import Target, target_of
@@ -18,8 +17,11 @@ from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.asking import Asking
 from virtbus.kubebridge.edge.web.doing import Doing
 from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.schemas.yaml_text import read_yaml
 
 OPTIONS_BYTES_MAX = 4096
+OPTIONS_VALUES_MAX = 256
+"""KubeVirt's options have ten at the most."""
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """As the API server takes them."""
 
@@ -102,10 +104,10 @@ async def _options(request: web.Request, target: Target) -> dict[str, Any]:
 
 
 def _json_or_yaml(text: str) -> Any:
-    """Options only: YAML of 300 bytes may stand for gigabytes of JSON, and 3 MB take a minute."""
+    """Options only: they are read on the loop, and YAML of 3 MB takes a minute."""
     if text.lstrip().startswith("{"):
         return json.loads(text)
-    return yaml.safe_load(text)  # never by libyaml: 60,000 brackets overflow its stack
+    return read_yaml(text, max_values=OPTIONS_VALUES_MAX)
 
 
 async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]) -> Any:
@@ -122,6 +124,6 @@ async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]
     try:
         text = body.decode()
         return read(text) if text.strip() else {}
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError) as error:
         why = f"Can not unmarshal Request body to struct, error: {error!s:.200}"
         raise RefusedError(bad_request(why)) from None
