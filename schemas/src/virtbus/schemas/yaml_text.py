@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
         """Values in a node, with what its aliases repeat; there once the node is whole."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if node not in self._sizes:
@@ -114,7 +114,8 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 def _check_number(node: yaml.Node) -> None:
     if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_NUMBER:
         problem = f"a number of more than {MAX_NUMBER} characters"
-        raise _OverBudgetError(problem=problem, problem_mark=node.start_mark)
+        mark: Any = node.start_mark
+        raise _OverBudgetError(problem=problem, problem_mark=mark)
 
 
 def _over(problem: str, event: yaml.Event) -> _OverBudgetError:

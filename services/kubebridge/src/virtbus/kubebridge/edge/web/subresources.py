@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from virtbus.kubebridge.core.access import Target, target_of
+from virtbus.kubebridge.core.bounds import check_values
 from virtbus.kubebridge.core.deeds import Call, Stream
 from virtbus.kubebridge.core.front_proxy import User
 from virtbus.kubebridge.core.refusals import Refusal, bad_request, of_http
@@ -24,6 +25,8 @@ OPTIONS_VALUES_MAX = 256
 """KubeVirt's options have ten at the most."""
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """As the API server takes them."""
+OBJECT_VALUES_MAX = 20_000
+"""As many as a message on the bus may hold: a larger one makes no VM. It costs 0.1 s."""
 
 
 class Subresources:
@@ -83,7 +86,7 @@ class Subresources:
 async def _expand(request: web.Request, target: Target) -> web.StreamResponse:
     if request.method != "PUT":
         raise RefusedError(of_http(405, f"{EXPAND} is asked for by PUT"))
-    outcome = expanded(await _body(request, OBJECT_BYTES_MAX, json.loads), target.namespace)
+    outcome = expanded(await _body(request, OBJECT_BYTES_MAX, _object), target.namespace)
     if isinstance(outcome, Refusal):
         raise RefusedError(outcome)
     return web.json_response(outcome)
@@ -101,6 +104,11 @@ async def _options(request: web.Request, target: Target) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RefusedError(bad_request("the body is no object"))
     return found
+
+
+def _object(text: str) -> Any:
+    check_values(text, OBJECT_VALUES_MAX)
+    return json.loads(text)
 
 
 def _json_or_yaml(text: str) -> Any:
