@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.nodeagent.edge import seed_iso
+from virtbus.nodeagent.edge import durable, seed_iso
 from virtbus.nodeagent.edge.durable import in_thread
 from virtbus.schemas import subjects
 
@@ -53,9 +53,9 @@ async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
 ) -> None:
     node = Node(tmp_path)
     writing, go_on = threading.Event(), threading.Event()
-    real = seed_iso.replace
+    real = durable.replace
 
-    def slow(*of: Any, **how: bool) -> None:
+    def slow(*of: Any, **how: Any) -> None:
         if not writing.is_set():
             writing.set()
             go_on.wait(10)

@@ -95,7 +95,8 @@ class _Loader(yaml.SafeLoader):
         """The scanner reads ahead of the composer, and each token costs it all open brackets."""
         if self.flow_level > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH}"
-            raise _OverBudgetError(problem=problem, problem_mark=self.get_mark())
+            mark: Any = self.get_mark()
+            raise _OverBudgetError(problem=problem, problem_mark=mark)
         super().fetch_flow_collection_start(token)
 
     def construct_yaml_int(self, node: Any) -> Any:
@@ -119,4 +120,5 @@ def _check_number(node: yaml.Node) -> None:
 
 
 def _over(problem: str, event: yaml.Event) -> _OverBudgetError:
-    return _OverBudgetError(problem=problem, problem_mark=event.start_mark)
+    mark: Any = event.start_mark
+    return _OverBudgetError(problem=problem, problem_mark=mark)
