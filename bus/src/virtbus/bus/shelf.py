@@ -70,7 +70,7 @@ class Shelf:
         self.revision += 1
         now_ns = self.clock_ns()
         kind = EntryKind.PUT if value is not None else EntryKind.PURGE
-        entry = Entry(key, value or b"", self.revision, kind, now_ns, why)
+        entry = Entry(key, value or b"", self.revision, kind, now_ns, b"" if value else why)
         self.entries[key] = entry
         self.expires_ns.pop(key, None)
         if ttl_s is not None:

@@ -127,6 +127,8 @@ class Tele(Fact):
     networks: tuple[NetworkInfo, ...] = ()
     quarantined: int = 0
     quarantined_bytes: int = 0
+    addresses: tuple[str, ...] = ()
+    """The host's own, as netd sees them."""
 
 
 class PullImage(Fact):

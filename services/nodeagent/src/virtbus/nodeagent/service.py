@@ -188,6 +188,8 @@ class NodeAgent:
         if uid == subjects.WISH_KEY:
             self._wished(entry)
             return
+        if uid == subjects.HOSTS_KEY:
+            return  # netd's
         if entry.kind is EntryKind.PURGE:
             self._purged(uid, deleted=entry.why == DELETED)
             return
