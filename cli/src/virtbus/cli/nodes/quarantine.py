@@ -24,6 +24,12 @@ HEADER = ("ENTRY", "VM", "STATE", "SIZE", "SINCE", "WHY")
         "keep": (f"{_HERE}:keep", "End a VM without a record; its disks stay in quarantine."),
         "purge": (f"{_HERE}:purge", "Remove the disks of an entry for good."),
     },
+    epilog=examples(
+        """
+        virtbus node quarantine list n1
+        virtbus node quarantine adopt n1 0192f0c1-2d3e-7abc-8def-0123456789ab
+        """
+    ),
 )
 def command() -> None:
     """What a host holds without a record on the bus: nothing but a person ends or removes it."""
