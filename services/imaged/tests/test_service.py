@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from services.imaged.tests.records import NODE, UID, empty, record, uid, volume
-from services.imaged.tests.site_under_test import MIB, Web, qcow2_image
+from services.imaged.tests.site_under_test import LOOPBACK, MIB, Web, qcow2_image
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.imaged import requests
@@ -70,6 +70,7 @@ async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIt
         min_free_bytes=0,
         min_free_ratio=0,
         tele_interval_s=0.05,
+        image_addresses=(LOOPBACK,),
         **knobs,
     )
     (tmp_path / "source").mkdir(exist_ok=True)

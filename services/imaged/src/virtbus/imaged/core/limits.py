@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from virtbus.imaged.core.addresses import Network
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -25,5 +27,5 @@ class Limits:
     backoff_s: float = 1.0
     """The first pause between attempts; it doubles, with jitter, up to `max_backoff_s`."""
     max_backoff_s: float = 60.0
-    allow_loopback: bool = True
-    """Whether a URL whose host is literally this machine may be fetched (never by redirect)."""
+    allowed_addresses: tuple[Network, ...] = ()
+    """Networks beside the public ones that may be fetched from (`core.addresses`)."""

@@ -53,10 +53,10 @@ class Downloads:
         that is known. Cancelled, the part holds a prefix.
 
         Raises:
-            VirtbusError: 400 `image_url_*`; 403 `address_refused`, `redirect_refused`,
-                `image_denied`; 404 `image_not_found`; 413 `image_too_large`; 422
-                `image_source_refused`, `content_encoding`, `image_length_unknown`,
-                `too_many_redirects`; 503 `image_unreachable`, `disk_full`, `store_error`.
+            VirtbusError: 400 `image_url_*`; 403 `redirect_refused`, `image_denied`; 404
+                `image_not_found`; 413 `image_too_large`; 422 `image_source_refused`,
+                `content_encoding`, `image_length_unknown`, `too_many_redirects`; 503
+                `image_unreachable`, `disk_full`, `store_error`.
         """
         check_url(url)
         await self._threads.run(part.resume, url)
