@@ -28,6 +28,7 @@ FAST = Limits(
     connect_timeout_s=2,
     header_timeout_s=1,
     total_timeout_s=15,
+    slow_turn_s=0.2,
     backoff_s=0.01,
     max_backoff_s=0.02,
     allowed_addresses=(LOOPBACK,),

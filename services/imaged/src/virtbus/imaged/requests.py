@@ -7,6 +7,7 @@ from collections.abc import Callable
 from virtbus.bus.ports import Request
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.facts import Facts
+from virtbus.imaged.flights import Asker
 from virtbus.imaged.images import Images
 from virtbus.imaged.work import Work
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -129,7 +130,7 @@ class Requests:
 
     async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
         try:
-            return await self._images.refresh(source, self._facts.progress(job), job)
+            return await self._images.refresh(source, Asker(self._facts.progress(job), job))
         except VirtbusError as error:
             log.warning("%s", error, extra={"code": error.reason})
             return error

@@ -47,8 +47,10 @@ class Body:
                 if len(self._buffer) >= CHUNK_BYTES:
                     await self._flush()
                 on_bytes(self._part.offset + len(self._buffer), total)
-        except (aiohttp.ClientError, TransientError):
-            await self._flush()
+        except (aiohttp.ClientError, TransientError, asyncio.CancelledError):
+            await (
+                self._flush()
+            )  # a turn that ends takes little from a slow server: all of it counts
             raise
         await self._flush()
         if total is not None and self._part.offset != total:

@@ -61,7 +61,7 @@ class Downloads:
         check_url(url)
         await self._threads.run(part.resume, url)
         while await self._threads.run(part.hash_more):
-            pass
+            on_bytes(part.offset, size_bytes)
         if size_bytes is not None and part.offset == size_bytes:
             return Fetched(Validators())
         site = site or Site(url)
