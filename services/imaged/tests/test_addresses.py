@@ -62,7 +62,7 @@ def test_every_address_is_judged(address: object) -> None:
 def test_the_default_allows_no_address_that_is_not_public() -> None:
     assert Limits().allowed_addresses == Settings(node="n1").limits.allowed_addresses == ()
     with pytest.raises(ValidationError):
-        Settings(node="n1", image_addresses=("10.0.0.1/8",))  # type: ignore[arg-type]
+        Settings(node="n1", image_addresses=("10.0.0.1/8",))
 
 
 async def test_a_server_on_loopback_is_never_connected_to_unless_it_is_allowed(

@@ -24,6 +24,7 @@ from virtbus.schemas.nodework import (
     ANY_EPOCH,
     Ensure,
     ForgetImage,
+    HeldImages,
     ImageReady,
     Inspect,
     PullImage,
@@ -304,7 +305,7 @@ async def test_malformed_requests_are_refused_and_the_service_stays_up(
     with pytest.raises(VirtbusError) as caught:
         await desk.ask(verb, value)
     assert caught.value.code == 400
-    assert await desk.ask("list", {})
+    assert await desk.ask("list", {}) == HeldImages().model_dump(exclude_defaults=True)
 
 
 async def test_what_is_no_record_is_passed_over(desk: Desk) -> None:

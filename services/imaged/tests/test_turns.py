@@ -23,17 +23,23 @@ LIMITS = Limits()
 KIB = 1024
 
 
-def pull(order: int, host: str = "", namespace: str = "", **more: float) -> Pull:
-    return Pull(order, host or f"h{order}", frozenset({namespace or f"n{order}"}), **more)  # type: ignore[arg-type]  # ints and floats by name
+def pull(order: int, host: str = "", namespace: str = "", yields: int = 0) -> Pull:
+    return Pull(order, host or f"h{order}", frozenset({namespace or f"n{order}"}), yields)
+
+
+def held(pull: Pull, held_s: float, moved_bytes: int = 0) -> Pull:
+    return replace(pull, held_s=held_s, moved_bytes=moved_bytes)
 
 
 # --- the rules ---------------------------------------------------------------------------------
 def test_half_of_the_slots_are_the_most_for_a_source_or_a_namespace() -> None:
-    for key in ("host", "namespace"):
-        running = [pull(n, **{key: "x"}) for n in (0, 1)]
-        assert next_of([pull(2, **{key: "x"})], running, 4) is None
-        assert next_of([pull(2, **{key: "x"}), pull(3)], running, 4) == pull(3)
-        assert next_of([pull(2, **{key: "x"})], running[:1], 4) == pull(2, **{key: "x"})
+    for first, second, third in (
+        [pull(n, host="x") for n in range(3)],
+        [pull(n, namespace="x") for n in range(3)],
+    ):
+        assert next_of([third], [first, second], 4) is None
+        assert next_of([third, pull(3)], [first, second], 4) == pull(3)
+        assert next_of([third], [first], 4) == third
     files = [Pull(n, "", frozenset({f"n{n}"})) for n in range(4)]
     assert next_of(files[3:], files[:3], 4) == files[3], "files of the node have no source"
 
@@ -58,8 +64,8 @@ def test_the_least_rate_grows_with_the_queue() -> None:
 def test_a_turn_ends_soon_where_it_is_slow_and_later_where_it_is_not(
     held_s: float, moved_bytes: int, ends: bool
 ) -> None:
-    slow = pull(0, held_s=held_s, moved_bytes=moved_bytes)
-    others = [pull(n, held_s=held_s, moved_bytes=1 << 40) for n in (1, 2, 3)]
+    slow = held(pull(0), held_s, moved_bytes)
+    others = [held(pull(n), held_s, 1 << 40) for n in (1, 2, 3)]
     found = gives_way([pull(4)], [slow, *others], 4, LIMITS)
     assert (found == slow) == ends
     assert gives_way([], [slow, *others], 4, LIMITS) is None, "nobody waits"
@@ -68,15 +74,15 @@ def test_a_turn_ends_soon_where_it_is_slow_and_later_where_it_is_not(
 
 
 def test_nobody_gives_way_to_one_that_cannot_use_the_slot() -> None:
-    running = [pull(n, namespace="a", held_s=999) for n in (0, 1)] + [pull(2), pull(3)]
+    running = [*(held(pull(n, namespace="a"), 999) for n in (0, 1)), pull(2), pull(3)]
     assert gives_way([pull(4, namespace="b")], running, 4, LIMITS) in running[:2]
-    running = [pull(0, held_s=999), pull(1), *(pull(n, namespace="a") for n in (2, 3))]
+    running = [held(pull(0), 999), pull(1), *(pull(n, namespace="a") for n in (2, 3))]
     assert gives_way([pull(4, namespace="a")], running, 4, LIMITS) is None
 
 
 def test_one_that_gave_way_has_a_longer_turn_but_not_against_newcomers() -> None:
-    slow = pull(0, yields=3, held_s=6)
-    full = [slow, *(pull(n, moved_bytes=1 << 40) for n in (1, 2, 3))]
+    slow = held(pull(0, yields=3), 6)
+    full = [slow, *(held(pull(n), 0, 1 << 40) for n in (1, 2, 3))]
     assert gives_way([pull(4, yields=3)], full, 4, LIMITS) is None
     assert gives_way([pull(4)], full, 4, LIMITS) == slow
     late = replace(slow, held_s=40)

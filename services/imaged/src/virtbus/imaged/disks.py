@@ -10,6 +10,7 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core import overlay
+from virtbus.imaged.core.expiry import Keep, expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.core.wanted import WantedDisk, overlay_size, wanted_disks
 from virtbus.imaged.edge.diskfiles import DiskFiles
@@ -220,6 +221,20 @@ class Disks:
             files = (found.file,) if found.file else ()
             held[found.uid] = held.get(found.uid, ()) + files
         return held
+
+    async def expire_names(self, wanted: frozenset[str], keep: Keep) -> tuple[str, ...]:
+        """Remove names that nothing has used for long, or of too many; those names.
+
+        `wanted` are those of the node's records, which are in use.
+        """
+        for name in wanted:
+            self._store.used(name)
+        used = await self._threads.run(self._used)
+        names = expired(self._store.uses(frozenset(used)), wanted, self._store.now_s(), keep)
+        if names:
+            await self._threads.run(self._store.remove_links, names)
+        await self._threads.run(self._store.save_uses, keep.max_age_s)
+        return names
 
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
         """Remove images that no name, disk, lease or recent use holds; their digests."""

@@ -28,6 +28,7 @@ from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
+from virtbus.schemas.nodework import HeldImages
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +108,19 @@ class Images:
         self._flights.stop()
 
     def cached(self, source: ImageSource) -> ImageInfo | None:
-        """The image that a reference stands for, if the store has it; touches no network."""
+        """The image that a reference stands for, if the store has it; touches no network.
+
+        It is a use of the name, which then expires later.
+        """
+        self._store.used(source.ref)
         if source.digest is not None and not source.is_container:
             return self._store.cached(source.digest)
         link = self._store.link(source.ref)
         return self._store.cached(link.digest) if link is not None else None
+
+    def page(self, after: str) -> HeldImages:
+        """The images behind the digest `after`, as many as one answer takes."""
+        return self._store.page(after)
 
     async def ensure(
         self,

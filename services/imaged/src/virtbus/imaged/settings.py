@@ -83,6 +83,18 @@ class Settings(ServiceSettings):
         description="networks (10.1.0.0/16, fd00::/8) beside the public ones that images and "
         "container images may come from; private, link-local and loopback ones only if named here",
     )
+    name_max_age_s: float = Field(
+        14 * 86_400.0,
+        ge=60,
+        description="seconds that the name of an image (a URL) is kept after its last use; "
+        "those of the node's VMs and of images.d stay",
+    )
+    max_names: int = Field(
+        2000,
+        ge=1,
+        description="names of images that are kept; the least recently used go first, those of "
+        "the node's VMs never",
+    )
     gc_interval_s: float = Field(
         3600.0, ge=1, description="seconds between looks for images that nothing uses"
     )
