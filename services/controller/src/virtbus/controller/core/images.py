@@ -1,5 +1,6 @@
 """Which images each node has, as keys of references and digests: for placement only."""
 
+from hashlib import sha256
 from typing import NamedTuple
 
 from virtbus.controller.core.vm_keys import refuse_foreign
@@ -33,7 +34,8 @@ class KnownImages:
         """Take in one key; the node. VirtbusError where the value is not of its key."""
         told = read(NodeImages, value)
         refuse_foreign(key, is_id(told.node) and subjects.node_images(told.node))
-        self._of[told.node] = HasImages(frozenset(told.keys), encode(sorted(told.keys)))
+        mark = sha256(encode(sorted(told.keys))).digest()
+        self._of[told.node] = HasImages(frozenset(told.keys), mark)
         return told.node
 
     def purge(self, key: str) -> str:
