@@ -1,6 +1,7 @@
 """What a node tells of its images: by a key of its own, when it changes; not by heartbeat."""
 
 from pathlib import Path
+from typing import Any
 
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually
 
@@ -72,7 +73,7 @@ async def test_what_nobody_can_read_is_written_over_and_a_bus_that_is_away_is_as
     class Flaky(MemoryBus):
         fails = 2
 
-        async def put(self, key: str, value: bytes, **more: object) -> int:  # type: ignore[override]
+        async def put(self, key: str, value: bytes, **more: Any) -> int:
             if self.fails:
                 self.fails -= 1
                 raise UnavailableError("away")
