@@ -8,7 +8,6 @@ from virtbus.bus.settings import load
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
-
 LOOKUP_THREADS = 64
 """A look-up of a name that nobody answers outlives the turn of its pull by half a minute: with the
 few threads of asyncio's default, four such names would hold up the look-ups of all others."""
