@@ -55,6 +55,8 @@ def test_a_container_disk_boots_keeps_its_overlay_and_recovers_when_it_is_mended
         view = create(platform, wanted, "a", "ready", image=f"{registry.host}/team/tiny:1")
         assert view["image_digest"].startswith("sha256:")
         assert host.ping(address(view))
+        (node,) = json.loads(platform.cli("node", "list", "-o", "json"))["items"]
+        assert node["images"] >= 2, "controllers know of the name and of the digest"
         overlay = platform.state_dir / "disks" / view["uid"] / "root.qcow2"
         inode = overlay.stat().st_ino
         platform.cli("vm", "stop", "a", "--grace", "0")
