@@ -7,6 +7,7 @@ API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
 IMAGES_KEY = "_images"
+HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 
 
@@ -47,6 +48,16 @@ def join_nonce(node: str) -> str:
 def node_wish(node: str) -> str:
     """`$KV.vm.<node>._wish`: what controllers want of a node; absent: that it takes VMs."""
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
+
+
+def node_hosts(node: str) -> str:
+    """`$KV.vm.<node>._hosts`: addresses of the fleet's hosts, closed to the node's guests."""
+    return f"$KV.vm.{check_id(node)}.{HOSTS_KEY}"
+
+
+def hosts_all() -> str:
+    """Filter over that key of every node."""
+    return f"$KV.vm.*.{HOSTS_KEY}"
 
 
 def node_reserved(node: str) -> str:

@@ -106,6 +106,7 @@ class Liveness:
             known is None
             or known.state.state is not tele.state.state
             or known.networks != tele.networks
+            or known.addresses != tele.addresses
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
@@ -128,7 +129,8 @@ class Liveness:
 
     def _record(self) -> NodeRecord:
         host, settings = self._host(), self._settings
-        networks = [network.name for tele in self._tele.values() for network in tele.networks]
+        networks = [network for tele in self._tele.values() for network in tele.networks]
+        addresses = {address for tele in self._tele.values() for address in tele.addresses}
         return NodeRecord(
             node=settings.node,
             hostname=host.hostname,
@@ -141,7 +143,11 @@ class Liveness:
             max_vcpus=host.max_vcpus,
             accelerators=host.accelerators,
             labels=settings.labels,
-            networks=tuple(sorted(networks)) or ("default",),
+            networks=tuple(sorted(network.name for network in networks)) or ("default",),
+            network_namespaces={
+                network.name: network.namespaces for network in networks if network.namespaces
+            },
+            addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
             started_ns=self._started_ns,
