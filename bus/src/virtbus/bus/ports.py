@@ -101,7 +101,8 @@ class Request:
 
     `stream` sends a further reply to the requester's inbox (watch replies); the handler's return
     value is the last one, or none where it returns None after streaming. `deadline_s` is on the
-    loop's clock (`loop.time()`).
+    loop's clock (`loop.time()`). `account` is the account that asks, where it is another one than
+    the service's; the server says it, so nobody can take another's.
     """
 
     subject: str
@@ -112,6 +113,7 @@ class Request:
     traceparent: str | None
     wants_json: bool
     stream: Callable[[Any], Awaitable[None]]
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
