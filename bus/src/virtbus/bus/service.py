@@ -46,6 +46,8 @@ STOP_S = 1.0
 """How long requests in hand may still take when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
 """Requests that a service has in work or waiting; as values they take a few times as much."""
+ASKED_BYTES = 1024
+"""What a request takes beside its body."""
 HEADER_CHARS = 512
 
 
@@ -195,6 +197,10 @@ class _Asked:
     received_s: float
     account: str
 
+    @property
+    def size_bytes(self) -> int:
+        return ASKED_BYTES + len(self.raw.body)
+
 
 class Served:
     """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429.
@@ -232,7 +238,7 @@ class Served:
 
     def _accept(self, asked: _Asked) -> bool:
         """Begin it or let it wait; False where its account, or all together, have too many."""
-        account, size_bytes = asked.account, len(asked.raw.body)
+        account, size_bytes = asked.account, asked.size_bytes
         if not self._held.take(account, size_bytes):
             return False
         if self._slots.take(account):
@@ -261,7 +267,7 @@ class Served:
                 await self._one(asked)
             finally:
                 self._slots.release(asked.account)
-                self._held.release(asked.account, len(asked.raw.body))
+                self._held.release(asked.account, asked.size_bytes)
             asked = self._next()
 
     def _next(self) -> _Asked | None:

@@ -28,18 +28,19 @@ class Shares:
         free, own = self._total - self.held, self._held.get(caller, 0)
         if amount > free or (caller and own >= GREED * free):
             return False
-        self._held[caller] = own + amount
-        self.held += amount
+        if amount:
+            self._held[caller] = own + amount
+            self.held += amount
         return True
 
     def release(self, caller: str, amount: int = 1) -> None:
         """Give back what was taken."""
         self.held -= amount
-        left = self._held[caller] - amount
+        left = self._held.get(caller, 0) - amount
         if left:
             self._held[caller] = left
         else:
-            del self._held[caller]
+            self._held.pop(caller, None)
 
 
 class Turns(Generic[T]):
