@@ -60,6 +60,12 @@ async def test_imaged_survives_whatever_is_sent_to_it(tmp_path: Path) -> None:
         assert (await desk.ask("inspect", {})) == {}
 
 
+def test_core_messages_are_decoded_in_the_guards_of_the_bus_only() -> None:
+    sources = [*Path("services").glob("*/src/**/*.py"), *Path("cli/src").glob("**/*.py")]
+    assert len(sources) > 200
+    assert [str(one) for one in sources if "open_envelope" in one.read_text()] == []
+
+
 async def test_of_parts_that_come_before_their_record_only_so_many_are_kept(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
@@ -77,7 +83,7 @@ async def test_of_parts_that_come_before_their_record_only_so_many_are_kept(tmp_
             subjects.ready(NODE, uid(1500), "net"),
             {"uid": uid(1500), "epoch": 1, "phase": "begun"},
         )
-        await eventually(lambda: len(agent._early) == 1000)
+        await eventually(lambda: uid(1500) in agent._early._parts)
         await node.bus.purge(subjects.vm_record(NODE, uid(1500)))
         await eventually(lambda: len(agent._early) == 999)
         await node.bus.publish(

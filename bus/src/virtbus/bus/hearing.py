@@ -1,5 +1,6 @@
 """Core messages read one by one; a message that cannot be read or acted on ends nothing."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,7 @@ async def hear(
     """
     bad = 0
     async for message in messages:
+        await asyncio.sleep(0)  # a flood takes one turn of the loop for each message
         try:
             kind = model if isinstance(model, type) else model(message.subject)
             take(read_message(kind, message))

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 from virtbus.bus.sources import Sources
 
+HISTORY_BYTES = 512 * 1024
+"""Bodies of one `history`: it ends at the message that is over it."""
+
 
 class BusError(Exception):
     """The bus did not do what was asked."""
@@ -274,7 +277,10 @@ class Bus(Protocol):
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> Awaitable[list[StoredMessage]]:
-        """Stored facts of a filter in order, with a sequence above `after`."""
+        """Stored facts of a filter in order, with a sequence above `after`.
+
+        At most `limit`, and about HISTORY_BYTES: ask for what follows after the last one.
+        """
 
     async def aclose(self) -> None:
         """Flush facts (2 s at most), stop everything, disconnect."""

@@ -37,7 +37,7 @@ def command() -> None:
 @verb
 def listing(invocation: Invocation) -> None:
     """List images, and the nodes that have them."""
-    items = invocation.call("image", "list", {}).get("items") or []
+    items = sorted(invocation.listed("image")["items"], key=lambda i: i.get("names") or [])
     invocation.show({"items": items}, lambda: output.table(HEADER, [_row(i) for i in items]))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
@@ -10,6 +10,7 @@ from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
 from virtbus.schemas.nodework import Finding, ForgottenImage
+from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import SshKey
 from virtbus.schemas.states import VmState
@@ -199,13 +200,10 @@ class Empty(Command):
     """A request with nothing to say."""
 
 
-class VmPage(Fact):
+class VmPage(Paged):
     """A page of `vm.list`."""
 
     items: tuple[VmView, ...] = ()
-    continue_: str | None = Field(None, alias="continue")
-
-    model_config = ConfigDict(populate_by_name=True)
 
 
 class VmCreated(Fact):
@@ -232,8 +230,8 @@ class WatchReply(Fact):
     renew: str = ""
 
 
-class NodePage(Fact):
-    """The answer of `node.list`."""
+class NodePage(Paged):
+    """A page of `node.list`."""
 
     items: tuple[NodeView, ...] = ()
     alarms: tuple[str, ...] = ()
@@ -256,6 +254,8 @@ class NodeDetail(Fact):
 
     node: NodeView
     vms: tuple[NodeVm, ...] = ()
+    unlisted: int = 0
+    """VMs that are there, too, and had no room in this answer."""
 
 
 class NodeForgotten(Fact):
@@ -270,10 +270,11 @@ class NodeImage(ImageInfo):
     """An image and where it is."""
 
     nodes: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
-class ImagePage(Fact):
-    """The answer of `image.list`."""
+class ImagePage(Paged):
+    """A page of `image.list`."""
 
     items: tuple[NodeImage, ...] = ()
 
@@ -302,13 +303,14 @@ class EventItem(Fact):
 
 
 class EventPage(Fact):
-    """The answer of `vm.events`."""
+    """A page of `vm.events`. `after` asks for the next one; None: there is no more yet."""
 
     items: tuple[EventItem, ...] = ()
+    after: int | None = None
 
 
-class NetworkPage(Fact):
-    """The answer of `network.list`."""
+class NetworkPage(Paged):
+    """A page of `network.list`."""
 
     items: tuple[NetworkInfo, ...] = ()
 

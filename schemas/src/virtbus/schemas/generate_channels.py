@@ -20,6 +20,7 @@ from virtbus.schemas import (
     lease,
     node,
     nodework,
+    paging,
     storage,
     streams,
     subjects,
@@ -40,7 +41,7 @@ _SAMPLES = {
     "session": "sample-session",
     "verb": "sample-verb",
     "instance": "sample-instance",
-    "number": "1234567",
+    "token": "sample-token",
     "bucket": "sample-bucket",
 }
 PARAMETERS = {
@@ -56,7 +57,7 @@ PARAMETERS = {
     "role": "a singleton's role",
     "session": "the stream's own id, which the agent told its client alone",
     "instance": "the controller that serves the watch",
-    "number": "the watch among those of its controller",
+    "token": "the watch's own, random; only its client was told",
     "bucket": "a KV bucket, such as `vm`",
 }
 
@@ -192,7 +193,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("vm", "soft-reboot", api.VmCommand, vm.VmView, "Ask the guest to boot anew."),
     _api("vm", "move", api.VmMove, vm.VmView, "Stop a VM and start it on another node."),
     _api("vm", "events", api.EventList, api.EventPage, "Stored facts of a VM, or of all."),
-    _api("node", "list", api.Empty, api.NodePage, "The nodes, with what is promised on them."),
+    _api("node", "list", paging.PageAsk, api.NodePage, "The nodes, with what is promised on them."),
     _api("node", "get", api.NodeRef, api.NodeDetail, "One node, what is wanted of it, its VMs."),
     _api("node", "cordon", api.NodeRef, api.NodeDetail, "Let a node take no new VM."),
     _api("node", "uncordon", api.NodeRef, api.NodeDetail, "Let it take VMs; ends a drain."),
@@ -201,10 +202,12 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
     _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
-    _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
+    _api(
+        "image", "list", paging.PageAsk, api.ImagePage, "The images, with the nodes that have them."
+    ),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
     _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
-    _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
+    _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Write what the hosts know to the bus."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
     _said(

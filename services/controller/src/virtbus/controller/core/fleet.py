@@ -380,9 +380,9 @@ class Fleet:
             self.vcpus_per_cpu,
         )
 
-    def node_views(self, now_s: float) -> Iterator[NodeView]:
-        """The nodes as the API shows them."""
-        for node in self.known_nodes():
+    def node_views(self, now_s: float, after: str = "") -> Iterator[NodeView]:
+        """The nodes behind `after` as the API shows them, by name."""
+        for node in (one for one in self.known_nodes() if one > after):
             seen = self.nodes.get(node) or NodeSeen(unheard(node), self.quiet_since_s)
             load = self.promises.on.get(node, NOTHING)
             yield NodeView(

@@ -1,0 +1,60 @@
+"""Stored facts as the API shows them, in pages of bounded size."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from virtbus.bus.ports import HISTORY_BYTES, StoredMessage
+from virtbus.controller.core.pages import ITEM_BYTES, PAGE_BYTES, Plain, fitting, plain
+from virtbus.schemas.api import EventItem, EventList, EventPage
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.wire import decode
+
+SPAN = f".{Kind.SPAN}"
+
+
+def may_be_cut(stored: Sequence[StoredMessage]) -> bool:
+    """True where the bus may have ended the list because of its size."""
+    return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
+
+
+def page(stored: Sequence[StoredMessage], want: EventList, *, more: bool, as_json: bool) -> Plain:
+    """The first of these facts that fit in one answer; `more`: others follow them."""
+    items: list[Plain] = []
+    left_bytes, last = PAGE_BYTES, want.after
+    for message in stored:
+        shown = [] if message.subject.endswith(SPAN) and not want.spans else _items(message)
+        made = [fitting(item, as_json=as_json) for item in shown]
+        size_bytes = sum(size for _, size in made)
+        if size_bytes > ITEM_BYTES:
+            made = [fitting(_unshown(message, "it is too large"), as_json=as_json)]
+        left_bytes -= size_bytes
+        if items and left_bytes < 0:
+            more = True
+            break
+        items += [item for item, _ in made]
+        last = message.sequence
+    return plain(EventPage(after=last if more else None), as_json=as_json) | {"items": items}
+
+
+def _items(message: StoredMessage) -> list[EventItem]:
+    """The facts of one message: spans that ended together are one."""
+    try:
+        body = decode(message.body)
+    except VirtbusError as error:
+        return [_unshown(message, str(error))]
+    data = body.get("data", body) if isinstance(body, dict) else None
+    spans = data.get("spans", [data]) if isinstance(data, dict) else None
+    if not isinstance(spans, list) or not all(isinstance(one, dict) for one in spans):
+        return [_unshown(message, "it is no fact")]
+    return [_item(message, one) for one in spans]
+
+
+def _unshown(message: StoredMessage, why: str) -> EventItem:
+    return _item(message, {"message": f"this fact cannot be shown: {why}"})
+
+
+def _item(message: StoredMessage, data: dict[str, Any]) -> EventItem:
+    return EventItem(
+        sequence=message.sequence, subject=message.subject, time_ns=message.time_ns, data=data
+    )
