@@ -1,7 +1,8 @@
-"""Nobody holds all of what several share."""
+"""Nobody holds all of what several share, and what waits is bounded in bytes."""
 
 import random
 
+from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.shares import Shares, Turns
 
 
@@ -55,3 +56,20 @@ def test_callers_take_turns_and_each_keeps_its_own_order() -> None:
         taken.append(turns.take(callers[0]))
     assert taken[:3] == [0, 1000, 1]
     assert [one for one in taken if one != 1000] == list(range(100))
+
+
+def test_a_mailbox_over_its_bytes_drops_the_oldest_and_says_so() -> None:
+    box: Mailbox[bytes] = Mailbox(1000, capacity_bytes=100, size_of=len)
+    for number in range(10):
+        box.put(bytes([number]) * 10)
+    assert (len(box), box.overflowed) == (10, False)
+    box.put(b"x" * 15)
+    assert (len(box), box.overflowed) == (9, True)
+    assert box.take() == b"\x02" * 10
+    box.put(b"y" * 500)  # the newest is kept whatever its size
+    assert len(box) == 1
+    assert box.take() == b"y" * 500
+    box.clear()
+    for _ in range(2000):
+        box.put(b"")
+    assert len(box) == 1000

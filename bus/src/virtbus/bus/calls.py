@@ -21,6 +21,7 @@ from virtbus.bus.sources import REAL, Sources
 from virtbus.bus.tracing import current_traceparent
 
 STREAM_CAPACITY = 4096
+STREAM_BYTES = 64 * 1024 * 1024
 _CODE = re.compile(r"[0-9]{3}")
 
 
@@ -134,7 +135,9 @@ class _Replies:
         self._generation = link.generation
         self._subject = subject
         self._idle_timeout_s = idle_timeout_s
-        self.raws: Mailbox[Raw] = Mailbox(STREAM_CAPACITY)
+        self.raws: Mailbox[Raw] = Mailbox(
+            STREAM_CAPACITY, capacity_bytes=STREAM_BYTES, size_of=lambda raw: len(raw.body)
+        )
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -142,7 +145,7 @@ class _Replies:
     async def __anext__(self) -> Any:
         while True:
             if self.raws.overflowed:
-                raise self._ended(f"more than {STREAM_CAPACITY} replies unread; start it anew")
+                raise self._ended("too many replies are unread; start it anew")
             raw = self.raws.take()
             if raw is not None:
                 if raw.status == "503":
