@@ -173,7 +173,7 @@ def test_history_is_bounded_by_bytes_and_shows_what_cannot_be_read(*, as_json: b
             json.loads(encode_json(plain)) if as_json else msgpack.unpackb(encode(plain))
         )
         seen += [item.sequence for item in page.items]
-        after = page.after
+        after = page.next_after
     assert seen == list(range(1, 65))
 
 
@@ -192,7 +192,7 @@ async def test_a_history_request_takes_no_more_of_the_bus_than_a_page(made: Worl
     while True:
         page = validate(EventPage, await made.ask("events", after=after, limit=1000))
         seen += len(page.items)
-        if page.after is None:
+        if page.next_after is None:
             break
-        after = page.after
+        after = page.next_after
     assert seen == 40

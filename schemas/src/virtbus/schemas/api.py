@@ -303,10 +303,10 @@ class EventItem(Fact):
 
 
 class EventPage(Fact):
-    """A page of `vm.events`. `after` asks for the next one; None: there is no more yet."""
+    """A page of `vm.events`. `next_after`, given as `after`, asks for the next; None: no more yet."""
 
     items: tuple[EventItem, ...] = ()
-    after: int | None = None
+    next_after: int | None = None
 
 
 class NetworkPage(Paged):

@@ -20,9 +20,9 @@ def stored(
             query["uid"] = uid
         page = invocation.call("vm", "events", query)
         yield from page.get("items") or []
-        if page.get("after") is None:
+        if page.get("next_after") is None:
             return
-        after = int(page["after"])
+        after = int(page["next_after"])
 
 
 def uid_of(invocation: Invocation, name: str, namespace: str) -> str:

@@ -34,7 +34,7 @@ def page(stored: Sequence[StoredMessage], want: EventList, *, more: bool, as_jso
             break
         items += [item for item, _ in made]
         last = message.sequence
-    return plain(EventPage(after=last if more else None), as_json=as_json) | {"items": items}
+    return plain(EventPage(next_after=last if more else None), as_json=as_json) | {"items": items}
 
 
 def _items(message: StoredMessage) -> list[EventItem]:
