@@ -30,7 +30,7 @@ def bodies(fields: tuple[str, ...]) -> Iterator[bytes]:
     for field in fields:
         yield pack({field: CONTROLS})
         yield pack({"data": {field: CONTROLS}})
-    for value in (
+    values: tuple[object, ...] = (
         "x" * 1000,
         CONTROLS[:10_000],
         [[[]]],
@@ -39,7 +39,8 @@ def bodies(fields: tuple[str, ...]) -> Iterator[bytes]:
         -1,
         b"\xff",
         None,
-    ):
+    )
+    for value in values:
         yield pack({"data": dict.fromkeys(fields, value)})
 
 

@@ -74,7 +74,8 @@ async def test_a_list_by_count_is_what_it_was(made: World) -> None:
         await made.ask("create", name=f"vm-{number}", image="tiny", uid=uid(number))
     first = validate(VmPage, await made.ask("list", limit=3))
     assert len(first.items) == 3
-    rest = validate(VmPage, await made.ask("list", limit=3, **{"continue": first.continue_}))
+    more: dict[str, Any] = {"limit": 3, "continue": first.continue_}
+    rest = validate(VmPage, await made.ask("list", **more))
     assert ([one.name for one in rest.items], rest.continue_) == (["vm-4", "vm-5"], None)
 
 

@@ -1,8 +1,8 @@
 """Whatever is sent to netd: it lives, and requesters are answered (ADR 0028)."""
 
 import pytest
-from services.netd.tests.pretended_host import Host
-from services.netd.tests.test_service import A, make_record, serving
+from services.netd.tests.pretended_host import Host, make_record
+from services.netd.tests.test_service import A, serving
 from tests.hostile import attack, unheard
 
 from virtbus.bus.memory import MemoryServer

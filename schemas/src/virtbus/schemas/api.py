@@ -303,7 +303,7 @@ class EventItem(Fact):
 
 
 class EventPage(Fact):
-    """A page of `vm.events`. `next_after`, given as `after`, asks for the next; None: no more yet."""
+    """A page of `vm.events`; `next_after`, given as `after`, asks for the next, None: no more."""
 
     items: tuple[EventItem, ...] = ()
     next_after: int | None = None

@@ -1,9 +1,8 @@
 """Stored facts as the API shows them, in pages of bounded size."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from virtbus.bus.ports import HISTORY_BYTES, StoredMessage
 from virtbus.controller.core.pages import ITEM_BYTES, PAGE_BYTES, Plain, fitting, plain
 from virtbus.schemas.api import EventItem, EventList, EventPage
 from virtbus.schemas.errors import VirtbusError
@@ -13,12 +12,20 @@ from virtbus.schemas.wire import decode
 SPAN = f".{Kind.SPAN}"
 
 
-def may_be_cut(stored: Sequence[StoredMessage]) -> bool:
-    """True where the bus may have ended the list because of its size."""
-    return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
+class Stored(Protocol):
+    """A message of the stream of facts."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def time_ns(self) -> int: ...
 
 
-def page(stored: Sequence[StoredMessage], want: EventList, *, more: bool, as_json: bool) -> Plain:
+def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool) -> Plain:
     """The first of these facts that fit in one answer; `more`: others follow them."""
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after
@@ -37,7 +44,7 @@ def page(stored: Sequence[StoredMessage], want: EventList, *, more: bool, as_jso
     return plain(EventPage(next_after=last if more else None), as_json=as_json) | {"items": items}
 
 
-def _items(message: StoredMessage) -> list[EventItem]:
+def _items(message: Stored) -> list[EventItem]:
     """The facts of one message: spans that ended together are one."""
     try:
         body = decode(message.body)
@@ -50,11 +57,11 @@ def _items(message: StoredMessage) -> list[EventItem]:
     return [_item(message, one) for one in spans]
 
 
-def _unshown(message: StoredMessage, why: str) -> EventItem:
+def _unshown(message: Stored, why: str) -> EventItem:
     return _item(message, {"message": f"this fact cannot be shown: {why}"})
 
 
-def _item(message: StoredMessage, data: dict[str, Any]) -> EventItem:
+def _item(message: Stored, data: dict[str, Any]) -> EventItem:
     return EventItem(
         sequence=message.sequence, subject=message.subject, time_ns=message.time_ns, data=data
     )

@@ -2,10 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from virtbus.bus.ports import Bus, BusError, Request, StreamReport
+from virtbus.bus.ports import (
+    HISTORY_BYTES,
+    Bus,
+    BusError,
+    Request,
+    StoredMessage,
+    StreamReport,
+)
 from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.storage import Storage
@@ -164,7 +171,7 @@ class FleetApi:
         stored = await self._bus.history(
             subjects.events(want.uid), after=want.after, limit=want.limit
         )
-        more = len(stored) >= want.limit or history.may_be_cut(stored)
+        more = len(stored) >= want.limit or _may_be_cut(stored)
         return history.page(stored, want, more=more, as_json=request.wants_json)
 
     async def status(self, request: Request) -> pages.Plain:
@@ -208,6 +215,11 @@ def _stream(one: StreamReport) -> StreamStatus:
             ConsumerStatus(name=c.name, pending=c.pending, waiting=c.waiting) for c in one.consumers
         ),
     )
+
+
+def _may_be_cut(stored: Sequence[StoredMessage]) -> bool:
+    """True where the bus may have ended the list because of its size."""
+    return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
 
 
 def _told(errors: Mapping[str, VirtbusError]) -> dict[str, str]:
