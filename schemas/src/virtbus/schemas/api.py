@@ -334,10 +334,11 @@ class StreamStatus(Fact):
 
 
 class BusStatus(Fact):
-    """The answer of `bus.status`: streams, nodes and VMs in figures."""
+    """The answer of `bus.status`: streams, nodes that fit (`node.list` has all), VMs in figures."""
 
     streams: tuple[StreamStatus, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    unlisted_nodes: int = 0
     vms: dict[str, int] = Field(default_factory=dict)
     """How many are in each state."""
     queue_depth: int = 0

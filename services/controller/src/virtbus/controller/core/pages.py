@@ -10,8 +10,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.paging import Paged
 from virtbus.schemas.wire import encode, encode_json
 
-PAGE_BYTES = 256 * 1024
-"""A page ends before this, unless its only item is larger."""
+PAGE_BYTES = 512 * 1024
+"""A page ends before this, unless its only item is larger. 500 usual VMs have less."""
 ITEM_BYTES = 768 * 1024
 """An item above it loses its largest fields; a message on the bus may have 1 MiB."""
 PAGE_ITEMS = 500
