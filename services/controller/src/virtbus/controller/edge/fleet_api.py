@@ -15,6 +15,7 @@ from virtbus.bus.ports import (
 )
 from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.view import visible_state
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
@@ -35,9 +36,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import NetworkInfo
+from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage, Tele
 from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
 CONSUMERS_SHOWN = 500
@@ -176,23 +179,33 @@ class FleetApi:
         more = len(stored) >= want.limit or _may_be_cut(stored)
         return history.page(stored, want, more=more, as_json=request.wants_json)
 
+    def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
+        """Each VM as it is shown: a whole view of each would hold the loop up for too long."""
+        found = []
+        for held in self._fleet.vms.values():
+            status = self._fleet.status_of(held.record)
+            node = nodes.get(held.record.node, NodeState.READY)
+            state = visible_state(held.record, status[0] if status else None, node)
+            found.append((held.record, state))
+        return found
+
     async def status(self, request: Request) -> pages.Plain:
         """What `virtbus status` shows beside the services' own answers."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
         nodes = list(self._fleet.node_views(now_s))
         listed = pages.page(((node.node, node) for node in nodes), as_json=request.wants_json).items
-        shown = [view for uid in self._fleet.vms if (view := self._fleet.show(uid, now_s))]
-        waiting = [view.created_ns for view in shown if view.state in COMING_UP and view.powered]
+        states = self._states({node.node: node.state for node in nodes})
+        waiting = [r.created_ns for r, state in states if state in COMING_UP and r.powered]
         report = await self._bus.report()
         dead = sum(stream.messages for stream in report if stream.name == "DLQ")
         status = BusStatus(
             streams=tuple(map(_stream, report)),
             unlisted_nodes=len(nodes) - len(listed),
-            vms=dict(Counter(str(view.state) for view in shown)),
+            vms=dict(Counter(str(state) for _, state in states)),
             oldest_pending_created_ns=min(waiting, default=None),
             queue_depth=len(waiting),
-            unplaced=sum(view.node == UNPLACED for view in shown),
+            unplaced=sum(record.node == UNPLACED for record, _ in states),
             dead_letters=dead,
             skew_s=max((abs(node.skew_s) for node in nodes), default=0.0),
             servers=min((stream.replicas for stream in report), default=0),
