@@ -61,8 +61,11 @@ def unpack_answer(body: bytes, content_type: str) -> Any:
 
 def account_of(headers: Mapping[str, str]) -> str:
     """The account that a request came from; "" for our own, or where the server does not say."""
+    told = headers.get(REQUEST_INFO)
+    if not told:
+        return ""
     try:
-        account = json.loads(headers.get(REQUEST_INFO) or "{}").get("acc", "")
+        account = json.loads(told).get("acc", "")
     except (ValueError, AttributeError, RecursionError):
         return ""
     return account if isinstance(account, str) else ""

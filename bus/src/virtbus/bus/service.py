@@ -8,8 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from virtbus.bus.codec import (
     CONTENT_TYPE,
@@ -189,17 +188,13 @@ def is_confined(reply: str) -> bool:
     return not reply or reply.startswith(_INBOXES)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that came, when (on the loop's clock), and from which account."""
+class _Asked(NamedTuple):
+    """A request that came, when (on the loop's clock), from which account, and its size."""
 
     raw: Raw
     received_s: float
     account: str
-
-    @property
-    def size_bytes(self) -> int:
-        return ASKED_BYTES + len(self.raw.body)
+    size_bytes: int
 
 
 class Served:
@@ -230,7 +225,8 @@ class Served:
                 extra={"code": "reply_refused"},
             )
             return
-        asked = _Asked(raw, asyncio.get_running_loop().time(), account_of(raw.headers))
+        now_s, size_bytes = asyncio.get_running_loop().time(), ASKED_BYTES + len(raw.body)
+        asked = _Asked(raw, now_s, account_of(raw.headers), size_bytes)
         if not self._accept(asked):
             self.tally.refused("429: over backlog")
             after_ms = max(100, int(self.tally.mean_s * 1000 * self._endpoint.backlog))
@@ -238,7 +234,7 @@ class Served:
 
     def _accept(self, asked: _Asked) -> bool:
         """Begin it or let it wait; False where its account, or all together, have too many."""
-        account, size_bytes = asked.account, asked.size_bytes
+        _, _, account, size_bytes = asked
         if not self._held.take(account, size_bytes):
             return False
         if self._slots.take(account):
@@ -268,7 +264,7 @@ class Served:
             finally:
                 self._slots.release(asked.account)
                 self._held.release(asked.account, asked.size_bytes)
-            asked = self._next()
+            asked = self._next() if self._places.held else None
 
     def _next(self) -> _Asked | None:
         """The request whose turn it is, with a slot."""
