@@ -1,5 +1,6 @@
 """What the bridge keeps of objects: one tenant's annotations cost nobody else anything (M10)."""
 
+import asyncio
 import json
 import tracemalloc
 from collections.abc import Mapping
@@ -7,11 +8,15 @@ from typing import Any
 
 from services.kubebridge.tests.manifests import put, vm
 
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.kubebridge.core import notes
 from virtbus.kubebridge.core.mapping import vm_field_causes
 from virtbus.kubebridge.edge.cluster import PAGE
 from virtbus.kubebridge.edge.objects import Objects
+from virtbus.kubebridge.edge.views import Views
 from virtbus.kubebridge.edge.work import Work
+from virtbus.schemas.subjects import api
 
 OBJECT_BYTES = 1536 * 1024
 """What etcd takes of one object."""
@@ -85,3 +90,29 @@ async def test_failures_of_what_is_gone_are_forgotten() -> None:
         work._back_off_s(f"default/vm-{number}")
     work.forget_but({"default/vm-1"})
     assert list(work._failures) == ["default/vm-1"]
+
+
+async def test_a_reply_that_is_none_of_a_watch_costs_a_new_watch_and_nothing_else() -> None:
+    server = MemoryServer()
+    bus, controller = MemoryBus(server, "bridge"), MemoryBus(server, "controller")
+    hostile: list[Any] = [[1], "text", 5, {"items": [{}]}, {"items": 7}, {"change": [1]}]
+
+    async def watch(request: Request) -> None:
+        if hostile:
+            await request.stream(hostile.pop(0))
+        await request.stream({"synced": True})
+
+    views = Views(bus, "c")
+    views._pauses = iter(lambda: 0.0, 1.0)
+    info, subject = ServiceInfo("controller", "1"), api("vm", "watch")
+    async with (
+        asyncio.timeout(15),
+        controller.serve(info, [Endpoint("w", subject, watch)]),
+        asyncio.TaskGroup() as group,
+    ):
+        running = group.create_task(views.run())
+        while hostile:
+            await asyncio.sleep(0.01)
+        await views.synced.wait()
+        assert not running.done()
+        running.cancel()

@@ -148,7 +148,8 @@ Handler = Callable[[Request], Awaitable[Any]]
 class Endpoint:
     """`name` in ADR-32's INFO; `queue` None lets every instance answer; `limit` requests at once.
 
-    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`.
+    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`. One account
+    has at most three quarters of either (`shares`).
     """
 
     name: str

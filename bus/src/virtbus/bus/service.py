@@ -286,9 +286,9 @@ class Served:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            failure = await self._failed(
-                answers, RuntimeError("it was cancelled from inside"), error
-            )
+            inside = RuntimeError("it was cancelled from inside")
+            inside.__cause__ = error
+            failure = await self._failed(answers, inside)
         except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
             failure = await self._failed(answers, error)
         self.tally.done(loop.time() - started_s, failure)
@@ -317,11 +317,8 @@ class Served:
         except UnavailableError as error:  # a requester that cannot be reached asks again
             log.debug("answer of %s lost: %s", self._endpoint.name, error)
 
-    async def _failed(
-        self, answers: _Answers, error: Exception, cause: BaseException | None = None
-    ) -> str:
+    async def _failed(self, answers: _Answers, error: Exception) -> str:
         """Tell the requester of a failure; what the tally says of it."""
-        error.__cause__ = error.__cause__ or cause
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"

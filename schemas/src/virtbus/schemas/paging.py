@@ -8,7 +8,7 @@ from virtbus.schemas.model import Command, Fact
 class PageAsk(Command):
     """A list without a filter. `continue` of one page asks for the next."""
 
-    continue_: str | None = Field(None, alias="continue", max_length=256)
+    continue_: str | None = Field(None, alias="continue", max_length=1024)
 
 
 class Paged(Fact):
