@@ -76,8 +76,11 @@ async def test_of_parts_that_come_before_their_record_only_so_many_are_kept(tmp_
                 part = {"uid": uid(number), "epoch": 1, "phase": "begun"}
                 await node.bus.publish(subjects.ready(NODE, uid(number), "net"), part)
             await asyncio.sleep(0)
-        await eventually(lambda: len(agent._early) == 1000)
-        assert len(agent._early.take(uid(1499))) <= 4
+        last = {"uid": uid(1600), "epoch": 1, "phase": "begun"}
+        await node.bus.publish(subjects.ready(NODE, uid(1600), "net"), last)
+        await eventually(lambda: uid(1600) in agent._early._parts)
+        assert len(agent._early) == 1000
+        assert len(agent._early.take(uid(1499))) == 4
         assert not agent._early.take(uid(1))
         await node.bus.publish(
             subjects.ready(NODE, uid(1500), "net"),
