@@ -1,11 +1,8 @@
 """What a controller remembers of others' words has a bound (L6)."""
 
 from services.controller.tests.fleets import record, status, uid
-from services.controller.tests.test_vm_api import played
-from services.controller.tests.virtual import World, settle
 
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.edge.feeds import BAD_KEPT
 from virtbus.schemas import subjects
 from virtbus.schemas.wire import encode
 
@@ -24,20 +21,3 @@ def test_a_node_that_refuses_vms_that_nobody_has_is_not_remembered() -> None:
     fleet.put_vm(subjects.vm_record("n1", mine.uid), encode(mine), 2000, 0)
     told(fleet, 5)
     assert list(fleet.refused) == [uid(5)]
-
-
-@played()
-async def test_unreadable_values_are_remembered_up_to_a_bound_and_until_they_are_good(
-    made: World,
-) -> None:
-    feeds = made.controllers["c1"]._feeds
-    for number in range(1, BAD_KEPT + 100):
-        await made.host.put(subjects.vm_status("n1", uid(number)), b"\xc1")
-        await settle()
-    assert len(feeds._bad) == BAD_KEPT
-    last = record(BAD_KEPT + 99)
-    key = subjects.vm_status("n1", last.uid)
-    assert key in feeds._bad
-    await made.say(status(last))
-    await settle()
-    assert key not in feeds._bad

@@ -1,7 +1,7 @@
 """What this host gives a bus that lost its records, and how it comes to follow that bus."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from virtbus.bus.ports import Endpoint, Request
 from virtbus.nodeagent.core.lifecycle import Phase
@@ -10,13 +10,10 @@ from virtbus.nodeagent.guest import Guest
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import JoinBus, JoinedBus, KnownRecords, RecordsRead
-from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.wire import encode, validate
+from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
-PAGE_BYTES = 256 * 1024
-"""Records of one answer; one is there whatever its size."""
 LEFT = frozenset({Phase.RELEASED, Phase.GONE})
 
 
@@ -60,16 +57,15 @@ class Rebuilding:
         want = validate(RecordsRead, request.data)
         self._nonce_of_bus()  # only then is what the host holds known
         known = {uid: g.record for uid, g in self._guests.items() if g.phase not in LEFT}
-        left = sorted(uid for uid in known if uid > want.after)
-        page = _fitting([known[uid] for uid in left[: want.limit]])
+        page = sorted(uid for uid in known if uid > want.after)
         removed = {} if want.after else dict(self._files.removed())
         return KnownRecords(
             node=self._node,
             nonce=self._files.nonce(),
             wish=self._files.wish(),
-            records=page,
+            records=tuple(known[uid] for uid in page[: want.limit]),
             removed=removed,
-            more=len(left) > len(page),
+            more=len(page) > want.limit,
         )
 
     async def _join(self, request: Request) -> JoinedBus:
@@ -83,13 +79,3 @@ class Rebuilding:
             log.warning("the node follows a bus made anew", extra={"code": "joined_anew"})
         self._follow()
         return JoinedBus(node=self._node, nonce=want.nonce, vms=len(self._guests))
-
-
-def _fitting(records: Sequence[VmRecord]) -> tuple[VmRecord, ...]:
-    """The first of them that fit in one answer."""
-    left_bytes = PAGE_BYTES
-    for count, record in enumerate(records):
-        left_bytes -= len(encode(record))
-        if left_bytes < 0:
-            return tuple(records[: max(count, 1)])
-    return tuple(records)

@@ -15,8 +15,6 @@ from virtbus.schemas.ids import UNPLACED
 log = logging.getLogger(__name__)
 
 WAITING = f"$KV.vm.{UNPLACED}."
-BAD_KEPT = 1000
-"""Unreadable values of which it is known that word was kept; a second word has the same id."""
 MOVE_S = 2.0
 """The two halves of a move are one batch; a purge alone is an operator's."""
 
@@ -71,22 +69,18 @@ class Feeds:
 
     def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
         try:
-            uid = take(entry)
+            return take(entry)
         except VirtbusError as error:
             # One bad value must not stop the feed; the last good one stays (MSG-16).
             log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
             self._bury(entry, error)
             return None
-        self._bad.pop(entry.key, None)
-        return uid
 
     def _bury(self, entry: Entry, error: VirtbusError) -> None:
         """Keep word of it, once: the id makes one letter of what every controller meets."""
         if self._bad.get(entry.key) == entry.revision:
             return
         self._bad[entry.key] = entry.revision
-        if len(self._bad) > BAD_KEPT:
-            del self._bad[next(iter(self._bad))]
         letter = DeadLetter(
             subject=entry.key,
             revision=entry.revision,

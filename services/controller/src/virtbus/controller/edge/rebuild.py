@@ -114,7 +114,7 @@ class Rebuilds:
                 records=(*whole.records, *own),
                 removed={**whole.removed, **page.removed},
             )
-            more = page.more and bool(page.records) and page.records[-1].uid > after
+            more = page.more and bool(page.records)
             after = page.records[-1].uid if page.records else ""
         return whole
 
