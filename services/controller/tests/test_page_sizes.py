@@ -16,7 +16,8 @@ from virtbus.bus.link import Raw
 from virtbus.bus.ports import HISTORY_BYTES, StoredMessage
 from virtbus.controller.core import history, pages
 from virtbus.schemas import subjects
-from virtbus.schemas.api import EventList, EventPage, NodePage, VmPage
+from virtbus.schemas.api import NodePage, VmPage
+from virtbus.schemas.history import EventList, EventPage
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import encode, encode_json, validate
 

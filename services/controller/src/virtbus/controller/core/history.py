@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from virtbus.controller.core.pages import ITEM_BYTES, PAGE_BYTES, Plain, fitting, plain
-from virtbus.schemas.api import EventItem, EventList, EventPage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
+from virtbus.schemas.history import EventItem, EventList, EventPage
 from virtbus.schemas.wire import decode
 
 SPAN = f".{Kind.SPAN}"

@@ -23,7 +23,6 @@ from virtbus.schemas.api import (
     ConsumerStatus,
     DeletedImages,
     Empty,
-    EventList,
     ImageDelete,
     ImagePage,
     ImagePull,
@@ -33,6 +32,7 @@ from virtbus.schemas.api import (
     StreamStatus,
 )
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.history import EventList
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import NetworkInfo
