@@ -15,29 +15,33 @@ from virtbus.bus.ports import (
 )
 from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.image_pages import merged
+from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.view import visible_state
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     BusStatus,
     ConsumerStatus,
-    DeletedImages,
     Empty,
-    ImageDelete,
-    ImagePage,
-    ImagePull,
     NetworkPage,
-    NodeImage,
-    PulledImages,
     StreamStatus,
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.history import EventList
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.image_api import (
+    DeletedImages,
+    ImageDelete,
+    ImageList,
+    ImagePage,
+    ImagePull,
+    PulledImages,
+)
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage, Tele
+from virtbus.schemas.nodework import ForgetImage, ForgottenImage, HeldImages, ListImages, PullImage
 from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord
@@ -79,26 +83,16 @@ class FleetApi:
         return pages.answer(NetworkPage, found, request)
 
     # --- images ---------------------------------------------------------------------------
-    async def images(self, request: Request) -> pages.Plain:
-        after = pages.key_of(validate(PageAsk, request.data).continue_)
-        merged: dict[str, tuple[ImageInfo, set[str], set[str]]] = {}
+    async def images(self, request: Request) -> ImagePage:
+        want = validate(ImageList, request.data)
+        ask = ListImages(after=want.continue_ or "")
+        held: dict[str, HeldImages] = {}
 
         def take(node: str, answer: Any) -> None:
-            for info in validate(Tele, answer).images:
-                _, names, nodes = merged.setdefault(info.digest, (info, set(), set()))
-                names.update(info.names)
-                nodes.add(node)
+            held[node] = validate(HeldImages, answer)
 
-        await self._ask(self._fleet.nodes, "list", {}, NODE_ANSWER_S, take)
-        found = (
-            (
-                digest,
-                NodeImage(**{**info.model_dump(), "names": sorted(names), "nodes": sorted(nodes)}),
-            )
-            for digest, (info, names, nodes) in sorted(merged.items())
-            if digest > after
-        )
-        return pages.answer(ImagePage, found, request)
+        await self._ask(self._fleet.nodes, "list", ask, NODE_ANSWER_S, take)
+        return merged(held)
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
@@ -193,7 +187,7 @@ class FleetApi:
         """What `virtbus status` shows beside the services' own answers."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
-        nodes = list(self._fleet.node_views(now_s))
+        nodes = list(node_views(self._fleet, now_s))
         listed = pages.page(((node.node, node) for node in nodes), as_json=request.wants_json).items
         states = self._states({node.node: node.state for node in nodes})
         waiting = [r.created_ns for r, state in states if state in COMING_UP and r.powered]

@@ -10,6 +10,7 @@ from virtbus.controller.core import pages
 from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.leaving import Places, stays
+from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.facts import Facts
@@ -48,7 +49,7 @@ class NodeApi:
     async def list(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
         now_s = asyncio.get_running_loop().time()
-        views = ((one.node, one) for one in self._fleet.node_views(now_s, after))
+        views = ((one.node, one) for one in node_views(self._fleet, now_s) if one.node > after)
         return pages.answer(NodePage, views, request, alarms=self._fleet.alarms())
 
     async def get(self, request: Request) -> NodeDetail:
@@ -188,6 +189,7 @@ class NodeApi:
             )
             raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
         self._check_empty(node)
+        await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
         told = [uid for there, uid in self._fleet.statuses if there == node]
         for uid in told:
             await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
@@ -291,7 +293,7 @@ class NodeApi:
 
     def _show(self, node: str) -> NodeDetail:
         now_s = asyncio.get_running_loop().time()
-        views = {view.node: view for view in self._fleet.node_views(now_s)}
+        views = {view.node: view for view in node_views(self._fleet, now_s)}
         shown = [
             self._fleet.show_held(held, now_s)
             for held in sorted(self._fleet.vms.values(), key=lambda held: held.record.created_ns)
