@@ -5,6 +5,7 @@ is only the answer of a service that the client itself chose to ask.
 """
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,8 @@ CONTENT_TYPE = "Content-Type"
 TRACEPARENT = "traceparent"
 ERROR_CODE = "Nats-Service-Error-Code"
 ERROR_TEXT = "Nats-Service-Error"
+REQUEST_INFO = "Nats-Request-Info"
+"""What the server writes into each request that comes from another account."""
 
 
 def _plain(value: Any) -> Any:
@@ -34,8 +37,8 @@ def _plain(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Msgpack bytes of plain values and models, nested as they like."""
-    packed: bytes = msgpack.packb(value, default=_plain)
+    """Msgpack bytes of plain values and models, nested as they like; lone surrogates become "?"."""
+    packed: bytes = msgpack.packb(value, default=_plain, unicode_errors="replace")
     return packed
 
 
@@ -51,9 +54,21 @@ def unpack_answer(body: bytes, content_type: str) -> Any:
         if content_type == JSON:
             return json.loads(body)
         return msgpack.unpackb(body, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         msg = "the answer cannot be read; do client and service have the same version?"
         raise BusError(msg) from error
+
+
+def account_of(headers: Mapping[str, str]) -> str:
+    """The account that a request came from; "" for our own, or where the server does not say."""
+    told = headers.get(REQUEST_INFO)
+    if not told:
+        return ""
+    try:
+        account = json.loads(told).get("acc", "")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return account if isinstance(account, str) else ""
 
 
 def type_of(subject: str) -> str:

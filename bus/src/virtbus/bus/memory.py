@@ -19,6 +19,7 @@ from virtbus.bus.link import Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.memory_link import MemoryLink, MemoryServer
 from virtbus.bus.ports import (
+    HISTORY_BYTES,
     Endpoint,
     Entry,
     Message,
@@ -283,6 +284,11 @@ class MemoryBus:
         self._reachable()
         kept = self.server.stored.get(stream_of(subject_filter), [])
         found = [m for m in kept if m.sequence > after and matches(subject_filter, m.subject)]
+        size_bytes = 0
+        for count, message in enumerate(found[:limit], start=1):
+            size_bytes += len(message.body)
+            if size_bytes > HISTORY_BYTES:
+                return found[:count]
         return found[:limit]
 
     async def aclose(self) -> None:

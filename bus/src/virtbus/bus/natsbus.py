@@ -29,6 +29,7 @@ from virtbus.bus.watch import watching
 log = logging.getLogger(__name__)
 
 SUBSCRIBE_CAPACITY = 2048
+SUBSCRIBE_BYTES = 16 * 1024 * 1024
 FLUSH_FACTS_S = 2.0
 
 
@@ -106,7 +107,11 @@ class NatsBus:
 
     @asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        messages: Mailbox[Message] = Mailbox(SUBSCRIBE_CAPACITY)
+        messages: Mailbox[Message] = Mailbox(
+            SUBSCRIBE_CAPACITY,
+            capacity_bytes=SUBSCRIBE_BYTES,
+            size_of=lambda message: len(message.body),
+        )
 
         def receive(raw: Raw) -> None:
             messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 from virtbus.bus.sources import Sources
 
+HISTORY_BYTES = 512 * 1024
+"""Bodies of one `history`: it ends at the message that is over it."""
+
 
 class BusError(Exception):
     """The bus did not do what was asked."""
@@ -109,7 +112,8 @@ class Request:
 
     `stream` sends a further reply to the requester's inbox (watch replies); the handler's return
     value is the last one, or none where it returns None after streaming. `deadline_s` is on the
-    loop's clock (`loop.time()`).
+    loop's clock (`loop.time()`). `account` is the account that asks, where it is another one than
+    the service's; the server says it, so nobody can take another's.
     """
 
     subject: str
@@ -120,6 +124,7 @@ class Request:
     traceparent: str | None
     wants_json: bool
     stream: Callable[[Any], Awaitable[None]]
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,8 @@ Handler = Callable[[Request], Awaitable[Any]]
 class Endpoint:
     """`name` in ADR-32's INFO; `queue` None lets every instance answer; `limit` requests at once.
 
-    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`.
+    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`. One account
+    has at most three quarters of either (`shares`).
     """
 
     name: str
@@ -285,7 +291,10 @@ class Bus(Protocol):
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> Awaitable[list[StoredMessage]]:
-        """Stored facts of a filter in order, with a sequence above `after`."""
+        """Stored facts of a filter in order, with a sequence above `after`.
+
+        At most `limit`, and about HISTORY_BYTES: ask for what follows after the last one.
+        """
 
     async def aclose(self) -> None:
         """Flush facts (2 s at most), stop everything, disconnect."""

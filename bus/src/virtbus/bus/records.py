@@ -14,6 +14,7 @@ from virtbus.bus.backoff import Attempts
 from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.ports import (
+    HISTORY_BYTES,
     ConflictError,
     ConsumerReport,
     Entry,
@@ -337,7 +338,12 @@ class Records:
                 )
 
         inbox = self._link.inbox()
-        query = {"batch": limit, "next_by_subj": subject_filter, "seq": after + 1}
+        query = {
+            "batch": limit,
+            "max_bytes": HISTORY_BYTES,
+            "next_by_subj": subject_filter,
+            "seq": after + 1,
+        }
         subscription = await self._link.open(inbox, receive)
         try:
             await self._link.send(

@@ -50,8 +50,8 @@ def command() -> None:
 @verb
 def listing(invocation: Invocation) -> None:
     """List nodes; CPUS and MEMORY are given away / there are."""
-    page = invocation.call("node", "list", {})
-    items = page.get("items") or []
+    page = invocation.listed("node")
+    items = page["items"]
     if not items:
         invocation.note("no nodes; on each host: virtbus up")
     alarms = list(page.get("alarms") or ())

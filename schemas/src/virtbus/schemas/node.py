@@ -168,3 +168,5 @@ class NodeView(NodeRecord):
     committed_memory_bytes: int = 0
     age_s: float = 0.0
     skew_s: float = 0.0
+    cut: tuple[str, ...] = ()
+    """Fields left out, because the view was too large to be sent."""

@@ -411,3 +411,5 @@ class VmView(Fact):
     started_ns: int | None = None
     observed_generation: int = 0
     spec: VmSpec
+    cut: tuple[str, ...] = ()
+    """Fields left out, because the view was too large to be sent."""

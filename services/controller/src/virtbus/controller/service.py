@@ -38,6 +38,15 @@ from virtbus.schemas.vm import Overcommit
 log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
+READS_AT_ONCE = {
+    ("vm", "list"): 32,
+    ("vm", "events"): 16,
+    ("node", "list"): 16,
+    ("image", "list"): 4,
+    ("network", "list"): 16,
+    ("bus", "status"): 4,
+}
+"""Answers that are made at once of what may be a whole fleet, or 512 KiB of history (ADR 0028)."""
 WATCHERS_INTERVAL_S = 5.0
 READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
 """Verbs that store nothing on the bus; the others are told where it does not store.
@@ -173,7 +182,7 @@ class Controller:
                 f"{resource}-{verb}",
                 subjects.api(resource, verb),
                 self._when_ready(handler if verb in READS else self._storage.guarded(handler)),
-                limit=limit,
+                limit=min(limit, READS_AT_ONCE.get((resource, verb), limit)),
             )
             for (resource, verb), handler in handlers.items()
         ]

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Message, WatchMark
+from virtbus.bus.hearing import hear
+from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, WatchMark
 from virtbus.bus.process import notify
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
@@ -13,6 +14,7 @@ from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.recovery import found
 from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.wishes import overtaken
+from virtbus.nodeagent.early_parts import EarlyParts
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
@@ -23,17 +25,15 @@ from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
-from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
 from virtbus.schemas.records import DELETED, read_record
 from virtbus.schemas.vm import JoinNonce, VmRecord
-from virtbus.schemas.wire import read, validate
+from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
-STASH_LIMIT = 1000
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
 NO_RECORD = (
@@ -47,10 +47,8 @@ OTHER_BUS = (
 )
 
 
-def _part(subject: str, data: object) -> ImageReady | NetReady:
-    if subject.endswith(".image"):
-        return validate(ImageReady, data)
-    return validate(NetReady, data)
+def _part(subject: str) -> type[ImageReady] | type[NetReady]:
+    return ImageReady if subject.endswith(".image") else NetReady
 
 
 class NodeAgent:
@@ -76,7 +74,7 @@ class NodeAgent:
         self._group: asyncio.TaskGroup | None = None
         self._domains: dict[str, DomainFacts] = {}
         self._on_disk: dict[str, VmRecord] = {}
-        self._stash: dict[str, list[ImageReady | NetReady]] = {}
+        self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
         self._absent: set[str] = set()
         """VMs that the bus does not name; nobody but a person ends them (ADR 0033)."""
         self._listed: set[str] = set()
@@ -109,7 +107,7 @@ class NodeAgent:
                 ),
             ):
                 self._relist = watch.relist
-                group.create_task(self._hear_ready(ready))
+                group.create_task(hear(ready, _part, self._ready))
                 self._on_disk = dict(await self._tools.files.list())
                 self._domains = {d.uid: d for d in await self._domains_when_up()}
                 group.create_task(self._watched.hear(events))
@@ -234,6 +232,7 @@ class NodeAgent:
         self._next.pop(uid, None)
         self._listed.discard(uid)
         self._marked[uid] = deleted
+        self._early.take(uid)
         guest = self._guests.get(uid)
         if (guest is None or guest.refused) and self._auditor is not None:
             self._auditor.sweep_soon()
@@ -268,7 +267,7 @@ class NodeAgent:
         guest = Guest(record, self._tools, resumed=known or facts is not None)
         guest.held = held or (self._wish.fence if self._trusted else COMPARING)
         self._guests[record.uid] = guest
-        for part in self._stash.pop(record.uid, ()):
+        for part in self._early.take(record.uid):
             guest.part(part)
         why = "" if known or facts is not None else self._cannot_take(record)
         if why:
@@ -370,16 +369,9 @@ class NodeAgent:
             relist()
 
     # --- what the host says ----------------------------------------------------------------
-    async def _hear_ready(self, messages: AsyncIterator[Message]) -> None:
-        async for message in messages:
-            data = open_envelope(message.body).data
-            try:
-                part = _part(message.subject, data)
-            except VirtbusError as error:
-                log.warning("unreadable ready event: %s", error, extra={"code": "bad_event"})
-                continue
-            guest = self._guests.get(part.uid)
-            if guest is not None:
-                guest.part(part)
-            elif len(self._stash) < STASH_LIMIT:
-                self._stash.setdefault(part.uid, []).append(part)
+    def _ready(self, part: ImageReady | NetReady) -> None:
+        guest = self._guests.get(part.uid)
+        if guest is not None:
+            guest.part(part)
+        elif part.uid not in self._marked:
+            self._early.add(part)

@@ -217,7 +217,7 @@ class Fleet:
         status = validate(VmStatus, decode(value))
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
         self.statuses[status.node, status.uid] = (status, revision)
-        if status.refused:
+        if status.refused and status.uid in self.vms:
             self.refused[status.uid] = None
         return status.uid
 

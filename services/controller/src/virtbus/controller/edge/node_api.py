@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, Request
 from virtbus.bus.service import refuse_late
+from virtbus.controller.core import pages
 from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.held import is_held
@@ -16,7 +17,6 @@ from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
-    Empty,
     NodeDetail,
     NodeDrain,
     NodeFence,
@@ -25,13 +25,17 @@ from virtbus.schemas.api import (
     NodeRef,
     NodeVm,
 )
-from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError, quotable
 from virtbus.schemas.events import Kind
 from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
+from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.wire import encode, read, validate
 
 log = logging.getLogger(__name__)
 
+VMS_SHOWN = 1000
+"""VMs in the answer about one node."""
+STAYS_CHARS = 200
 Change = Callable[[NodeWish], NodeWish]
 
 
@@ -43,10 +47,11 @@ class NodeApi:
         self._fleet = fleet
         self._facts = facts
 
-    async def list(self, request: Request) -> NodePage:
-        validate(Empty, request.data)
+    async def list(self, request: Request) -> pages.Plain:
+        after = pages.key_of(validate(PageAsk, request.data).continue_)
         now_s = asyncio.get_running_loop().time()
-        return NodePage(items=tuple(node_views(self._fleet, now_s)), alarms=self._fleet.alarms())
+        views = ((one.node, one) for one in node_views(self._fleet, now_s) if one.node > after)
+        return pages.answer(NodePage, views, request, alarms=self._fleet.alarms())
 
     async def get(self, request: Request) -> NodeDetail:
         return self._show(self._known(validate(NodeRef, request.data).node))
@@ -298,21 +303,23 @@ class NodeApi:
             if held.record.node == node
         ]
         stays = self._stays(node, now_s)
-        vms = tuple(
+        vms = [
             NodeVm(
                 uid=vm.uid,
                 namespace=vm.namespace,
                 name=vm.name,
                 state=vm.state,
                 leaving=vm.uid in self._fleet.leaving,
-                stays=stays.get(vm.uid, ""),
+                stays=quotable(stays.get(vm.uid, ""), STAYS_CHARS),
             )
             for vm in shown
-        )
+        ]
+        vms.sort(key=lambda vm: bool(vm.stays))  # those that go, or will: a drain waits for them
         return NodeDetail(
             node=views.get(node)
             or NodeView(**unheard(node).model_dump(), wish=self._fleet.wish_of(node)),
-            vms=vms,
+            vms=tuple(vms[:VMS_SHOWN]),
+            unlisted=max(0, len(vms) - VMS_SHOWN),
         )
 
 

@@ -1,7 +1,6 @@
 """`virtbus.api.v1.vm.*`: the requests about VMs."""
 
 import asyncio
-import base64
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +8,7 @@ from dataclasses import replace
 from virtbus.bus import tracing
 from virtbus.bus.ports import Bus, ConflictError, Request
 from virtbus.bus.service import in_time, refuse_late
-from virtbus.controller.core import changes
+from virtbus.controller.core import changes, pages
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.held import held_on
@@ -165,18 +164,16 @@ class VmApi:
     async def get(self, request: Request) -> VmView:
         return self.show(await self.find(validate(VmRef, request.data)))
 
-    async def list(self, request: Request) -> VmPage:
+    async def list(self, request: Request) -> pages.Plain:
         want = validate(VmList, request.data)
         now_s = asyncio.get_running_loop().time()
         uids = self._fleet.sorted_uids(want.namespace, dict(want.labels))
+        vms = self._fleet.vms
         if want.continue_ is not None:
-            after = _continue_key(want.continue_)
-            vms = self._fleet.vms
-            uids = [u for u in uids if (vms[u].record.namespace, vms[u].record.name, u) > after]
-        page = [self._fleet.show(uid, now_s) for uid in uids[: want.limit]]
-        items = tuple(item for item in page if item is not None)
-        more = len(uids) > want.limit
-        return VmPage(items=items, continue_=_continue_token(items[-1]) if more else None)
+            after = _place(pages.key_of(want.continue_))
+            uids = [u for u in uids if vms[u].order() > after]
+        found = (("/".join(vms[u].order()), self._fleet.show_held(vms[u], now_s)) for u in uids)
+        return pages.answer(VmPage, found, request, most=want.limit)
 
     async def watch(self, request: Request) -> None:
         await self._watches.serve(validate(VmWatch, request.data), request)
@@ -357,15 +354,9 @@ def not_found(ref: VmRef) -> VirtbusError:
     return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
 
 
-def _continue_token(last: VmView) -> str:
-    text = f"{last.namespace}/{last.name}/{last.uid}"
-    return base64.urlsafe_b64encode(text.encode()).decode()
-
-
-def _continue_key(token: str) -> tuple[str, str, str]:
-    try:
-        namespace, name, uid = base64.urlsafe_b64decode(token.encode()).decode().split("/")
-    except ValueError:
-        message = "continue is not what a list gave; leave it out to begin anew"
-        raise VirtbusError(Code.INVALID, "bad_continue", message) from None
-    return namespace, name, uid
+def _place(key: str) -> tuple[str, ...]:
+    """Namespace, name and uid in the key of a list's `continue`."""
+    place = tuple(key.split("/"))
+    if len(place) != 3:
+        raise pages.bad_continue()
+    return place

@@ -8,10 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.plain import Object, at, key, text
-
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""The whole manifest once more, which only kubectl reads."""
+from virtbus.kubebridge.core import notes
+from virtbus.kubebridge.core.plain import Object, key, part, text
 
 Changed = Callable[[str], None]
 """Told the `namespace/name` of what changed, came or went."""
@@ -118,9 +116,16 @@ def _held(obj: Object) -> _Held:
 
 
 def slim(obj: Object) -> dict[str, Any]:
-    """Without what no rule reads: who wrote which field, and kubectl's copy of the manifest."""
+    """Without what no rule reads: who wrote which field, and annotations of others.
+
+    Annotations may have 256 KiB an object, and a template's as much as etcd takes (ADR 0028).
+    """
     meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
-    notes = at(meta, "annotations")
-    if isinstance(notes, dict) and LAST_APPLIED in notes:
-        meta["annotations"] = {name: one for name, one in notes.items() if name != LAST_APPLIED}
-    return {**obj, "metadata": meta}
+    if isinstance(meta.get("annotations"), dict):
+        meta["annotations"] = notes.read(meta["annotations"])
+    kept = {**obj, "metadata": meta}
+    if carried := part(obj, "spec", "template", "metadata", "annotations"):
+        template = part(obj, "spec", "template")
+        named = {**part(template, "metadata"), "annotations": notes.carried(carried)}
+        kept["spec"] = {**part(obj, "spec"), "template": {**template, "metadata": named}}
+    return kept

@@ -27,6 +27,9 @@ SILENT_S = 15.0
 RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
 
+NO_REPLY = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading a reply raises that is none of a watch."""
+
 Plain = Mapping[str, Any]
 
 
@@ -85,7 +88,7 @@ class Views:
         while True:
             try:
                 await self._follow()
-            except (BusError, VirtbusError) as error:
+            except (BusError, VirtbusError, *NO_REPLY) as error:
                 log.info("watch of VMs: %s", error, extra={"code": "watch_failed"})
             await asyncio.sleep(next(self._pauses))
 
