@@ -26,6 +26,13 @@ READS = frozenset({"get", "list", "watch", "events", "status"})
 """The API's verbs that change nothing; an observer has these."""
 SERVER_ANSWERS = "_R_.>"
 """Where the server leads answers across accounts; it makes each token, at random."""
+ANSWER_HOURS = 24
+"""How long after a request its one answer may come: a pull takes hours at worst."""
+HELPER_FACTS = {
+    "imaged": ("image.*", "disks.*", "trace.span"),
+    "netd": ("network.*", "trace.span"),
+}
+"""The kinds of facts that a node's helpers store (`schemas.events.Kind`)."""
 NODE_WATCHED = ("progress", "ready", "tele")
 """What a node says to whom it may concern: `virtbus.node.<id>.<one of these>.>`."""
 
@@ -40,6 +47,8 @@ class Role:
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     node: str = ""
+    answers: bool = False
+    """May publish one answer to each request that it got, for ANSWER_HOURS."""
 
 
 def admin() -> Role:
@@ -201,20 +210,26 @@ def agent(node: str) -> Role:
 
 
 def helper(node: str, service: str) -> Role:
-    """The imaged or netd of a node: its own watch and facts; no status, secret or command."""
+    """The imaged or netd of a node: its own watch and kinds of facts; no status, secret, command.
+
+    It answers what it is asked, and nothing else: the server remembers each request's reply
+    subject. The acknowledgements are those of its own watch, which wants none: so the server need
+    not remember the reply subject of each record.
+    """
     own = node_consumer(node, service)
     part = "image" if service == "imaged" else "net"
+    progress = (f"virtbus.node.{node}.progress.*.image",) if service == "imaged" else ()
     return Role(
         f"{service}-{node}",
         node_account(node),
         f"_INBOX_{node}_{service}",
         publish=(
             *(f"$JS.API.CONSUMER.{verb}.KV_vm.{own}" for verb in ("MSG.NEXT", "INFO", "RESET")),
-            f"virtbus.evt.{node}.>",
+            f"$JS.ACK.KV_vm.{own}.>",
+            *(f"virtbus.evt.{node}.*.{kind}" for kind in HELPER_FACTS[service]),
             f"virtbus.node.{node}.ready.*.{part}",
-            f"virtbus.node.{node}.progress.>",
+            *progress,
             f"virtbus.node.{node}.tele.{service}",
-            *_answers(node),
         ),
         subscribe=(
             f"virtbus.node.{node}.rpc.{service}.>",
@@ -222,6 +237,7 @@ def helper(node: str, service: str) -> Role:
             "$SRV.>",
         ),
         node=node,
+        answers=True,
     )
 
 
