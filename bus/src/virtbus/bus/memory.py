@@ -14,6 +14,7 @@ from typing import Any
 
 from virtbus.bus.calls import Calls, headers_out
 from virtbus.bus.codec import envelope
+from virtbus.bus.facts import Told, stored_id
 from virtbus.bus.filters import matches
 from virtbus.bus.link import Raw
 from virtbus.bus.mailbox import Mailbox
@@ -107,6 +108,7 @@ class MemoryBus:
         self.sources = sources
         self.faults: deque[Fault] = deque()
         self._name = name
+        self._told = Told()
         self._link = link or MemoryLink(server)
         self._calls = Calls(self._link, name, sources)
         self.request = self._calls.request
@@ -261,10 +263,12 @@ class MemoryBus:
         body = self._said(subject, value, message_id)
         stream = stream_of(subject)
         shelf = self.server.shelf(subject)
-        if message_id in shelf.message_ids:
-            return
         kept = self.server.stored.setdefault(stream, [])
-        shelf.message_ids[message_id] = len(kept) + 1
+        known_as = stored_id(subject, message_id)
+        if self._told.again(subject, message_id, shelf.clock_ns() / 1e9):
+            return
+        if shelf.message_ids.setdefault(known_as, len(kept) + 1) <= len(kept):
+            return
         kept.append(StoredMessage(subject, body, len(kept) + 1, self.server.clock_ns()))
         self.server.route(Raw(subject, body, headers=headers_out()))
 

@@ -267,7 +267,11 @@ class Bus(Protocol):
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`."""
+        """Store a fact soon: queued, bounded, retried.
+
+        What this connection emits twice within ten minutes, with the same subject and
+        `message_id`, is stored once. Two processes may store the same: readers compare the ids.
+        """
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

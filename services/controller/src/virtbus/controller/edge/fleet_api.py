@@ -1,11 +1,12 @@
 """`image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from virtbus.bus.ports import Bus, BusError, Request, StreamReport
+from virtbus.bus.ports import Bus, BusError, Request, StoredMessage, StreamReport
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
@@ -33,6 +34,8 @@ from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage
 from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import decode, validate
+
+log = logging.getLogger(__name__)
 
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
@@ -149,12 +152,17 @@ class FleetApi:
             subjects.events(want.uid), after=want.after, limit=want.limit
         )
         span = str(Kind.SPAN)
-        items = []
+        items: list[EventItem] = []
+        seen: set[tuple[str, str]] = set()
         for message in stored:
             if message.subject.endswith(f".{span}") and not want.spans:
                 continue
-            body = decode(message.body)
-            data = body.get("data", body) if isinstance(body, dict) else {}
+            body = _body_of(message)
+            # Its subject says which node told it: no node can stand in for a fact of another.
+            one = message.subject, str(body.get("id", message.sequence))
+            if one in seen:
+                continue
+            seen.add(one)
             items += [
                 EventItem(
                     sequence=message.sequence,
@@ -162,7 +170,7 @@ class FleetApi:
                     time_ns=message.time_ns,
                     data=fact,
                 )
-                for fact in data.get("spans", [data])  # spans that ended together are one message
+                for fact in _facts_in(body)
             ]
         return EventPage(items=tuple(items))
 
@@ -215,3 +223,21 @@ def _dead_letters(count: int) -> tuple[str, ...]:
 
 def _left_s(request: Request) -> float:
     return max(request.deadline_s - asyncio.get_running_loop().time(), 0.1)
+
+
+def _body_of(message: StoredMessage) -> dict[str, Any]:
+    """A fact's envelope; empty where it cannot be read, for any node may store anything."""
+    try:
+        body = decode(message.body)
+    except VirtbusError as error:
+        extra = {"code": "bad_fact"}
+        log.warning("unreadable fact on %s: %s", message.subject, error, extra=extra)
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _facts_in(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The facts of one message; spans that ended together are one message."""
+    data = body.get("data", body)
+    facts = data.get("spans", [data]) if isinstance(data, dict) else []
+    return [fact for fact in facts if isinstance(fact, dict)] if isinstance(facts, list) else []
