@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from virtbus.bus.consumers import node_consumer
 from virtbus.bus.declaration import COMMANDS, WATCHING_SERVICES
+from virtbus.bus.owners import BRIDGE
 from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
+from virtbus.schemas.subjects import api
 
 ADMIN = "admin"
 CONTROLLER = "controller"
 CLIENT = "client"
-BRIDGE = "bridge"
 OBSERVER = "observer"
 SYS = "sys"
 
@@ -118,15 +119,44 @@ def _watched(inbox_prefix: str) -> tuple[str, ...]:
     return (f"{inbox_prefix}.>", "virtbus.evt.>", *parts)
 
 
-def client(user: str = CLIENT) -> Role:
-    """People and the CLI (`client`), bridges: the API, consoles, logs, guests, and all facts.
+BRIDGE_VERBS = {
+    "vm": ("create", "get", "watch", "delete", "start", "pause", "unpause", "reset", "soft-reboot"),
+    "node": ("list",),
+}
+"""What a bridge asks of the API. Controllers show and change it the VMs that it made only."""
+BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
-    The client's inbox prefix is NATS's own default, so that `nats req` works without options.
-    """
-    inbox_prefix = "_INBOX" if user == CLIENT else f"_INBOX_{user}"
+
+def bridge(cluster: str = "") -> Role:
+    """The bridge of a Kubernetes cluster: what it needs for the VMs that it made (`owners`)."""
+    user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
+    inbox_prefix = f"_INBOX_{user}"
     return Role(
         user,
         user.upper(),
+        inbox_prefix,
+        publish=(
+            *(api(resource, verb) for resource, verbs in BRIDGE_VERBS.items() for verb in verbs),
+            RENEW,
+            *(
+                filled(subject, "*")
+                for subject, _ in node_rpc(for_clients=True)
+                if subject.split(".")[5] in BRIDGE_STREAMS
+            ),
+        ),
+        subscribe=(f"{inbox_prefix}.>",),
+    )
+
+
+def client() -> Role:
+    """People and the CLI: the API, consoles, logs, guests, and all facts.
+
+    The client's inbox prefix is NATS's own default, so that `nats req` works without options.
+    """
+    inbox_prefix = "_INBOX"
+    return Role(
+        CLIENT,
+        CLIENT.upper(),
         inbox_prefix,
         publish=(
             *(channel.subject for channel in _api(reads_only=False)),
@@ -248,4 +278,4 @@ def _answers(node: str) -> tuple[str, ...]:
 
 def fixed() -> tuple[Role, ...]:
     """The users that every bus has."""
-    return (admin(), controller(), client(), client(BRIDGE), observer())
+    return (admin(), controller(), client(), bridge(), observer())

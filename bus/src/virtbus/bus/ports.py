@@ -112,6 +112,8 @@ class Request:
     traceparent: str | None
     wants_json: bool
     stream: Callable[[Any], Awaitable[None]]
+    account: str = ""
+    """The account of who asked, by the server's word; empty within the account that serves."""
 
 
 @dataclass(frozen=True, slots=True)

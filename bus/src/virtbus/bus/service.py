@@ -14,6 +14,7 @@ from typing import Any
 from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK, TRACEPARENT
 from virtbus.bus.discovery import Discovery, Tally
 from virtbus.bus.link import Link, Raw, Subscription
+from virtbus.bus.owners import account_of
 from virtbus.bus.ports import (
     ConflictError,
     Endpoint,
@@ -245,6 +246,7 @@ class Served:
                 traceparent,
                 answers.as_json,
                 answers.stream,
+                account_of(raw.headers),
             )
             with continued(traceparent):
                 value = await self._endpoint.handler(request)

@@ -273,6 +273,8 @@ class VmRecord(Fact):
     """Its CPUs and memory are in `$KV.vm._reserved.node.<node>`, and nobody else's."""
     lease: int = 0
     """The revision of the lease under which a singleton last moved it; 0: none did."""
+    owner: str = ""
+    """The bridge that made it, which alone among bridges may touch it; controllers set it."""
     traceparent: str | None = None
     sec_digest: str | None = None
 
@@ -368,6 +370,7 @@ class VmView(Fact):
     uid: Uid
     namespace: str
     name: str
+    owner: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
     node: str

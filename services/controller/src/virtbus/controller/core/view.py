@@ -65,6 +65,7 @@ def view(
         uid=record.uid,
         namespace=record.namespace,
         name=record.name,
+        owner=record.owner,
         labels=record.labels,
         annotations=record.annotations,
         node=record.node,
@@ -94,8 +95,12 @@ def view(
     )
 
 
-def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> bool:
-    """True for a record of the namespace (None: any) that bears all the labels."""
-    return (namespace is None or record.namespace == namespace) and all(
-        record.labels.get(key) == value for key, value in labels.items()
+def matches(
+    record: VmRecord, namespace: str | None, labels: dict[str, str], owner: str = ""
+) -> bool:
+    """True for a record of the namespace (None: any) and owner (empty: any) with the labels."""
+    return (
+        (namespace is None or record.namespace == namespace)
+        and (not owner or record.owner == owner)
+        and all(record.labels.get(key) == value for key, value in labels.items())
     )

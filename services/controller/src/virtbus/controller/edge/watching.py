@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from virtbus.bus.owners import owner_of
 from virtbus.bus.ports import Bus, Request
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.view import matches
@@ -28,6 +29,8 @@ RESUME_WITHIN_S = 23 * 3600
 class Watcher:
     """One client's watch: the uids it has not been told of yet, and those it knows."""
 
+    owner: str = ""
+    """Whose VMs it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,8 +81,8 @@ class Watches:
                 watcher.touch(uid)
 
     @contextmanager
-    def _watcher(self) -> Iterator[Watcher]:
-        watcher = Watcher()
+    def _watcher(self, account: str) -> Iterator[Watcher]:
+        watcher = Watcher(owner_of(account))
         self._watchers[watcher] = None
         try:
             yield watcher
@@ -88,7 +91,7 @@ class Watches:
 
     async def serve(self, want: VmWatch, request: Request) -> None:
         """Answer one watch until it is no longer renewed."""
-        with self._watcher() as watcher:
+        with self._watcher(request.account) as watcher:
             uids = await self._start(want, watcher)
             self._count += 1
             renew = subjects.watch_renewal(self._instance, str(self._count))
@@ -118,7 +121,7 @@ class Watches:
             return [
                 uid
                 for uid in self._fleet.sorted_uids(want.namespace, dict(want.labels))
-                if self._wanted(want, uid)
+                if self._wanted(want, uid, watcher.owner)
             ]
         position = Position.parse(want.after)
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
@@ -126,7 +129,9 @@ class Watches:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
         await self._catch_up(position, watcher)
-        watcher.told.update(uid for uid in self._fleet.vms if self._wanted(want, uid))
+        watcher.told.update(
+            uid for uid in self._fleet.vms if self._wanted(want, uid, watcher.owner)
+        )
         for uid, held in self._fleet.vms.items():
             status = self._fleet.status_of(held.record)
             if held.revision > position.revision or (
@@ -185,7 +190,7 @@ class Watches:
     def _news(self, uid: str, want: VmWatch, watcher: Watcher) -> WatchReply | None:
         """What to tell of a VM that may have changed; None where it is none of this watch's."""
         view = self._fleet.show(uid, asyncio.get_running_loop().time())
-        if view is not None and self._wanted(want, uid):
+        if view is not None and self._wanted(want, uid, watcher.owner):
             watcher.told.add(uid)
             return WatchReply(change=view, after=self._position())
         if uid not in watcher.told:
@@ -193,12 +198,12 @@ class Watches:
         watcher.told.discard(uid)  # it ended, or its labels left the filter
         return WatchReply(gone=uid, after=self._position())
 
-    def _wanted(self, want: VmWatch, uid: str) -> bool:
+    def _wanted(self, want: VmWatch, uid: str, owner: str) -> bool:
         record = self._fleet.vms[uid].record
         return (
             (want.uid is None or want.uid == uid)
             and (want.name is None or want.name == record.name)
-            and matches(record, want.namespace, dict(want.labels))
+            and matches(record, want.namespace, dict(want.labels), owner)
         )
 
     def _now_s(self) -> float:
