@@ -22,6 +22,7 @@ from virtbus.bus.memory_link import MemoryLink, MemoryServer
 from virtbus.bus.ports import (
     Endpoint,
     Entry,
+    Extent,
     Message,
     OutcomeUnknownError,
     ServiceInfo,
@@ -246,6 +247,25 @@ class MemoryBus:
         shelf = self.server.shelf(f"$KV.{bucket}.x")
         return shelf.size_bytes / shelf.max_bytes if shelf.max_bytes else 0.0
 
+    async def extent(self, subject_filter: str) -> Extent:
+        self._reachable()
+        stream, shelf = stream_of(subject_filter), self.server.shelf(subject_filter)
+        kept = self.server.stored.get(stream, [])
+        size = shelf.size_bytes + sum(len(one.body) for one in kept)
+        last = kept[-1].sequence if kept else shelf.revision
+        first = kept[0].sequence if kept else 1
+        return Extent(first, last, len(kept) or len(shelf.entries), size, shelf.max_bytes)
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        self._reachable()
+        kept = self.server.stored.get(stream_of(subject_filter), [])
+        own = [one for one in kept if matches(subject_filter, one.subject)]
+        for one in own[: len(own) - keep]:
+            kept.remove(one)
+        shelf = self.server.shelf(subject_filter)
+        for key in [key for key in shelf.entries if matches(subject_filter, key)]:
+            del shelf.entries[key]
+
     async def report(self) -> list[StreamReport]:
         self._reachable()
         return [
@@ -267,9 +287,10 @@ class MemoryBus:
         known_as = stored_id(subject, message_id)
         if self._told.again(subject, message_id, shelf.clock_ns() / 1e9):
             return
-        if shelf.message_ids.setdefault(known_as, len(kept) + 1) <= len(kept):
+        number = kept[-1].sequence + 1 if kept else 1
+        if shelf.message_ids.setdefault(known_as, number) != number:
             return
-        kept.append(StoredMessage(subject, body, len(kept) + 1, self.server.clock_ns()))
+        kept.append(StoredMessage(subject, body, number, self.server.clock_ns()))
         self.server.route(Raw(subject, body, headers=headers_out()))
 
     def history(

@@ -59,6 +59,8 @@ class NatsBus:
         self.batch = self._records.batch
         self.fill = self._records.fill
         self.report = self._records.report
+        self.extent = self._records.extent
+        self.trim = self._records.trim
         self.request = self._calls.request
         self.request_stream = self._calls.request_stream
 

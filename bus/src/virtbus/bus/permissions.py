@@ -72,7 +72,8 @@ def controller() -> Role:
     """Writes records and leases; makes no stream but the one in memory, and deletes none.
 
     It may put right the two buckets that nodes write: a controller from before accounts wants
-    them otherwise, and must be able to run beside this one.
+    them otherwise, and must be able to run beside this one. It trims facts and statuses of a node
+    that takes what others need.
     """
     return Role(
         CONTROLLER,
@@ -86,6 +87,7 @@ def controller() -> Role:
             "$JS.API.STREAM.INFO.*",
             "$JS.API.STREAM.MSG.GET.*",
             "$JS.API.STREAM.CREATE.KV_node",
+            *(f"$JS.API.STREAM.PURGE.{stream}" for stream in ("EVT", "KV_st")),
             *(f"$JS.API.STREAM.UPDATE.KV_{bucket}" for bucket in ("node", "st")),
             "$JS.API.DIRECT.GET.>",
             "$JS.API.CONSUMER.CREATE.>",
@@ -228,7 +230,7 @@ def agent(node: str) -> Role:
             *(f"$JS.API.CONSUMER.RESET.{stream}.{own}" for stream, own in watches),
             *(f"$JS.ACK.{stream}.{own}.>" for stream, own in consumers),
             *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
-            f"$KV.st.{node}.>",
+            f"$KV.st.{node}.*",
             f"$KV.node.{node}",
             f"virtbus.evt.{node}.>",
             f"virtbus.node.{node}.>",

@@ -138,6 +138,17 @@ class StreamReport:
     """How many of its copies are there and up to date."""
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far a stream reaches: first and last sequence, messages, bytes; `max_bytes` 0: no end."""
+
+    first: int
+    last: int
+    messages: int
+    bytes: int
+    max_bytes: int
+
+
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -263,6 +274,12 @@ class Bus(Protocol):
 
     async def fill(self, bucket: str) -> float:
         """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""
+
+    async def extent(self, subject_filter: str) -> Extent:
+        """How far the stream that holds `subject_filter` reaches."""
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        """Remove what is stored under `subject_filter`, but the newest `keep`; leaves no marker."""
 
     async def report(self) -> list[StreamReport]:
         """The declared streams and their consumers; needs a role that may read stream info."""

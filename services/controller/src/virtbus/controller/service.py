@@ -22,6 +22,7 @@ from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.rebuild import Rebuilds
+from virtbus.controller.edge.shares import Shares
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.vm_api import VmApi
@@ -85,10 +86,15 @@ class Controller:
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
         self._departures = Departures(bus, self._fleet, self._watches, facts)
         self._placing = Placing(bus, self._fleet, self._watches, facts)
+        self._shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
         self._duties = Duties(
-            self._leases, [self._sweep, self._pulse.tell, self._depart, self._fence, self._place]
+            self._leases,
+            [
+                *(self._sweep, self._pulse.tell, self._depart, self._fence, self._place),
+                self._shares.run,
+            ],
         )
 
     async def run(self) -> None:
