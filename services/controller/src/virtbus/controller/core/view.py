@@ -3,9 +3,10 @@
 from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.image import shown_ref
 from virtbus.schemas.node import Fence, NodeState
 from virtbus.schemas.states import VmEvent, VmState, advance
-from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
+from virtbus.schemas.vm import Condition, VmRecord, VmSpec, VmStatus, VmView, Volume
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
@@ -91,8 +92,22 @@ def view(
         image_digest=seen.image_digest if seen else "",
         started_ns=seen.started_ns if seen else None,
         observed_generation=seen.generation if seen else 0,
-        spec=record.spec,
+        spec=shown_spec(record.spec),
     )
+
+
+def shown_spec(spec: VmSpec) -> VmSpec:
+    """A spec as people may see it: no URL of an image has its query (`changes` puts it back)."""
+    if not any(volume.image is not None and "?" in volume.image.ref for volume in spec.volumes):
+        return spec
+    return spec.model_copy(update={"volumes": tuple(_shown(volume) for volume in spec.volumes)})
+
+
+def _shown(volume: Volume) -> Volume:
+    if volume.image is None:
+        return volume
+    image = volume.image.model_copy(update={"ref": shown_ref(volume.image.ref)})
+    return volume.model_copy(update={"image": image})
 
 
 def matches(
