@@ -1,6 +1,7 @@
 """A stolen token of the bridge: what RBAC cannot say of its rights, admission policies say (L8)."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,11 +65,13 @@ def bridge(cluster: Cluster) -> Iterator[Bridge]:
 
 
 def _until_policies_hold(one: Bridge) -> None:
-    """API servers read new policies in some seconds."""
-    for attempt in range(200):
-        if not one.labels({"metadata": {"labels": {"try": str(attempt)}}}):
-            return
-    pytest.fail("the policy refuses nothing")
+    """API servers read new roles and policies in some seconds."""
+    for wanted, key in ((True, OURS), (False, "try")):
+        end_s = time.monotonic() + 60
+        attempt = 0
+        while one.labels({"metadata": {"labels": {key: f"v{attempt}"}}}) is not wanted:
+            attempt += 1
+            assert time.monotonic() < end_s, f"{key}: {not wanted}"
 
 
 def test_of_a_node_the_bridge_changes_its_own_marks(bridge: Bridge) -> None:
