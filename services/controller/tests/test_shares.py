@@ -95,7 +95,7 @@ async def test_statuses_of_another_node_are_stored_while_one_floods(nats: server
     ):
         duty = group.create_task(Shares(controller, Facts(controller), lambda: 2).run(_holder()))
         flood = group.create_task(_flood(thief, "$KV.st.n1.flood-{}", 150))
-        took_s = []
+        took_s = list[float]()
         while not flood.done():
             took_s.append(await _told(victim, len(took_s) % 1000))
             await asyncio.sleep(0.1)

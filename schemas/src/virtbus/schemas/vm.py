@@ -10,6 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from virtbus.schemas.container import ContainerDisk
+from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
+from virtbus.schemas.disk import Disk as Disk
+from virtbus.schemas.disk import DiskBus as DiskBus
+from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef
@@ -85,25 +89,6 @@ class Memory(Command):
     """The guest's memory."""
 
     guest: Bytes = Field(256 * MIB, ge=MEMORY_MIN, le=MEMORY_MAX)
-
-
-class DiskBus(StrEnum):
-    """How the guest sees a disk."""
-
-    VIRTIO = "virtio"
-    SATA = "sata"
-    SCSI = "scsi"
-
-
-class Disk(Command):
-    """A disk device; its contents are the volume of the same name."""
-
-    name: Id
-    bus: DiskBus = DiskBus.VIRTIO
-    device: Literal["disk", "cdrom"] = "disk"
-    readonly: bool = False
-    boot_order: Count | None = Field(None, ge=1, le=64)
-    serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
 
 
 class Interface(Command):
