@@ -17,7 +17,8 @@ LOOK_S = 1.0
 POINTS, AT_ONCE = 50, 4
 """Places in a stream that are looked at, and messages at each."""
 FACTS, STATUSES = "virtbus.evt", "$KV.st"
-"""Of a stream of facts the newest stay. Of statuses none does: their agents tell them again."""
+"""Of a stream of facts the newest stay. Of statuses none does: an agent puts each
+again with its next change, over whatever is there."""
 
 
 class Shares:
