@@ -76,7 +76,7 @@ async def test_a_nodes_credentials_do_what_rules_7_and_8_say(
     nats: server.Server, admin: Stranger
 ) -> None:
     said, heard = await tried(nats, "node-n1")
-    own = ("virtbus.evt.n1.", "virtbus.node.n1.", "$KV.st.n1.x")
+    own = ("virtbus.evt.n1.", "virtbus.node.n1.", "$KV.st.n1.x", "$KV.st.n1._")
     assert {one for one in said if not one.startswith(own)} == NODE_MAY_SAY
     assert {one for one in heard if not one.startswith("virtbus.node.n1.")} == NODE_MAY_HEAR
 
