@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from virtbus.bus.client import connect
-from virtbus.bus.codec import REQUEST_INFO, account_of
 from virtbus.bus.natsbus import NatsBus
+from virtbus.bus.owners import REQUEST_INFO, account_of
 from virtbus.bus.ports import HISTORY_BYTES, Endpoint, Message, Request, ServiceInfo
 from virtbus.bus.server import Server
 from virtbus.schemas.errors import VirtbusError

@@ -5,6 +5,7 @@ wanted; what is released is dropped; only the agent says when something goes.
 """
 
 import asyncio
+import hashlib
 from typing import Literal
 
 from tests.sim.bus import SimBus
@@ -20,10 +21,10 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import (
     ANY_EPOCH,
-    DiskFile,
     Ensure,
     Held,
     ImageReady,
+    MadeDisk,
     NetPhase,
     NetReady,
     Release,
@@ -156,11 +157,7 @@ class Hand:
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
             disks = {
-                volume.name: DiskFile(
-                    path=f"/disks/{uid}/{volume.name}.qcow2",
-                    format=ImageFormat.QCOW2,
-                    virtual_size_bytes=1,
-                )
+                volume.name: _made_of(volume.image_ref)
                 for volume in record.spec.volumes
                 if not volume.is_iso
             }
@@ -282,3 +279,10 @@ def _kept(entry: str, keep: Keep) -> Kept:
         return kept
     of = {"name": record.name, "namespace": record.namespace, "adoptable": True}
     return kept.model_copy(update=of)
+
+
+def _made_of(ref: str) -> MadeDisk:
+    """A disk of the image `ref`, whose digest is that of its name."""
+    digest = f"sha256:{hashlib.sha256(ref.encode()).hexdigest()}" if ref else ""
+    image_format = ImageFormat.QCOW2 if ref else None
+    return MadeDisk(virtual_size_bytes=1, digest=digest, image_format=image_format)

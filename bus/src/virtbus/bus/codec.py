@@ -5,7 +5,6 @@ is only the answer of a service that the client itself chose to ask.
 """
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,18 +56,6 @@ def unpack_answer(body: bytes, content_type: str) -> Any:
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         msg = "the answer cannot be read; do client and service have the same version?"
         raise BusError(msg) from error
-
-
-def account_of(headers: Mapping[str, str]) -> str:
-    """The account that a request came from; "" for our own, or where the server does not say."""
-    told = headers.get(REQUEST_INFO)
-    if not told:
-        return ""
-    try:
-        account = json.loads(told).get("acc", "")
-    except (ValueError, AttributeError, RecursionError):
-        return ""
-    return account if isinstance(account, str) else ""
 
 
 def type_of(subject: str) -> str:

@@ -149,6 +149,17 @@ class StreamReport:
     """How many of its copies are there and up to date."""
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far a stream reaches: first and last sequence, messages, bytes; `max_bytes` 0: no end."""
+
+    first: int
+    last: int
+    messages: int
+    bytes: int
+    max_bytes: int
+
+
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -281,12 +292,22 @@ class Bus(Protocol):
     async def fill(self, bucket: str) -> float:
         """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""
 
+    async def extent(self, subject_filter: str) -> Extent:
+        """How far the stream that holds `subject_filter` reaches."""
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        """Remove what is stored under `subject_filter`, but the newest `keep`; leaves no marker."""
+
     async def report(self) -> list[StreamReport]:
         """The declared streams and their consumers; needs a role that may read stream info."""
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`."""
+        """Store a fact soon: queued, bounded, retried.
+
+        What this connection emits twice within ten minutes, with the same subject and
+        `message_id`, is stored once. Two processes may store the same: readers compare the ids.
+        """
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

@@ -19,6 +19,7 @@ from virtbus.bus.ports import (
     ConsumerReport,
     Entry,
     EntryKind,
+    Extent,
     OutcomeUnknownError,
     StoredMessage,
     StreamReport,
@@ -296,6 +297,21 @@ class Records:
         info = await self.call(f"$JS.API.STREAM.INFO.KV_{bucket}")
         most = int(info["config"].get("max_bytes", -1))
         return int(info["state"]["bytes"]) / most if most > 0 else 0.0
+
+    async def extent(self, subject_filter: str) -> Extent:
+        info = await self.call(f"$JS.API.STREAM.INFO.{stream_of(subject_filter)}")
+        state = info["state"]
+        return Extent(
+            first=int(state["first_seq"]),
+            last=int(state["last_seq"]),
+            messages=int(state["messages"]),
+            bytes=int(state["bytes"]),
+            max_bytes=max(0, int(info["config"].get("max_bytes", -1))),
+        )
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        body = {"filter": subject_filter} | ({"keep": keep} if keep else {})
+        await self.call(f"$JS.API.STREAM.PURGE.{stream_of(subject_filter)}", body)
 
     async def report(self) -> list[StreamReport]:
         answer = await self.call("$JS.API.STREAM.LIST", {})

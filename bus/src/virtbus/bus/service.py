@@ -17,10 +17,10 @@ from virtbus.bus.codec import (
     JSON,
     MSGPACK,
     TRACEPARENT,
-    account_of,
 )
 from virtbus.bus.discovery import Discovery, Tally
 from virtbus.bus.link import Link, Raw, Subscription
+from virtbus.bus.owners import account_of
 from virtbus.bus.ports import (
     ConflictError,
     Endpoint,

@@ -91,7 +91,6 @@ _VALUES: dict[str, Any] = {
     "serial": "disk-0001",
     "Cpu.model": "Skylake-Client",
     "path": "/var/lib/virtbus/disks/web/root.qcow2",
-    "backing_path": "/var/lib/virtbus/images/data/5e5e",
     "source": "controller",
     "type": "virtbus.vm.create.v1",
     "subject": "virtbus.api.v1.vm.create",

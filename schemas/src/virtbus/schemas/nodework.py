@@ -77,14 +77,15 @@ class Held(Fact):
     faults: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
-class DiskFile(Fact):
-    """A local file that becomes a disk. `path` is absolute on the node."""
+class MadeDisk(Fact):
+    """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
 
-    path: str
-    format: ImageFormat
-    virtual_size_bytes: int
-    backing_path: str = ""
-    backing_format: ImageFormat | None = None
+    There is no path in it: the agent knows where a VM's disks and images are (ADR 0030).
+    """
+
+    virtual_size_bytes: int = Field(ge=0)
+    digest: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
+    image_format: ImageFormat | None = None
 
 
 class ImageReady(Fact):
@@ -93,7 +94,7 @@ class ImageReady(Fact):
     uid: str
     epoch: int
     generation: int = 1
-    disks: dict[str, DiskFile] = Field(default_factory=dict)
+    disks: dict[str, MadeDisk] = Field(default_factory=dict)
     digest: str = ""
     error: ErrorBody | None = None
 

@@ -24,6 +24,7 @@ from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
+from virtbus.controller.edge.shares import Shares
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.vm_api import VmApi
@@ -98,6 +99,7 @@ class Controller:
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
         self._departures = Departures(bus, self._fleet, self._watches, facts)
         self._placing = Placing(bus, self._fleet, self._watches, facts)
+        self._shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
         self._addresses = FleetAddresses(bus, self._fleet)
@@ -111,6 +113,7 @@ class Controller:
                 self._place,
                 self._overtake,
                 self._addresses.run,
+                self._shares.run,
             ],
         )
 

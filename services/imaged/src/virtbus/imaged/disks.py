@@ -23,7 +23,7 @@ from virtbus.imaged.images import Images
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.nodework import ANY_EPOCH, DiskFile, ImageReady
+from virtbus.schemas.nodework import ANY_EPOCH, ImageReady, MadeDisk
 from virtbus.schemas.quarantine import Keep, Kept
 from virtbus.schemas.vm import VmRecord
 
@@ -51,7 +51,7 @@ class Gone:
 class _Found:
     """A disk that exists, on the image `digest` (empty for an empty disk); `made` just now."""
 
-    file: DiskFile
+    file: MadeDisk
     digest: str
     made: bool
 
@@ -173,8 +173,7 @@ class Disks:
                 found = self._files.read(uid, disk.volume)
             if found is not None:
                 digest = self._base_of(disk, found)
-                file = self._disk_file(uid, disk.volume, found)
-                made[disk.volume] = _Found(file, digest, missing)
+                made[disk.volume] = _Found(_told(found, digest), digest, missing)
         return made
 
     def _make(self, uid: str, disk: WantedDisk, image: ImageInfo | None) -> None:
@@ -202,15 +201,6 @@ class Disks:
         if not disk.source.is_container and disk.source.digest not in {None, digest}:
             raise _mismatch(disk.volume, f"it was made of {digest}")
         return digest
-
-    def _disk_file(self, uid: str, volume: str, found: Overlay) -> DiskFile:
-        return DiskFile(
-            path=str(self._files.path(uid, volume)),
-            format=ImageFormat.QCOW2,
-            virtual_size_bytes=found.virtual_size_bytes,
-            backing_path=found.backing_path or "",
-            backing_format=ImageFormat(found.backing_format) if found.backing_format else None,
-        )
 
     # --- the end ---------------------------------------------------------------------------
     async def release(self, uid: str, epoch: int, keep: Keep | None = None) -> Gone:
@@ -325,6 +315,14 @@ class Disks:
         lock = self._locks.setdefault(uid, asyncio.Lock())
         async with lock:
             yield
+
+
+def _told(found: Overlay, digest: str) -> MadeDisk:
+    return MadeDisk(
+        virtual_size_bytes=found.virtual_size_bytes,
+        digest=digest,
+        image_format=ImageFormat(found.backing_format) if digest else None,
+    )
 
 
 def _remember(fences: "OrderedDict[str, int]", uid: str, epoch: int) -> None:

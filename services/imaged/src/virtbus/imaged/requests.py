@@ -143,11 +143,12 @@ class Requests:
         freed_bytes, used_by = await self._disks.discard_unused(digests)
         log.info(
             "image %s removed, %d bytes freed",
-            want.ref,
+            _shown(want.ref),
             freed_bytes,
             extra={"code": "image_removed"},
         )
-        return ForgottenImage(names=names, freed_bytes=freed_bytes, used_by=used_by)
+        shown = tuple(sorted({_shown(name) for name in names}))
+        return ForgottenImage(names=shown, freed_bytes=freed_bytes, used_by=used_by)
 
     async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
         try:
@@ -167,3 +168,8 @@ def _uid(text: str) -> str:
         return check_uid(text)
     except ValueError as error:
         raise invalid((Detail(path="uid", message=str(error)),)) from None
+
+
+def _shown(ref: str) -> str:
+    """A name or URL as people may see it: a query may be a signature."""
+    return ref.partition("?")[0]

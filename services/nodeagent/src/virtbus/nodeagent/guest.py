@@ -52,8 +52,8 @@ class Guest:
         self.wanted_hash = domain_hash(record)
         self.phase = Phase.NEW
         self.seen = Seen()
-        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self.report)
-        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self.report)
+        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self)
+        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self)
         self.resumed = resumed
         self.held = ""
         """Why nothing may be started or ended now (design §4); empty: nothing is held."""

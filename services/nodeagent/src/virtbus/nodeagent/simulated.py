@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from virtbus.bus.ports import Bus, Endpoint, Entry, Request, ServiceInfo, Watch, WatchMark
+from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
 from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeState, NodeWish, ServiceState
 from virtbus.schemas.nodework import (
     Arm,
-    DiskFile,
     Ensure,
     ForgetImage,
     ForgottenImage,
@@ -30,6 +30,7 @@ from virtbus.schemas.nodework import (
     ImageReady,
     Inspect,
     ListImages,
+    MadeDisk,
     NetPhase,
     NetReady,
     PullImage,
@@ -146,15 +147,7 @@ class SimulatedNode:
         self.held[record.uid] = record.epoch
         self.disks.add(record.uid)
         self.images.make_disks(record)
-        disks = {
-            volume.name: DiskFile(
-                path=f"/simulated/{record.uid}/{volume.name}.qcow2",
-                format=ImageFormat.QCOW2,
-                virtual_size_bytes=0,
-            )
-            for volume in record.spec.volumes
-            if not volume.is_iso
-        }
+        disks = self.images.disks(record)
         return ImageReady(uid=record.uid, epoch=record.epoch, disks=disks)
 
     def net(self, record: VmRecord) -> NetReady:
@@ -318,6 +311,15 @@ class NoSeeds:
             for volume in record.spec.volumes
             if volume.is_iso
         }
+
+
+class NoDisks:
+    """The `DiskFiles` port: nobody opens a simulated guest's disk."""
+
+    async def sources(
+        self, record: VmRecord, made: Mapping[str, MadeDisk]
+    ) -> dict[str, DiskSource]:
+        return disk_sources(Path("/simulated"), record, made)
 
 
 class Turns:

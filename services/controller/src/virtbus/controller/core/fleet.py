@@ -356,12 +356,14 @@ class Fleet:
         """Nodes that hold VMs and were not heard by this controller: what they have is unknown."""
         return [node for node in self.known_nodes() if node not in self.nodes]
 
-    def sorted_uids(self, namespace: str | None, labels: dict[str, str]) -> list[str]:
-        """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""
+    def sorted_uids(
+        self, namespace: str | None, labels: dict[str, str], owner: str = ""
+    ) -> list[str]:
+        """Uids of a namespace (None: all) and owner with these labels, by namespace, name, uid."""
         return [
             held.record.uid
             for held in sorted(self.vms.values(), key=Held.order)
-            if matches(held.record, namespace, labels)
+            if matches(held.record, namespace, labels, owner)
         ]
 
     def candidates(self, now_s: float) -> list[Candidate]:

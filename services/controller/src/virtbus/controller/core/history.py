@@ -29,8 +29,12 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
     """The first of these facts that fit in one answer; `more`: others follow them."""
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after
+    told: set[tuple[str, str]] = set()
     for message in stored:
-        shown = [] if message.subject.endswith(SPAN) and not want.spans else _items(message)
+        one, shown = _read(message)
+        if one in told or (message.subject.endswith(SPAN) and not want.spans):
+            shown = []
+        told.add(one)
         made = [fitting(item, as_json=as_json) for item in shown]
         size_bytes = sum(size for _, size in made)
         if size_bytes > ITEM_BYTES:
@@ -44,17 +48,22 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
     return plain(EventPage(next_after=last if more else None), as_json=as_json) | {"items": items}
 
 
-def _items(message: Stored) -> list[EventItem]:
-    """The facts of one message: spans that ended together are one."""
+def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
+    """The identity of a message and its facts: spans that ended together are one message.
+
+    The subject says which node told it, so no node can stand in for a fact of another.
+    """
+    unread = (message.subject, str(message.sequence))
     try:
         body = decode(message.body)
     except VirtbusError as error:
-        return [_unshown(message, str(error))]
+        return unread, [_unshown(message, str(error))]
     data = body.get("data", body) if isinstance(body, dict) else None
     spans = data.get("spans", [data]) if isinstance(data, dict) else None
     if not isinstance(spans, list) or not all(isinstance(one, dict) for one in spans):
-        return [_unshown(message, "it is no fact")]
-    return [_item(message, one) for one in spans]
+        return unread, [_unshown(message, "it is no fact")]
+    one = (message.subject, str(body.get("id", message.sequence)))
+    return one, [_item(message, span) for span in spans]
 
 
 def _unshown(message: Stored, why: str) -> EventItem:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from virtbus.bus import tracing
+from virtbus.bus.owners import check_owner, owner_of
 from virtbus.bus.ports import Bus, ConflictError, Request
 from virtbus.bus.service import in_time, refuse_late
 from virtbus.controller.core import changes, pages
@@ -82,7 +83,10 @@ class VmApi:
                 self._refuse_held(admitted.uid)
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
             async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
-                committed = await self._commit(self._record(admitted), nodes, admitted)
+                committed = await self._commit(
+                    self._record(admitted, request.account), nodes, admitted
+                )
+            check_owner(request.account, committed.held.record.owner)
             self._apply(committed.held)
             self._tell_created(committed, why)
         return VmCreated(vm=self.show(committed.held), created=committed.created)
@@ -115,7 +119,7 @@ class VmApi:
         rules = admitted.spec.placement
         return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
 
-    def _record(self, admitted: Admitted) -> VmRecord:
+    def _record(self, admitted: Admitted, account: str) -> VmRecord:
         return VmRecord(
             uid=admitted.uid,
             namespace=admitted.namespace,
@@ -129,6 +133,7 @@ class VmApi:
             powered=admitted.powered,
             paused=admitted.powered and changes.starts_paused(admitted.spec),
             reserved=self._strict(admitted),
+            owner=owner_of(account),
             traceparent=tracing.current_traceparent(),
         )
 
@@ -162,12 +167,13 @@ class VmApi:
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:
-        return self.show(await self.find(validate(VmRef, request.data)))
+        return self.show(await self.find(validate(VmRef, request.data), request.account))
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(VmList, request.data)
         now_s = asyncio.get_running_loop().time()
-        uids = self._fleet.sorted_uids(want.namespace, dict(want.labels))
+        owner = owner_of(request.account)
+        uids = self._fleet.sorted_uids(want.namespace, dict(want.labels), owner)
         vms = self._fleet.vms
         if want.continue_ is not None:
             after = _place(pages.key_of(want.continue_))
@@ -181,7 +187,7 @@ class VmApi:
     # --- change ---------------------------------------------------------------------------
     async def update(self, request: Request) -> VmView:
         want = validate(VmUpdate, request.data)
-        held = await self.find(want)
+        held = await self.find(want, request.account)
         if held.revision != want.revision:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message)
@@ -253,7 +259,7 @@ class VmApi:
         A request that was repeated may be here more than once, and late: it acts once, and never
         on what was read after its deadline.
         """
-        held = await self.find(ref)
+        held = await self.find(ref, request.account)
         for _ in range(ATTEMPTS):
             if request.id in held.record.requests:
                 return self.show(held)
@@ -283,8 +289,12 @@ class VmApi:
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     # --- shared ---------------------------------------------------------------------------
-    async def find(self, ref: VmRef) -> Held:
-        """The record from the leader: what is changed next must not come from a cache."""
+    async def find(self, ref: VmRef, account: str) -> Held:
+        """The record from the leader: what is changed next must not come from a cache.
+
+        Raises:
+            VirtbusError: 404; 403 `not_owner` where `account` is a bridge and did not make it.
+        """
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
         cached = self._fleet.names.get((ref.namespace, ref.name or ""))
@@ -297,6 +307,7 @@ class VmApi:
         if held is None:
             raise not_found(ref)
         _check_named(ref, held.record)
+        check_owner(account, held.record.owner)
         return held
 
     def _check_room(self, before: VmRecord, after: VmRecord) -> None:

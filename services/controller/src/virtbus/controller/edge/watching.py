@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from virtbus.bus.codec import account_of
+from virtbus.bus.owners import account_of, owner_of
 from virtbus.bus.ports import Bus, Request
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
@@ -32,6 +32,8 @@ class Watcher:
     """One client's watch: the uids it has not been told of yet, and those it knows."""
 
     want: VmWatch
+    owner: str = ""
+    """Whose VMs it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,8 +89,8 @@ class Watches:
                     watcher.touch(uid)
 
     @contextmanager
-    def _watcher(self, want: VmWatch) -> Iterator[Watcher]:
-        watcher = Watcher(want)
+    def _watcher(self, want: VmWatch, account: str) -> Iterator[Watcher]:
+        watcher = Watcher(want, owner_of(account))
         self._watchers.setdefault(want.namespace, {})[watcher] = None
         try:
             yield watcher
@@ -103,7 +105,7 @@ class Watches:
         Its renewal has a random token that only its client is told, and counts only where it comes
         from the account that asked for the watch.
         """
-        with self._watcher(want) as watcher:
+        with self._watcher(want, request.account) as watcher:
             uids = await self._start(want, watcher)
             renew = subjects.watch_renewal(self._instance, self._bus.sources.uuid7())
             async with self._bus.subscribe(renew) as renewals:
@@ -133,7 +135,7 @@ class Watches:
             return [
                 uid
                 for uid in self._fleet.sorted_uids(want.namespace, dict(want.labels))
-                if self._wanted(want, uid)
+                if self._wanted(want, uid, watcher.owner)
             ]
         position = Position.parse(want.after)
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
@@ -141,7 +143,9 @@ class Watches:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
         await self._catch_up(position, watcher)
-        watcher.told.update(uid for uid in self._fleet.vms if self._wanted(want, uid))
+        watcher.told.update(
+            uid for uid in self._fleet.vms if self._wanted(want, uid, watcher.owner)
+        )
         for uid, held in self._fleet.vms.items():
             status = self._fleet.status_of(held.record)
             if held.revision > position.revision or (
@@ -202,7 +206,7 @@ class Watches:
     ) -> pages.Plain | None:
         """What to tell of a VM that may have changed; None where it is none of this watch's."""
         view = self._fleet.show(uid, asyncio.get_running_loop().time())
-        if view is not None and self._wanted(want, uid):
+        if view is not None and self._wanted(want, uid, watcher.owner):
             watcher.told.add(uid)
             reply = pages.plain(WatchReply(after=self._position()), as_json=as_json)
             return reply | {"change": pages.fitting(view, as_json=as_json)[0]}
@@ -211,12 +215,12 @@ class Watches:
         watcher.told.discard(uid)  # it ended, or its labels left the filter
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
-    def _wanted(self, want: VmWatch, uid: str) -> bool:
+    def _wanted(self, want: VmWatch, uid: str, owner: str) -> bool:
         record = self._fleet.vms[uid].record
         return (
             (want.uid is None or want.uid == uid)
             and (want.name is None or want.name == record.name)
-            and matches(record, want.namespace, dict(want.labels))
+            and matches(record, want.namespace, dict(want.labels), owner)
         )
 
     def _now_s(self) -> float:

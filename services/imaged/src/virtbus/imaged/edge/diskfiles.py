@@ -22,6 +22,7 @@ from virtbus.schemas.ids import check_uid
 from virtbus.schemas.wire import decode, encode_json
 
 SUFFIX = ".qcow2"
+TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
 """Beside each disk, unless imaged is root: what it was made as. libvirt gives a running VM's disk
 to QEMU's user, and an imaged with a user of its own cannot read its header then."""
@@ -68,6 +69,8 @@ class DiskFiles:
         """
         try:
             with self._open(uid) as directory:
+                # Of a crash, and linked to the disk: the agent takes a disk with one name only.
+                beneath.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
                 return _read_disk(volume, directory)
         except FileNotFoundError:
             return None
@@ -177,7 +180,7 @@ def _read_disk(volume: str, directory: int) -> Overlay:
 
 
 def _write_disk(final: str, layout: Layout, directory: int) -> None:
-    temporary = f".tmp-{final}"
+    temporary = f"{TEMPORARY}{final}"
     beneath.remove(temporary, directory)  # never truncated: a crash may have left it linked twice
     descriptor = beneath.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core import notes
-from virtbus.kubebridge.core.plain import Object, key, part, text
+from virtbus.kubebridge.core.plain import Object, at, key, part, text
 
 Changed = Callable[[str], None]
 """Told the `namespace/name` of what changed, came or went."""

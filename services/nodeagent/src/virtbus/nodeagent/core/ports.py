@@ -7,10 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeWish
-from virtbus.schemas.nodework import Arm
+from virtbus.schemas.nodework import Arm, MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
@@ -230,6 +231,15 @@ class Seeds(Protocol):
 
     def stand(self, record: VmRecord) -> bool:
         """True when every seed of the VM is on disk."""
+
+
+class DiskFiles(Protocol):
+    """A VM's disks as files of this host."""
+
+    async def sources(
+        self, record: VmRecord, made: Mapping[str, MadeDisk]
+    ) -> Mapping[str, DiskSource]:
+        """The files by volume name, judged now; raises VirtbusError 409 `disk_refused`."""
 
 
 class Readiness(Protocol):

@@ -9,6 +9,7 @@
 <state_dir>/vms/<uid>/commands what became of the last commands
 <state_dir>/vms/<uid>/seed-*   seeds
 <state_dir>/quarantine/<entry>/ the same of a VM whose disks are in quarantine (ADR 0033)
+<state_dir>/vms/<uid>/disk-*   our own names of its disks (`disk_files.py`)
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log
 """
@@ -176,10 +177,9 @@ class StateFiles:
                 for backup in ("", ".0", ".1", ".2"):
                     log = f"{domain_name(check_uid(uid))}.log{backup}"
                     (LIBVIRT_LOGS / log).unlink(missing_ok=True)
-            for path in (self.vms / check_uid(uid)).glob("seed-*"):
-                path.unlink(missing_ok=True)
-            for path in (self.vms / uid).glob(".seed-*"):
-                path.unlink(missing_ok=True)
+            for pattern in ("seed-*", ".seed-*", "disk-*"):
+                for path in (self.vms / check_uid(uid)).glob(pattern):
+                    path.unlink(missing_ok=True)
             shutil.rmtree(self._run / "vms" / uid, ignore_errors=True)
             for path in self._consoles.glob(f"{uid}.log*"):
                 path.unlink(missing_ok=True)
