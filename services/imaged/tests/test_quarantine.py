@@ -128,7 +128,7 @@ async def test_the_image_under_a_disk_in_quarantine_is_not_collected(
     wanted = record(volume(server.url("a"), 32 * MIB))
     async with make_node() as node:
         done = await node.disks.ensure(wanted)
-        with Path(done.ready.disks["root"].path).open("ab") as file:
+        with (node.state / "disks" / UID / "root.qcow2").open("ab") as file:
             file.write(b"written")
         await node.disks.release(UID, 1, KEEP)
         await node.images.forget(server.url("a"))
