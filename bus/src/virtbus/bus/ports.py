@@ -36,6 +36,10 @@ class FullError(BusError):
     """The bucket or the message is over its size limit."""
 
 
+class OversizeError(FullError):
+    """A value larger than its kind may be written (`virtbus.schemas.bounds`); nothing was sent."""
+
+
 class EntryKind(StrEnum):
     """What the last message of a key is."""
 
@@ -242,7 +246,8 @@ class Bus(Protocol):
         `expect` is the last revision of `key` (0: none), or with `expect_over` of that filter.
 
         Raises:
-            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError.
+            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError;
+            OversizeError where the value is larger than its kind may be.
         """
 
     async def purge(
@@ -267,7 +272,10 @@ class Bus(Protocol):
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`."""
+        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`.
+
+        One that is larger than an event may be loses texts and details (`schemas.fitting`).
+        """
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

@@ -19,6 +19,7 @@ from virtbus.bus.ports import (
     Endpoint,
     FullError,
     OutcomeUnknownError,
+    OversizeError,
     Request,
     ServiceInfo,
     UnavailableError,
@@ -61,6 +62,8 @@ def refusal_of(error: Exception, subject: str) -> VirtbusError:
                 "the bus did not take the write; try again",
                 after_ms=500,
             )
+        case OversizeError():
+            return VirtbusError(Code.TOO_LARGE, "too_large", f"{error}; nothing was stored")
         case FullError():
             return VirtbusError(
                 Code.EXHAUSTED,

@@ -11,6 +11,7 @@ from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.fitting import fitted
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
 from virtbus.schemas.wire import encode, validate
@@ -105,7 +106,7 @@ class Liveness:
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
-        record = self._record()
+        record = fitted(self._record())
         try:
             await self._bus.put(subjects.node_record(record.node), encode(record), ttl_s=ttl_s)
         except BusError as error:

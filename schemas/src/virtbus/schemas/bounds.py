@@ -1,0 +1,74 @@
+"""Sizes of values by kind: what a request, a writer and a reader may have (ADR 0027).
+
+A value grows between its admission and its last write, so each step has a larger bound than the
+one before: accepted < written < read. The largest view of a VM, a record and a status in JSON with
+every byte escaped to six, still fits in one message of the bus.
+"""
+
+from typing import NamedTuple
+
+KIB = 1024
+BUS_BYTES = 1024 * KIB
+"""One message of the bus, headers included (`max_payload` of the server)."""
+REQUEST_BYTES = 512 * KIB
+"""A request, and any other message that is not stored."""
+RECORD_ACCEPTED_BYTES = 128 * KIB
+"""A VM's record right after a create or an update: what users gave and what admission added."""
+
+
+class Bound(NamedTuple):
+    """How large values of one kind may be."""
+
+    kind: str
+    written_bytes: int
+    read_bytes: int
+
+
+RECORD = Bound("record", RECORD_ACCEPTED_BYTES + 8 * KIB, 512 * KIB)
+"""Later writes add the node, requests, graces, a trace: less than 2 KiB of the 8."""
+SECRET = Bound("secret inputs", 512 * KIB, BUS_BYTES)
+"""Written once and copied as it is; a request that brings more is refused by its size."""
+STATUS = Bound("status", 16 * KIB, 32 * KIB)
+HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
+"""500 of them fit in the 16 MiB of their bucket."""
+SMALL = Bound("small value", 16 * KIB, 32 * KIB)
+"""Name claims, join records, wishes, reserved sums, leases."""
+EVENT = Bound("event", 64 * KIB, 128 * KIB)
+LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
+OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
+KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, EVENT, LETTER, OTHER)
+HEADER_BYTES = 4 * KIB
+"""Room for the headers of a stored message: id, expectations, a trace."""
+STORED_BYTES = {
+    "KV_vm": RECORD.read_bytes + HEADER_BYTES,
+    "KV_sec": SECRET.written_bytes + HEADER_BYTES,
+    "KV_st": STATUS.read_bytes + HEADER_BYTES,
+    "KV_node": HEARTBEAT.read_bytes + HEADER_BYTES,
+    "KV_lease": SMALL.read_bytes + HEADER_BYTES,
+    "EVT": EVENT.read_bytes + HEADER_BYTES,
+    "DLQ": LETTER.read_bytes + HEADER_BYTES,
+}
+"""The largest message that the bus itself takes into a stream (`max_msg_size`), from anybody."""
+
+
+def bound_of(subject: str) -> Bound:
+    """The bound of what is stored at a key of a bucket or under a subject of a stream."""
+    match subject.split("."):
+        case ["$KV", "vm" | "st", _, last] if last.startswith("_"):
+            return SMALL
+        case ["$KV", "vm", _, _]:
+            return RECORD
+        case ["$KV", "sec", *_]:
+            return SECRET
+        case ["$KV", "st", *_]:
+            return STATUS
+        case ["$KV", "node", *_]:
+            return HEARTBEAT
+        case ["$KV", "vm" | "lease", *_]:
+            return SMALL
+        case ["virtbus", "evt", *_]:
+            return EVENT
+        case ["virtbus", "dlq", *_]:
+            return LETTER
+        case _:
+            return OTHER
