@@ -43,6 +43,7 @@ def test_reading_accepts_more_than_writing(bound: bounds.Bound) -> None:
 def test_the_largest_view_of_a_vm_fits_in_one_message_whatever_is_in_it() -> None:
     largest = bounds.RECORD.written_bytes + bounds.STATUS.read_bytes
     assert 6 * largest < bounds.BUS_BYTES  # JSON makes six bytes of a control character
+    assert bounds.RECORD.written_bytes + bounds.LOGINS_BYTES < bounds.REQUEST_BYTES
     assert bounds.RECORD_ACCEPTED_BYTES + 2048 < bounds.RECORD.written_bytes
 
 

@@ -15,6 +15,9 @@ REQUEST_BYTES = 512 * KIB
 RECORD_ACCEPTED_BYTES = 128 * KIB
 """A VM's record right after a create or an update: what users gave and what admission added."""
 
+LOGINS_BYTES = 256 * KIB
+"""A VM's pull secrets: they go to imaged in one request, beside the record."""
+
 
 class Bound(NamedTuple):
     """How large values of one kind may be."""

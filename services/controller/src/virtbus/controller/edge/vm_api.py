@@ -22,6 +22,7 @@ from virtbus.controller.core.placement import (
     room,
 )
 from virtbus.controller.core.promises import takes_room
+from virtbus.controller.core.sizes import refuse_large
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.reservations import NodeFullError
@@ -75,12 +76,14 @@ class VmApi:
     async def create(self, request: Request) -> VmCreated:
         admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
+            record = self._record(admitted)
+            refuse_large(record, admitted.secrets)
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
             async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
-                committed = await self._commit(self._record(admitted), nodes, admitted)
+                committed = await self._commit(record, nodes, admitted)
             self._apply(committed.held)
             self._tell_created(committed, why)
         return VmCreated(vm=self.show(committed.held), created=committed.created)
@@ -180,6 +183,7 @@ class VmApi:
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
+        refuse_large(record)
         self._check_room(held.record, record)
         try:
             held = await self._commits.replace(held, record)
