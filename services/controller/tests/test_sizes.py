@@ -49,7 +49,7 @@ async def test_a_record_of_the_largest_size_takes_every_later_write(made: World)
     stored = await made.stored(uid(1))
     assert stored is not None
     room = bounds.RECORD_ACCEPTED_BYTES - len(encode(stored)) - 10
-    notes = {name: "x" * (room // 3) for name in "abc"}
+    notes = dict.fromkeys("abc", "x" * (room // 3))
     await made.vm("update", uid=uid(1), revision=vm.revision, annotations=notes)
     for number in range(6):
         verb, more = (("stop", {"grace_s": 86_400}), ("start", {}))[number % 2]

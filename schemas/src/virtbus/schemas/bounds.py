@@ -54,24 +54,20 @@ STORED_BYTES = {
 """The largest message that the bus itself takes into a stream (`max_msg_size`), from anybody."""
 
 
+_BY_PLACE = {
+    "$KV.vm": RECORD,
+    "$KV.sec": SECRET,
+    "$KV.st": STATUS,
+    "$KV.node": HEARTBEAT,
+    "$KV.lease": SMALL,
+    "virtbus.evt": EVENT,
+    "virtbus.dlq": LETTER,
+}
+
+
 def bound_of(subject: str) -> Bound:
     """The bound of what is stored at a key of a bucket or under a subject of a stream."""
-    match subject.split("."):
-        case ["$KV", "vm" | "st", _, last] if last.startswith("_"):
-            return SMALL
-        case ["$KV", "vm", _, _]:
-            return RECORD
-        case ["$KV", "sec", *_]:
-            return SECRET
-        case ["$KV", "st", *_]:
-            return STATUS
-        case ["$KV", "node", *_]:
-            return HEARTBEAT
-        case ["$KV", "vm" | "lease", *_]:
-            return SMALL
-        case ["virtbus", "evt", *_]:
-            return EVENT
-        case ["virtbus", "dlq", *_]:
-            return LETTER
-        case _:
-            return OTHER
+    tokens = subject.split(".")
+    bound = _BY_PLACE.get(".".join(tokens[:2]), OTHER)
+    of_a_vm = len(tokens) == 4 and not tokens[3].startswith("_")
+    return bound if of_a_vm or bound not in {RECORD, STATUS} else SMALL

@@ -52,6 +52,7 @@ class Auditor:
         self._guests: Mapping[str, Guest] = {}
         self._trusted: Callable[[], bool] = lambda: False
         self._purged: Callable[[str], bool] = lambda _uid: False
+        self._unread: Callable[[str], bool] = lambda _uid: False
         self._due = asyncio.Event()
 
     def over(
@@ -59,12 +60,16 @@ class Auditor:
         guests: Mapping[str, Guest],
         trusted: Callable[[], bool],
         purged: Callable[[str], bool],
+        unread: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Audit these, the agent's own; `trusted` says whether the bus is ours and listed.
 
         `purged` is true for a uid whose record was purged here: it was deleted, or moved away.
+        `unread` is true for one whose record is there and cannot be read: nothing of it is left
+        over.
         """
         self._guests, self._trusted, self._purged = guests, trusted, purged
+        self._unread = unread
 
     def sweep_soon(self) -> None:
         """A record was purged that no actor here acted on; imaged and netd may have."""
@@ -153,7 +158,7 @@ class Auditor:
         found = [
             Finding(kind=kind, uid=uid, what=what, repair=REPAIRS[kind])
             for kind, uid, what in things
-            if uid not in self._guests
+            if uid not in self._guests and not self._unread(uid)
         ]
         found += [
             Finding(kind="record", uid=uid, what=guest.held)

@@ -19,8 +19,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import NetReady, Release
+from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmRecord, VmSecrets
-from virtbus.schemas.wire import read
 
 if TYPE_CHECKING:
     from virtbus.nodeagent.guest import Guest
@@ -171,7 +171,7 @@ class Doing:
             raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
         if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
             return None  # none, or what another create of this uid had put there
-        return read(VmSecrets, entry.value)
+        return read_stored(VmSecrets, entry.key, entry.value)
 
     @property
     def starting(self) -> bool:

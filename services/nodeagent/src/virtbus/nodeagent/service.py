@@ -24,11 +24,12 @@ from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.records import read_record
+from virtbus.schemas.records import read_record, read_stored
 from virtbus.schemas.vm import JoinNonce, VmRecord
-from virtbus.schemas.wire import read, validate
+from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class NodeAgent:
         self._stash: dict[str, list[ImageReady | NetReady]] = {}
         self._absent: dict[str, float] = {}
         self._listed: set[str] = set()
+        self._unread: set[str] = set()
+        """Their records are on the bus and cannot be read: the last good ones stay in force."""
         self._marked: set[str] = set()
         """Purged on the bus, so nothing of them may stay here."""
         self._next: dict[str, VmRecord] = {}
@@ -133,7 +136,12 @@ class NodeAgent:
         commands = Commands(self._tools, self._guests, self._rpc.known).endpoint()
         if self._auditor is None:
             return [commands, *rebuilding.endpoints()]
-        self._auditor.over(self._guests, lambda: self._trusted, lambda uid: uid in self._marked)
+        self._auditor.over(
+            self._guests,
+            lambda: self._trusted,
+            lambda uid: uid in self._marked,
+            lambda uid: uid in self._unread,
+        )
         return [commands, *rebuilding.endpoints(), self._auditor.endpoint()]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
@@ -150,6 +158,7 @@ class NodeAgent:
     def _take(self, item: Entry | WatchMark) -> None:
         if item is WatchMark.RESET:
             self._listed, self._marked, self._nonce = set(), set(), ""
+            self._unread.clear()
             self._wish.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
@@ -160,11 +169,14 @@ class NodeAgent:
             except VirtbusError as error:
                 # The last good record stays in force (MSG-16).
                 log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
+                self._cannot_read(uid)
 
     def _take_entry(self, uid: str, entry: Entry) -> None:
         if uid == subjects.JOIN_KEY:
             if entry.kind is EntryKind.PUT:
-                self._nonce = read(JoinNonce, entry.value).nonce
+                if self._trusted:  # one that cannot be read does not make it another bus
+                    self._nonce = self._tools.files.nonce()
+                self._nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
                 self._trusted = self._trusted and self._nonce == self._tools.files.nonce()
             return
         if uid == subjects.WISH_KEY:
@@ -177,8 +189,16 @@ class NodeAgent:
         if isinstance(record, VmRecord):
             self._take_record(uid, record)
 
+    def _cannot_read(self, uid: str) -> None:
+        """A record is there, so its VM is not absent: what the host knows of it goes on."""
+        if is_uid(uid):
+            self._listed.add(uid)
+            self._unread.add(uid)
+            self._absent.pop(uid, None)
+
     def _take_record(self, uid: str, record: VmRecord) -> None:
         self._listed.add(uid)
+        self._unread.discard(uid)
         self._absent.pop(uid, None)
         if record.epoch < self._tools.files.epoch(uid):
             log.warning(
@@ -213,6 +233,7 @@ class NodeAgent:
         """Deleted, or moved to another node: what is here must go, and nothing be started."""
         self._next.pop(uid, None)
         self._listed.discard(uid)
+        self._unread.discard(uid)
         self._marked.add(uid)
         guest = self._guests.get(uid)
         if (guest is None or guest.refused) and self._auditor is not None:
@@ -292,7 +313,7 @@ class NodeAgent:
         if self._trusted:
             self._wish.keep()
         for uid, record in list(self._on_disk.items()):
-            if uid not in self._listed:
+            if uid not in self._listed or uid in self._unread:
                 self._adopt(record)
         for uid, guest in self._guests.items():
             if not self._trusted:

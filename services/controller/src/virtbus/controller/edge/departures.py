@@ -17,6 +17,7 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import Fence, NodeState, NodeWish
@@ -51,7 +52,7 @@ class Departures:
         while True:
             try:
                 await self.round(tenure.check)
-            except BusError as error:
+            except (BusError, VirtbusError) as error:
                 log.info("departures wait: %s", error, extra={"code": "departures_wait"})
             await asyncio.sleep(ROUND_S)
 

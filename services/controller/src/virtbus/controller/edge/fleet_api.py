@@ -1,11 +1,12 @@
 """`image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from virtbus.bus.ports import Bus, BusError, Request, StreamReport
+from virtbus.bus.ports import Bus, BusError, Request, StoredMessage, StreamReport
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
@@ -31,8 +32,11 @@ from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage
+from virtbus.schemas.records import plain_stored
 from virtbus.schemas.states import VmState
-from virtbus.schemas.wire import decode, validate
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
 
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
@@ -153,8 +157,6 @@ class FleetApi:
         for message in stored:
             if message.subject.endswith(f".{span}") and not want.spans:
                 continue
-            body = decode(message.body)
-            data = body.get("data", body) if isinstance(body, dict) else {}
             items += [
                 EventItem(
                     sequence=message.sequence,
@@ -162,7 +164,7 @@ class FleetApi:
                     time_ns=message.time_ns,
                     data=fact,
                 )
-                for fact in data.get("spans", [data])  # spans that ended together are one message
+                for fact in _facts_in(message)
             ]
         return EventPage(items=tuple(items))
 
@@ -189,6 +191,19 @@ class FleetApi:
             highly_available=all(stream.replicas >= 3 for stream in report) and bool(report),
             alarms=(*self._storage.alarms(), *self._fleet.alarms(), *_dead_letters(dead)),
         )
+
+
+def _facts_in(message: StoredMessage) -> list[dict[str, Any]]:
+    """The facts of one message: spans that ended together are one; none where it is unreadable."""
+    try:
+        body = plain_stored(message.subject, message.body)
+    except VirtbusError as error:
+        extra = {"code": "bad_event"}
+        log.warning("unreadable %s: %s", message.subject, error, extra=extra)
+        return []
+    data = body.get("data", body) if isinstance(body, dict) else {}
+    facts = data.get("spans", [data]) if isinstance(data, dict) else []
+    return [one for one in facts if isinstance(one, dict)] if isinstance(facts, list) else []
 
 
 def _stream(one: StreamReport) -> StreamStatus:

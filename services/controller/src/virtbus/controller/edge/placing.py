@@ -15,6 +15,7 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord
@@ -140,7 +141,7 @@ class Placing:
             held = await self._moves.move(Held(record, choice.held.revision), choice.node)
         except (ConflictError, NodeFullError):
             return  # it changed, or is placed: its echo brings it back if it still waits
-        except BusError as error:
+        except (BusError, VirtbusError) as error:
             log.warning(
                 "%s is placed later: %s",
                 record.name,

@@ -23,8 +23,11 @@ from virtbus.controller.core.placement import (
 )
 from virtbus.controller.core.promises import takes_room
 from virtbus.controller.core.sizes import refuse_large
+from virtbus.controller.core.unreadable import REASON as UNREADABLE
+from virtbus.controller.core.unreadable import UnreadableError
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.watching import Watches
@@ -46,6 +49,7 @@ from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
+NOT_FOUND = "vm_not_found"
 NODES_TRIED = 8
 """Nodes that a strict VM is tried on before it waits: each that was full costs a round trip."""
 
@@ -68,6 +72,7 @@ class VmApi:
         self._watches = watches
         self._facts = facts
         self._commits = Commits(bus, fleet)
+        self._removals = Removals(bus, fleet, facts)
         self._sources = bus.sources
         self._storage = storage
         self._all_strict = strict
@@ -152,7 +157,13 @@ class VmApi:
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:
-        return self.show(await self.find(validate(VmRef, request.data)))
+        try:
+            return self.show(await self.find(validate(VmRef, request.data)))
+        except UnreadableError as error:
+            known = self._fleet.vms.get(error.found.uid)
+            if known is None:
+                raise
+            return self.show(known)  # the last that could be read, with a condition
 
     async def list(self, request: Request) -> VmPage:
         want = validate(VmList, request.data)
@@ -234,7 +245,15 @@ class VmApi:
 
     async def delete(self, request: Request) -> VmView:
         want = validate(VmDelete, request.data)
-        return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
+        try:
+            return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
+        except VirtbusError as error:
+            if error.reason not in {UNREADABLE, NOT_FOUND}:
+                raise
+            removed = await self._removals.remove(want)
+            if removed is None:
+                raise
+            return removed
 
     async def change(
         self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request
@@ -342,7 +361,7 @@ def not_found(ref: VmRef) -> VirtbusError:
     """404 with what was asked for."""
     what = f"uid {ref.uid}" if ref.uid else f"named {ref.name} in namespace {ref.namespace}"
     message = f"there is no VM {what}; `virtbus vm list` shows what there is"
-    return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
+    return VirtbusError(Code.NOT_FOUND, NOT_FOUND, message)
 
 
 def _continue_token(last: VmView) -> str:
