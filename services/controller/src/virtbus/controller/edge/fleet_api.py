@@ -201,7 +201,7 @@ def _facts_in(message: StoredMessage) -> list[dict[str, Any]]:
         extra = {"code": "bad_event"}
         log.warning("unreadable %s: %s", message.subject, error, extra=extra)
         return []
-    data = body.get("data", body) if isinstance(body, dict) else {}
+    data = body.get("data", body) if isinstance(body, dict) else None
     facts = data.get("spans", [data]) if isinstance(data, dict) else []
     return [one for one in facts if isinstance(one, dict)] if isinstance(facts, list) else []
 
