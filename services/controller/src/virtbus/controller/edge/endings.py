@@ -94,11 +94,12 @@ class Endings:
     async def _reclaim(self) -> None:
         """Write claims that nobody can read anew for the VMs that bear their names."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
-        for (namespace, name), uid in self._fleet.names.items() if bad else ():
-            key = subjects.name_claim(namespace, name)
-            if key in bad:
-                with contextlib.suppress(ConflictError):
-                    await self._commits.reclaim(key, bad[key], uid)
+        if not bad:
+            return
+        bearers = {subjects.name_claim(*name): uid for name, uid in self._fleet.names.items()}
+        for key in bad.keys() & bearers.keys():
+            with contextlib.suppress(ConflictError):
+                await self._commits.reclaim(key, bad[key], bearers[key])
 
     def _orphan(self, key: str, claim: Claimed) -> bool:
         held = self._fleet.vms.get(claim.uid)

@@ -82,9 +82,9 @@ class Removals:
             self._facts.emit(Kind.VM_DELETED, before, "its record could not be read")
 
     async def _gone(self, found: Unreadable) -> None:
-        """Purge what cannot be read, unless that was done with its VM."""
+        """Purge what cannot be read, unless it was with its VM, or something else stands there."""
         entry = await self._bus.get(found.key)
-        if entry is not None and entry.kind is EntryKind.PUT:
+        if entry is not None and entry.kind is EntryKind.PUT and entry.revision == found.revision:
             await self._bus.purge(found.key, expect=found.revision, marker_ttl_s=MARKER_TTL_S)
         extra = {"code": "unreadable_removed", "uid": found.uid}
         log.warning("removed %s, which nobody could read: %s", found.key, found.why, extra=extra)
