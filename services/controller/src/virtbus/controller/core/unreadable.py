@@ -9,7 +9,6 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import Condition, VmSpec, VmView
 
-REASON = "unreadable"
 CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
@@ -67,7 +66,7 @@ class UnreadableError(VirtbusError):
 
     def __init__(self, found: Unreadable) -> None:
         message = f"the {found.kind} at {found.key} cannot be read ({found.why}); {found.way_out}"
-        super().__init__(Code.UNSUPPORTED, REASON, message)
+        super().__init__(Code.UNSUPPORTED, "unreadable", message)
         self.found = found
 
 
@@ -157,7 +156,7 @@ def removed(found: Unreadable, *, uid: str, namespace: str, name: str) -> VmView
         revision=found.revision,
         created_ns=0,
         state=VmState.DELETING,
-        reason=REASON,
+        reason="unreadable",
         message=f"its {found.kind} could not be read ({found.why}) and is removed",
         deleting=True,
         spec=VmSpec(),

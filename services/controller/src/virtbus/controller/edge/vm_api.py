@@ -23,7 +23,6 @@ from virtbus.controller.core.placement import (
 )
 from virtbus.controller.core.promises import takes_room
 from virtbus.controller.core.sizes import refuse_large
-from virtbus.controller.core.unreadable import REASON as UNREADABLE
 from virtbus.controller.core.unreadable import UnreadableError
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
@@ -49,7 +48,6 @@ from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
-NOT_FOUND = "vm_not_found"
 NODES_TRIED = 8
 """Nodes that a strict VM is tried on before it waits: each that was full costs a round trip."""
 
@@ -248,7 +246,7 @@ class VmApi:
         try:
             return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
         except VirtbusError as error:
-            if error.reason not in {UNREADABLE, NOT_FOUND}:
+            if error.reason not in {"unreadable", "vm_not_found"}:
                 raise
             removed = await self._removals.remove(want)
             if removed is None:
@@ -361,7 +359,7 @@ def not_found(ref: VmRef) -> VirtbusError:
     """404 with what was asked for."""
     what = f"uid {ref.uid}" if ref.uid else f"named {ref.name} in namespace {ref.namespace}"
     message = f"there is no VM {what}; `virtbus vm list` shows what there is"
-    return VirtbusError(Code.NOT_FOUND, NOT_FOUND, message)
+    return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
 
 
 def _continue_token(last: VmView) -> str:
