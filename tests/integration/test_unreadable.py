@@ -7,7 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 A = uid(1)
 RECORD, STATUS = subjects.vm_record(NODE, A), subjects.vm_status(NODE, A)
-DAMAGES = {
+DAMAGES: dict[str, Callable[[str], bytes]] = {
     "garbage": lambda _key: b"\xc1\xff no msgpack",
     "over-size": lambda key: encode({"a": "x" * _over(key)}),
     "a list": lambda _key: b"\x93\x01\x02\x03",

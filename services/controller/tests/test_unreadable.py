@@ -1,7 +1,7 @@
 """A value that nobody can read is one VM's trouble: it is told, and a person can remove it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -38,7 +38,7 @@ KEYS = {
     "heartbeat": subjects.node_record("n3"),
     "lease": subjects.lease("fleet"),
 }
-DAMAGES = {
+DAMAGES: dict[str, Callable[[str], bytes]] = {
     "garbage": lambda _key: b"\xc1\xff no msgpack",
     "empty": lambda _key: b"",
     "over-size": lambda key: encode({"a": "x" * bounds.bound_of(key).read_bytes}),

@@ -130,6 +130,19 @@ async def test_a_damaged_status_of_a_deleted_vm_is_swept(made: World, server: Me
 
 
 @played
+async def test_a_damaged_heartbeat_is_told_until_it_has_expired(
+    made: World, server: MemoryServer
+) -> None:
+    key = subjects.node_record("n3")
+    damage(server, key, GARBAGE)
+    await go_on(made, 1)
+    assert key in await alarms(made)
+    del server.shelf(key).entries[key]  # this bucket tells nobody of what expires
+    await go_on(made, 31)
+    assert key not in await alarms(made)
+
+
+@played
 async def test_a_damaged_sum_is_made_again_from_the_records(
     made: World, server: MemoryServer
 ) -> None:

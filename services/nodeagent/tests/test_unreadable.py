@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ KEYS = {
     "secret": subjects.vm_secret(NODE, A),
     "status": subjects.vm_status(NODE, A),
 }
-DAMAGES = {
+DAMAGES: dict[str, Callable[[str], bytes]] = {
     "garbage": lambda _key: b"\xc1\xff no msgpack",
     "empty": lambda _key: b"",
     "over-size": lambda key: encode({"a": "x" * bounds.bound_of(key).read_bytes}),

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
-from virtbus.bus.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.ports import Bus, BusError, Entry, EntryKind, WatchMark
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge.stands import unreadable
 from virtbus.controller.edge.watching import Watches
@@ -16,6 +17,7 @@ from virtbus.schemas.ids import UNPLACED
 log = logging.getLogger(__name__)
 
 WAITING = f"$KV.vm.{UNPLACED}."
+LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
 """The two halves of a move are one batch; a purge alone is an operator's."""
 
@@ -46,6 +48,17 @@ class Feeds:
                 self._follow("st", self._status, lambda: {uid for _, uid in self._fleet.statuses})
             )
             group.create_task(self._follow("node", self._node, set))
+            group.create_task(self._look_again())
+
+    async def _look_again(self) -> None:
+        """Forget what could not be read and has ended without a word, as heartbeats do."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            for found in self._fleet.damaged:
+                with suppress(BusError):
+                    entry = await self._bus.get(found.key)
+                    if entry is None:
+                        self._fleet.damaged.discard(found.key)
 
     async def _follow(
         self, bucket: str, take: Callable[[Entry], str | None], known: Callable[[], set[str]]
