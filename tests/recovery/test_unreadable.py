@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from services.kubebridge.tests.manifests import vmi
+from services.kubebridge.tests.test_given import credential, secret
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 from tests.recovery.test_rebuild import ask, controller, on_bus, rebuild
 
 from virtbus.bus import backup
+from virtbus.kubebridge.core.mapping import translate
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode, read
@@ -93,3 +96,29 @@ async def test_a_backup_keeps_what_cannot_be_read_as_it_is(tmp_path: Path) -> No
     assert set(taken.records) == {RECORD, subjects.vm_record(NODE, B)}
     await node.other_bus()
     assert sorted((await backup.put_back(node.bus, taken)).vms) == [A, B]
+
+
+async def test_the_largest_secret_of_a_kubernetes_tenant_makes_a_vm_that_can_be_deleted(
+    tmp_path: Path,
+) -> None:
+    """64 keys of 8 KiB in one Secret once made a record that ended all controllers (C1)."""
+    node = Node(tmp_path)
+    await node.join()
+    keys = "\n".join(f"ssh-ed25519 {'A' * 8174}" for _ in range(63))
+    manifest = vmi()
+    manifest["spec"]["accessCredentials"] = [credential("keys", "noCloud")]
+    create = translate(manifest, {("Secret", "keys"): secret(a=keys)}, "c1").create
+    assert create is not None
+    async with node.agent(), controller(node) as client:
+        made = await client.request("virtbus.api.v1.vm.create", create, timeout_s=10)
+        of = made["vm"]["uid"]
+        await eventually(lambda: ("start", of) in node.domains.done)
+        stored = await on_bus(node, of)
+        assert stored is not None
+        assert len(encode(stored)) < 4000
+        await ask(client, "vm.delete", uid=of, grace_s=0)
+
+        async def gone() -> bool:
+            return await on_bus(node, of) is None
+
+        await eventually(gone)
