@@ -130,6 +130,22 @@ async def test_a_damaged_status_of_a_deleted_vm_is_swept(made: World, server: Me
 
 
 @played
+async def test_a_drain_passes_over_a_vm_whose_record_cannot_be_read(
+    made: World, server: MemoryServer
+) -> None:
+    where = (await stored(made, WEB)).node
+    other = "n2" if where == "n1" else "n1"
+    damage(server, subjects.vm_record(where, WEB), GARBAGE)
+    await go_on(made, 1)
+    await made.ask("drain", resource="node", node=where, discard_local_disks=True)
+    await go_on(made, 20)
+    there = server.shelf("$KV.sec.x").entries
+    assert subjects.vm_secret(other, WEB) not in there
+    vm = await stored(made, uid(2))
+    assert vm.leaving or vm.node == other
+
+
+@played
 async def test_a_damaged_heartbeat_is_told_until_it_has_expired(
     made: World, server: MemoryServer
 ) -> None:

@@ -91,6 +91,10 @@ class Damaged:
         """True where what stands there was met and could not be read."""
         return key in self._found
 
+    def record_of(self, uid: str) -> bool:
+        """True where a VM's record cannot be read: writes over the last good one would fail."""
+        return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
+
     def in_bucket(self, bucket: str) -> set[str]:
         """The keys in one bucket."""
         return {key for key in self._found if key.startswith(f"$KV.{bucket}.")}

@@ -82,7 +82,11 @@ class Placing:
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
         self._note_refusals(now_s)
-        waiting = [fleet.vms[uid] for uid in (*fleet.unplaced, *self._declined_now())]
+        waiting = [
+            fleet.vms[uid]
+            for uid in (*fleet.unplaced, *self._declined_now())
+            if not fleet.damaged.record_of(uid)
+        ]
         hopeless: set[tuple[Demand, bool, bool]] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
