@@ -1,4 +1,4 @@
-"""What nobody can read is written back from the hosts, kept in backups, and ended by a person."""
+"""Unreadable values are written back from hosts, kept in backups, and ended by a person."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What users give is refused where it is more than may be stored, and by its largest field."""
+"""Requests whose record or secrets are larger than is stored are refused by their largest field."""
 
 import json
 from typing import Any

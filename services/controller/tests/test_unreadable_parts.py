@@ -1,4 +1,4 @@
-"""What is not a record and cannot be read: claims, statuses, sums, wishes, joins, events."""
+"""Unreadable values that are no record: claims, statuses, sums, wishes, joins, events."""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,4 +1,4 @@
-"""What an agent says fits, whatever it was told: it is cut, and never lost without a word."""
+"""Statuses and heartbeats fit, whatever their agent was told: they are cut, never lost."""
 
 from pathlib import Path
 

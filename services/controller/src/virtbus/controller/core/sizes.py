@@ -1,4 +1,4 @@
-"""What a user gave is refused where it is more than is stored, by the field that is largest."""
+"""Refuses what a user gave where it is more than is stored, by the field that is largest."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What stands at a key of a VM or a name, as the leader gave it: a value nobody can read, too."""
+"""The values at the keys of VMs and names, as the leader gave them: unreadable ones, too."""
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.controller.core.claims import Standing, standing
