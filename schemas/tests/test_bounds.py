@@ -20,6 +20,7 @@ KEYS = {
     subjects.join_nonce("n1"): bounds.SMALL,
     subjects.node_wish("n1"): bounds.SMALL,
     subjects.node_reserved("n1"): bounds.SMALL,
+    subjects.node_hosts("n1"): bounds.HOSTS,
     subjects.vm_secret("n1", UID): bounds.SECRET,
     subjects.vm_status("n1", UID): bounds.STATUS,
     subjects.node_record("n1"): bounds.HEARTBEAT,

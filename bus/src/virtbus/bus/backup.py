@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.records import plain_stored
-from virtbus.schemas.subjects import JOIN_KEY, vm_anywhere
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, vm_anywhere
 
 VERSION = 1
 QUIET_S = 0.3
@@ -248,8 +248,8 @@ def _is_record(key: str) -> bool:
 
 
 def _lasts(entry: Entry) -> bool:
-    """False for what is of one bus only: join records, and the tombstones of buried uids."""
-    if entry.kind is not EntryKind.PUT or _uid(entry.key) == JOIN_KEY:
+    """False for what is of one bus only: join records, tombstones, and addresses of hosts."""
+    if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
         return False
     try:
         value = plain_stored(entry.key, entry.value) if _is_record(entry.key) else {}

@@ -36,10 +36,12 @@ HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 of them fit in the 16 MiB of their bucket."""
 SMALL = Bound("small value", 16 * KIB, 32 * KIB)
 """Name claims, join records, wishes, reserved sums, leases."""
+HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
+"""Every host's addresses, in one value a node: 500 hosts of ten IPv6 addresses each."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
-KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, EVENT, LETTER, OTHER)
+KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, HOSTS, EVENT, LETTER, OTHER)
 HEADER_BYTES = 4 * KIB
 """Room for the headers of a stored message: id, expectations, a trace."""
 STORED_BYTES = {
@@ -68,6 +70,8 @@ _BY_PLACE = {
 def bound_of(subject: str) -> Bound:
     """The bound of what is stored at a key of a bucket or under a subject of a stream."""
     tokens = subject.split(".")
+    if tokens[-1] == "_hosts":
+        return HOSTS
     bound = _BY_PLACE.get(".".join(tokens[:2]), OTHER)
     of_a_vm = len(tokens) == 4 and not tokens[3].startswith("_")
     return bound if of_a_vm or bound not in {RECORD, STATUS} else SMALL

@@ -250,6 +250,13 @@ CHANNELS: tuple[Channel, ...] = (
         "Cordon, drain and fence of a node.",
     ),
     _said(
+        subjects.node_hosts,
+        Plane.RECORD,
+        node.HostAddresses,
+        "controller → controller, netd",
+        "Addresses of the fleet's hosts, which guests of the node may not reach.",
+    ),
+    _said(
         subjects.node_reserved,
         Plane.RECORD,
         node.Reserved,
@@ -385,6 +392,7 @@ CHANNELS: tuple[Channel, ...] = (
 FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.hosts_all), "the addresses of hosts, as each node is told them"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.tele_all), "telemetry of a node"),
     (template(subjects.events), "facts of one VM"),

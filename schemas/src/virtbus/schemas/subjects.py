@@ -6,6 +6,7 @@ PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
+HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 
 
@@ -46,6 +47,16 @@ def join_nonce(node: str) -> str:
 def node_wish(node: str) -> str:
     """`$KV.vm.<node>._wish`: what controllers want of a node; absent: that it takes VMs."""
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
+
+
+def node_hosts(node: str) -> str:
+    """`$KV.vm.<node>._hosts`: addresses of the fleet's hosts, closed to the node's guests."""
+    return f"$KV.vm.{check_id(node)}.{HOSTS_KEY}"
+
+
+def hosts_all() -> str:
+    """Filter over that key of every node."""
+    return f"$KV.vm.*.{HOSTS_KEY}"
 
 
 def node_reserved(node: str) -> str:

@@ -136,12 +136,8 @@ class NodeAgent:
         commands = Commands(self._tools, self._guests, self._rpc.known).endpoint()
         if self._auditor is None:
             return [commands, *rebuilding.endpoints()]
-        self._auditor.over(
-            self._guests,
-            lambda: self._trusted,
-            lambda uid: uid in self._marked,
-            lambda uid: uid in self._unread,
-        )
+        trusted, marked = (lambda: self._trusted), (lambda uid: uid in self._marked)
+        self._auditor.over(self._guests, trusted, marked, self._unread.__contains__)
         return [commands, *rebuilding.endpoints(), self._auditor.endpoint()]
 
     async def _domains_when_up(self) -> list[DomainFacts]:
@@ -182,6 +178,8 @@ class NodeAgent:
         if uid == subjects.WISH_KEY:
             self._wished(entry)
             return
+        if uid == subjects.HOSTS_KEY:
+            return  # netd's
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
             return

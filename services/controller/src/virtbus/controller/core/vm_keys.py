@@ -3,16 +3,19 @@
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.records import read_record, read_stored
-from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, RESERVED, WISH_KEY
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
-    """The value of a `$KV.vm…` key by the shape of the key; None for a join nonce.
+    """The value of a `$KV.vm…` key by the shape of the key.
 
-    Raises VirtbusError where it cannot be read.
+    None for what controllers tell a node alone: the join nonce, the addresses of hosts. Raises
+    VirtbusError where it cannot be read.
     """
     tokens = key.split(".")
+    if tokens[-1] == HOSTS_KEY:
+        return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)
         return None
