@@ -43,6 +43,7 @@ KEYS = {
     "wish": subjects.node_wish(NODE),
     "sum": subjects.node_reserved(NODE),
     "join": subjects.join_nonce(NODE),
+    "hosts": subjects.node_hosts(NODE),
     "secret": subjects.vm_secret(NODE, A),
     "secret of no vm": subjects.vm_secret(NODE, uid(8)),
     "status": STATUS,

@@ -21,6 +21,7 @@ KEYS = {
     "record": subjects.vm_record(NODE, A),
     "record of another vm": subjects.vm_record(NODE, uid(7)),
     "join": subjects.join_nonce(NODE),
+    "hosts": subjects.node_hosts(NODE),
     "wish": subjects.node_wish(NODE),
     "secret": subjects.vm_secret(NODE, A),
     "status": subjects.vm_status(NODE, A),
