@@ -29,6 +29,7 @@ KEYS = {
     "claim": subjects.name_claim("default", "web"),
     "claim of no vm": subjects.name_claim("default", "nobody"),
     "join": subjects.join_nonce("n1"),
+    "images": subjects.node_images("n1"),
     "hosts": subjects.node_hosts("n1"),
     "wish": subjects.node_wish("n2"),
     "sum": subjects.node_reserved("n1"),

@@ -34,8 +34,8 @@ SECRET = Bound("secret inputs", 512 * KIB, BUS_BYTES)
 STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 of them fit in the 16 MiB of their bucket."""
-SMALL = Bound("small value", 16 * KIB, 32 * KIB)
-"""Name claims, join records, wishes, reserved sums, leases."""
+SMALL = Bound("small value", 20 * KIB, 32 * KIB)
+"""Name claims, join records, wishes, reserved sums, leases, keys of a node's images."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
 """Every host's addresses, in one value a node: 500 hosts of ten IPv6 addresses each."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)

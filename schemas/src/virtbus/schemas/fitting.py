@@ -18,7 +18,7 @@ MARK = "…"
 KEY_BYTES = 256
 LEAST_ENTRIES = 16
 """Of a map: as plain data the fields of a model are one, too."""
-HINTS = frozenset({"image_names", "image_digests", "detail", "attributes"})
+HINTS = frozenset({"detail", "attributes"})
 """Fields that readers can do without."""
 
 

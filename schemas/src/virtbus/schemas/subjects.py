@@ -6,6 +6,7 @@ PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
+IMAGES_KEY = "_images"
 HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 
@@ -72,6 +73,11 @@ def vm_secret(node: str, uid: str) -> str:
 def vm_status(node: str, uid: str) -> str:
     """`$KV.st.<node>.<uid>`."""
     return f"$KV.st.{check_id(node)}.{check_uid(uid)}"
+
+
+def node_images(node: str) -> str:
+    """`$KV.st.<node>._images`: which images the node has."""
+    return f"$KV.st.{check_id(node)}.{IMAGES_KEY}"
 
 
 def node_record(node: str) -> str:

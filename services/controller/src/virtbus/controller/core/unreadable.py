@@ -6,13 +6,13 @@ from typing import NamedTuple
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import Condition, VmSpec, VmView
 
 CONDITION = "Unreadable"
 NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
-_NODE_WIDE = {JOIN_KEY: "join record", WISH_KEY: "wish"}
+_NODE_WIDE = {JOIN_KEY: "join record", WISH_KEY: "wish", IMAGES_KEY: "list of images"}
 
 
 class Unreadable(NamedTuple):
@@ -33,9 +33,11 @@ class Unreadable(NamedTuple):
     def kind(self) -> str:
         """What would stand there."""
         _, bucket, place, *_ = self.key.split(".")
+        if self.uid.startswith("_"):
+            return _NODE_WIDE.get(self.uid, "value")
         if bucket != "vm":
             return _KINDS.get(bucket, "value")
-        return "name claim" if place == "_name" else _NODE_WIDE.get(self.uid, "record")
+        return "name claim" if place == "_name" else "record"
 
     @property
     def way_out(self) -> str:
