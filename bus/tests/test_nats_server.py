@@ -269,12 +269,12 @@ async def test_a_full_bucket_refuses_the_write_and_says_how_full_it_is(
     nats: server.Server, controller: NatsBus
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:
-        await declaration.ensure(admin, sizes=declaration.Sizes(st=64 * 1024))
+        await declaration.ensure(admin, sizes=declaration.Sizes(st=40 * 1024))
     for number in range(3):
-        await controller.put(f"$KV.st.n1.{UID[:-1]}{number}", b"x" * 20_000)
+        await controller.put(f"$KV.st.n1.{UID[:-1]}{number}", b"x" * 12_000)
     assert 0.8 < await controller.fill("st") <= 1.0
     with pytest.raises(FullError):
-        await controller.put(f"$KV.st.n1.{UID}", b"x" * 20_000)
+        await controller.put(f"$KV.st.n1.{UID}", b"x" * 12_000)
 
 
 async def test_a_stream_that_does_not_exist_is_unavailable_in_time(nats: server.Server) -> None:

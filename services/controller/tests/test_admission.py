@@ -81,7 +81,9 @@ def test_shorthand_becomes_the_spec() -> None:
     assert done.spec.networks[0].network == "blue"
     seed = done.spec.volumes[1].cloud_init_no_cloud
     assert seed is not None
-    assert seed.ssh_keys == (SSH_KEY,)
+    assert seed.ssh_keys == ()
+    assert done.secrets is not None
+    assert done.secrets.cloud_init["cloudinit"].ssh_keys == (SSH_KEY,)
 
 
 def test_shorthand_and_the_same_spec_in_full_are_the_same_vm() -> None:
@@ -137,7 +139,9 @@ def test_a_seed_of_the_spec_takes_the_shorthand_in() -> None:
     assert [volume.name for volume in done.spec.volumes] == ["root", "seed"]
     seed = done.spec.volumes[1].cloud_init_no_cloud
     assert seed is not None
-    assert (seed.hostname, seed.ssh_keys) == ("web", (SSH_KEY,))
+    assert (seed.hostname, seed.ssh_keys) == ("web", ())
+    assert done.secrets is not None
+    assert done.secrets.cloud_init["seed"].ssh_keys == (SSH_KEY,)
 
 
 @pytest.mark.parametrize("strategy", RunStrategy)

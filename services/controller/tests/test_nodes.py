@@ -240,4 +240,5 @@ async def test_what_cannot_be_read_is_a_dead_letter_and_an_alarm(made: World) ->
     assert (data["subject"], data["size_bytes"]) == ("$KV.node.n1", 11)
     told = validate(BusStatus, await made.ask("status", resource="bus"))
     assert told.dead_letters == 1
-    assert "could not be handled" in told.alarms[0]
+    assert "$KV.node.n1 cannot be read" in told.alarms[0]
+    assert "could not be handled" in told.alarms[1]

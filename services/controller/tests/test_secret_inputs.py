@@ -115,7 +115,7 @@ def test_more_than_the_bus_holds_is_refused() -> None:
     found = details(request({"name": "a", "files": half}, {"name": "b", "files": half}))
     assert json.dumps(found) == json.dumps(
         {
-            "spec.volumes": f"user data, network data and files have {MAX_BYTES + 2} bytes; "
-            f"{MAX_BYTES} at most"
+            "spec.volumes": "user data, network data, SSH keys and files have "
+            f"{MAX_BYTES + 2} bytes; {MAX_BYTES} at most"
         }
     )

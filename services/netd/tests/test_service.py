@@ -230,6 +230,18 @@ async def test_an_unreadable_record_stops_nobody(desk: Desk) -> None:
     assert (await desk.ready()).phase is NetPhase.READY
 
 
+async def test_the_network_of_a_record_that_becomes_unreadable_is_not_left_over(desk: Desk) -> None:
+    await desk.put(make_record(A))
+    assert (await desk.ready()).phase is NetPhase.READY
+    await desk.bus.put(subjects.vm_record(NODE, A), b"\xc1 no msgpack")
+    await desk.put(make_record(B))
+    await desk.ready(B)
+    with pytest.raises(VirtbusError) as caught:
+        await desk.ask("release", Release(uid=A, epoch=ANY_EPOCH))
+    assert caught.value.reason == "record_stands"
+    assert A in (await desk.ask("inspect", Inspect()))["things"]
+
+
 async def test_the_wrapper_and_the_sockets_are_there(desk: Desk) -> None:
     assert (desk.settings.wrapper_dir / "vmwrapper").stat().st_mode & 0o777 == 0o755
     assert (desk.settings.run_dir / "netd" / "wrapper.sock").is_socket()

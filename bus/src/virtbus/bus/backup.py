@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.records import plain_stored
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, vm_anywhere
-from virtbus.schemas.wire import decode
 
 VERSION = 1
 QUIET_S = 0.3
@@ -250,7 +251,10 @@ def _lasts(entry: Entry) -> bool:
     """False for what is of one bus only: join records, tombstones, and addresses of hosts."""
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
         return False
-    value = decode(entry.value) if _is_record(entry.key) else {}
+    try:
+        value = plain_stored(entry.key, entry.value) if _is_record(entry.key) else {}
+    except VirtbusError:
+        return True  # one that nobody can read is kept as it is
     return not (isinstance(value, dict) and value.get("tombstone"))
 
 

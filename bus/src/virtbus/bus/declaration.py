@@ -20,6 +20,7 @@ from virtbus.bus.ports import (
     UnavailableError,
 )
 from virtbus.bus.refusals import CONSUMER_DIFFERS, NO_PEERS, STREAM_NOT_FOUND, ApiError
+from virtbus.schemas.bounds import STORED_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     """The configuration of every stream (design §3, bus.md §6.2)."""
     declared = [
         _bucket("vm", sizes.vm),
-        _bucket("sec", sizes.sec, max_msg_size=512 * 1024),
+        _bucket("sec", sizes.sec),
         # Nodes write these two: a rollup header could empty the whole bucket. Markers of expiry
         # need rollups, so there are none: controllers count a node's silence on their own clock.
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
@@ -144,6 +145,8 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     ]
     for config in declared:
         config["num_replicas"] = replicas
+        if config["name"] in STORED_BYTES:
+            config["max_msg_size"] = STORED_BYTES[config["name"]]
     return declared
 
 

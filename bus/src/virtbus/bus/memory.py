@@ -37,6 +37,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.records import stream_of
 from virtbus.bus.service import serving
 from virtbus.bus.shelf import Shelf
+from virtbus.bus.sizes import check_written, fact_body
 from virtbus.bus.sources import REAL, Sources
 
 __all__ = ["Fault", "MemoryBus", "MemoryServer"]
@@ -170,6 +171,7 @@ class MemoryBus:
         expect_over: str | None = None,
         ttl_s: float | None = None,
     ) -> int:
+        check_written(key, value)
         shelf = self.server.shelf(key)
 
         def store() -> int:
@@ -201,6 +203,8 @@ class MemoryBus:
         if not writes:
             msg = "an empty batch"
             raise ValueError(msg)
+        for one in writes:
+            check_written(one.key, one.value or b"")
         shelf = self.server.shelf(writes[0].key)
 
         def store() -> int:
@@ -287,7 +291,7 @@ class MemoryBus:
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        body = self._said(subject, value, message_id)
+        body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
         stream = stream_of(subject)
         shelf = self.server.shelf(subject)
         kept = self.server.stored.setdefault(stream, [])

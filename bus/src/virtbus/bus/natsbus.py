@@ -22,6 +22,7 @@ from virtbus.bus.ports import (
     Watch,
 )
 from virtbus.bus.records import Records
+from virtbus.bus.sizes import fact_body
 from virtbus.bus.sources import REAL
 from virtbus.bus.tasks import Background
 from virtbus.bus.watch import watching
@@ -140,7 +141,7 @@ class NatsBus:
         return watching(self._link, source, f"{node}/{service}")
 
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        body = self._said(subject, value, message_id)
+        body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
         known_as = stored_id(subject, message_id)
         self._facts.add(Fact(subject, body, message_id, headers_out(), known_as))
 

@@ -39,6 +39,10 @@ class FullError(BusError):
     """The bucket or the message is over its size limit."""
 
 
+class OversizeError(FullError):
+    """A value larger than its kind may be written (`virtbus.schemas.bounds`); nothing was sent."""
+
+
 class EntryKind(StrEnum):
     """What the last message of a key is."""
 
@@ -267,7 +271,8 @@ class Bus(Protocol):
         `expect` is the last revision of `key` (0: none), or with `expect_over` of that filter.
 
         Raises:
-            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError.
+            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError;
+            OversizeError where the value is larger than its kind may be.
         """
 
     async def purge(
@@ -307,6 +312,7 @@ class Bus(Protocol):
 
         What this connection emits twice within ten minutes, with the same subject and
         `message_id`, is stored once. Two processes may store the same: readers compare the ids.
+        One that is larger than an event may be loses texts and details (`schemas.fitting`).
         """
 
     def history(

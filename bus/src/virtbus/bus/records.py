@@ -27,6 +27,7 @@ from virtbus.bus.ports import (
     Write,
 )
 from virtbus.bus.refusals import NO_MESSAGE, ApiError, QueuedError, answer_of, why_again
+from virtbus.bus.sizes import check_written
 from virtbus.bus.stamps import time_ns
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class Records:
         self, key: str, value: bytes, headers: dict[str, str], *, message_id: str = ""
     ) -> int:
         """Store one message and return its sequence."""
+        check_written(key, value)
         headers = {**headers, MESSAGE_ID: message_id or uuid7()}
         sent = _Sent()
         try:
@@ -259,6 +261,8 @@ class Records:
         if not writes:
             msg = "an empty batch"
             raise ValueError(msg)
+        for write in writes:
+            check_written(write.key, write.value or b"")
         identity = uuid7()
         last = len(writes)
         raw = Raw("")

@@ -26,6 +26,7 @@ from virtbus.bus.ports import (
     Endpoint,
     FullError,
     OutcomeUnknownError,
+    OversizeError,
     Request,
     ServiceInfo,
     UnavailableError,
@@ -76,12 +77,7 @@ def refusal_of(error: Exception, subject: str) -> VirtbusError:
                 after_ms=500,
             )
         case FullError():
-            return VirtbusError(
-                Code.EXHAUSTED,
-                "bus_full",
-                "the bus has no room for this; delete something first",
-                after_ms=5000,
-            )
+            return _no_room(error)
         case ConflictError():
             return VirtbusError(
                 Code.CONFLICT,
@@ -102,6 +98,13 @@ def refusal_of(error: Exception, subject: str) -> VirtbusError:
                 "handler of %s failed", subject, exc_info=error, extra={"code": "handler_failed"}
             )
             return VirtbusError(Code.INTERNAL, "internal", "the service failed; its log says why")
+
+
+def _no_room(error: FullError) -> VirtbusError:
+    if isinstance(error, OversizeError):
+        return VirtbusError(Code.TOO_LARGE, "too_large", f"{error}; nothing was stored")
+    message = "the bus has no room for this; delete something first"
+    return VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=5000)
 
 
 def open_request(body: bytes) -> Envelope:

@@ -142,7 +142,11 @@ _VALUES: dict[str, Any] = {
         {"name": "settings", "files": _FILES},
     ],
     "VmSecrets.cloud_init": {
-        "cloudinit": {"user_data": "#cloud-config\n", "network_data": "version: 2\n"},
+        "cloudinit": {
+            "user_data": "#cloud-config\n",
+            "network_data": "version: 2\n",
+            "ssh_keys": [SSH_KEY],
+        },
         "drive": {"user_data_base64": "I2Nsb3VkLWNvbmZpZwo=", "hostname": "web"},
     },
     "ContainerDisk.image": "quay.io/team/tools:2",

@@ -98,13 +98,13 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _raised(path: Path) -> list[Raised]:
-    """Calls `VirtbusError(Code.X, "reason", …)` in a module."""
+    """Calls `VirtbusError(Code.X, "reason", …)` in a module, of subclasses too."""
     package = path.parts[path.parts.index("virtbus", path.parts.index("src")) + 1]
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Call(
-                func=ast.Name("VirtbusError"),
+                func=ast.Name("VirtbusError") | ast.Attribute(attr="__init__"),
                 args=[ast.Attribute(ast.Name("Code"), name), ast.Constant(str(reason)), *_],
             ):
                 found.append(Raised(reason, int(Code[name]), package))

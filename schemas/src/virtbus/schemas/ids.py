@@ -26,6 +26,11 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def is_uid(text: str) -> bool:
+    """True for a UUID in its canonical form, lower case."""
+    return _UID.fullmatch(text) is not None
+
+
 @functools.lru_cache(KNOWN)
 def check_id(text: str) -> str:
     """Return `text`, or raise ValueError naming the grammar."""

@@ -65,8 +65,8 @@ class CloudInit(Command):
         return _bytes(self.network_data, self.network_data_base64)
 
     def without_secrets(self) -> Self:
-        """What of it may stand in a record."""
-        return self.model_copy(update=dict.fromkeys(_SECRET))
+        """What of it may stand in a record: keys are users' inputs of any size, as the rest is."""
+        return self.model_copy(update={**dict.fromkeys(_SECRET), "ssh_keys": ()})
 
 
 _SECRET = ("user_data", "user_data_base64", "network_data", "network_data_base64")

@@ -16,12 +16,13 @@ import msgpack
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import MAX_DETAILS, Code, Detail, VirtbusError, unlisted
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
-MAX_MESSAGE_BYTES = 512 * 1024
+MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 MAX_HINTS = 10
@@ -143,17 +144,17 @@ def is_json(body: bytes) -> bool:
     return body[:64].lstrip()[:1] == b"{"
 
 
-def decode(body: bytes) -> Any:
+def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
     """The value of a msgpack or JSON body.
 
     Raises:
-        VirtbusError: 413 over MAX_MESSAGE_BYTES; 400 malformed in any way.
+        VirtbusError: 413 over `most_bytes`; 400 malformed in any way.
     """
-    if len(body) > MAX_MESSAGE_BYTES:
+    if len(body) > most_bytes:
         raise VirtbusError(
             Code.TOO_LARGE,
             "too_large",
-            f"the message has {len(body)} bytes; at most {MAX_MESSAGE_BYTES} are accepted",
+            f"the message has {len(body)} bytes; at most {most_bytes} are accepted",
         )
     budget = _Budget()
     sure = _SURE_IN_MSGPACK

@@ -167,7 +167,13 @@ class Imaged:
         if not is_id(uid):
             return  # the join nonce
         work.listed.discard(uid)
-        record = self._record(entry) if entry.kind is EntryKind.PUT else None
+        try:
+            record = _record(entry) if entry.kind is EntryKind.PUT else None
+        except VirtbusError as error:
+            extra = {"code": "record_unreadable", "uid": uid}
+            log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
+            work.listed.add(uid)  # it stands: what was made for it stays
+            return
         if record is None or record.ending or record.node != self._settings.node:
             work.drop(uid)  # the agent alone says when disks go
             return
@@ -175,19 +181,6 @@ class Imaged:
         work.refs[uid] = refs_of(record.spec)
         if not brings_login(record.spec):  # else its agent asks, and has it
             work.want(record)
-
-    def _record(self, entry: Entry) -> VmRecord | None:
-        try:
-            record = read_record(entry.key, entry.value)
-        except VirtbusError as error:
-            log.error(
-                "record %s cannot be read: %s",
-                entry.key,
-                error,
-                extra={"code": "record_unreadable"},
-            )
-            return None
-        return record if isinstance(record, VmRecord) else None
 
     # --- requests --------------------------------------------------------------------------
     def _endpoints(self) -> list[Endpoint]:
@@ -279,3 +272,9 @@ class Imaged:
                 log.info("image %s removed: unused", digest, extra={"code": "image_removed"})
             if digests:
                 self._changed.set()
+
+
+def _record(entry: Entry) -> VmRecord | None:
+    """The record at a key, None for a tombstone; raises VirtbusError."""
+    record = read_record(entry.key, entry.value)
+    return record if isinstance(record, VmRecord) else None

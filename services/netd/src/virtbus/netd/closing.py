@@ -12,7 +12,7 @@ from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.settings import Settings
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import HostAddresses
-from virtbus.schemas.wire import read
+from virtbus.schemas.records import read_stored
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Closing:
         if entry.kind is not EntryKind.PUT:
             return  # a node that is forgotten; its guests keep what was closed
         try:
-            self._hosts = read(HostAddresses, entry.value).fleet
+            self._hosts = read_stored(HostAddresses, entry.key, entry.value).fleet
         except VirtbusError as error:
             log.error("%s cannot be read: %s", entry.key, error, extra={"code": "bad_record"})
             return

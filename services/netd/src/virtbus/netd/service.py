@@ -177,7 +177,13 @@ class Netd:
         if not is_id(uid):
             return  # of the node, not of a VM
         self._listed.discard(uid)
-        record = _record(entry) if entry.kind is EntryKind.PUT else None
+        try:
+            record = _record(entry) if entry.kind is EntryKind.PUT else None
+        except VirtbusError as error:
+            extra = {"code": "record_unreadable", "uid": uid}
+            log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
+            self._listed.add(uid)  # it stands: what was made for it stays
+            return
         if record is None or record.ending or record.node != self._settings.node:
             work.drop(uid)  # the agent alone says when a network goes
             return
@@ -286,12 +292,7 @@ def _uid(text: str) -> str:
 
 
 def _record(entry: Entry) -> VmRecord | None:
-    try:
-        record = read_record(entry.key, entry.value)
-    except VirtbusError as error:
-        extra = {"code": "record_unreadable"}
-        log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
-        return None
+    record = read_record(entry.key, entry.value)
     return record if isinstance(record, VmRecord) else None
 
 

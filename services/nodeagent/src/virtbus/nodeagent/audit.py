@@ -65,6 +65,7 @@ class Auditor:
         self._guests: Mapping[str, Guest] = {}
         self._trusted: Callable[[], bool] = lambda: False
         self._purged: Mapping[str, bool] = {}
+        self._unread: Callable[[str], bool] = lambda _uid: False
         self._due = asyncio.Event()
 
     def over(
@@ -72,12 +73,16 @@ class Auditor:
         guests: Mapping[str, Guest],
         trusted: Callable[[], bool],
         purged: Mapping[str, bool],
+        unread: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Audit these, the agent's own; `trusted` says whether the bus is ours and listed.
 
         `purged` has the uids whose record was purged here: True by a delete, False by a move.
+        `unread` is true for one whose record is there and cannot be read: nothing of it is left
+        over.
         """
         self._guests, self._trusted, self._purged = guests, trusted, purged
+        self._unread = unread
 
     def sweep_soon(self) -> None:
         """A record was purged that no actor here acted on; imaged and netd may have."""
@@ -170,7 +175,7 @@ class Auditor:
         found = [
             Finding(kind=kind, uid=uid, what=what, repair="" if uid in running else REPAIRS[kind])
             for kind, uid, what in things
-            if uid not in self._guests
+            if uid not in self._guests and not self._unread(uid)
         ]
         found += [
             Finding(kind="record", uid=uid, what=guest.held)

@@ -20,8 +20,9 @@ from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import NetReady, Release, Released
 from virtbus.schemas.quarantine import Keep
+from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmRecord, VmSecrets
-from virtbus.schemas.wire import read, validate
+from virtbus.schemas.wire import validate
 
 if TYPE_CHECKING:
     from virtbus.nodeagent.guest import Guest
@@ -172,7 +173,7 @@ class Doing:
             raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
         if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
             return None  # none, or what another create of this uid had put there
-        return read(VmSecrets, entry.value)
+        return read_stored(VmSecrets, entry.key, entry.value)
 
     @property
     def starting(self) -> bool:

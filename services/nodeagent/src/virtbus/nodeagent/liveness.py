@@ -11,6 +11,7 @@ from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.settings import Settings
 from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
+from virtbus.schemas.fitting import fitted
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
 from virtbus.schemas.wire import encode
@@ -112,7 +113,7 @@ class Liveness:
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
-        record = self._record()
+        record = fitted(self._record())
         try:
             await self._bus.put(subjects.node_record(record.node), encode(record), ttl_s=ttl_s)
         except BusError as error:

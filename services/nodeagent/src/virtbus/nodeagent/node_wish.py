@@ -2,8 +2,9 @@
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.nodeagent.core.ports import RecordFiles
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeWish
-from virtbus.schemas.wire import read
+from virtbus.schemas.records import read_stored
 
 FENCED = (
     "the node was declared off ({why}): nothing is started here until `virtbus node unfence {node}`"
@@ -36,10 +37,18 @@ class WishHere:
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """What the bus says now."""
-        wish = read(NodeWish, entry.value) if entry.kind is EntryKind.PUT else None
-        self._wish = None if wish is None or wish.idle else wish
+        """What the bus says now.
+
+        Raises VirtbusError for what cannot be read: then the last wish stands, a fence above all.
+        """
         self._listed = True
+        try:
+            put = entry.kind is EntryKind.PUT
+            wish = read_stored(NodeWish, entry.key, entry.value) if put else None
+        except VirtbusError:
+            self._wish = self._wish or self._files.wish()
+            raise
+        self._wish = None if wish is None or wish.idle else wish
 
     def synced(self) -> None:
         """The list is complete."""

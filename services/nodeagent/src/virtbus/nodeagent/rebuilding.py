@@ -1,20 +1,34 @@
 """What this host gives a bus that lost its records, and how it comes to follow that bus."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from virtbus.bus.ports import Endpoint, Request
 from virtbus.nodeagent.core.lifecycle import Phase
 from virtbus.nodeagent.core.ports import RecordFiles
 from virtbus.nodeagent.guest import Guest
 from virtbus.schemas import subjects
+from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import JoinBus, JoinedBus, KnownRecords, RecordsRead
-from virtbus.schemas.wire import validate
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode, validate
 
 log = logging.getLogger(__name__)
 
+PAGE_BYTES = REQUEST_BYTES
+"""Of records in one answer, which has ids of removed VMs beside them."""
 LEFT = frozenset({Phase.RELEASED, Phase.GONE})
+
+
+def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:
+    """The first of these that fit in one answer, at least one."""
+    left_bytes = PAGE_BYTES
+    for number, record in enumerate(records):
+        left_bytes -= len(encode(record))
+        if number == limit or (left_bytes < 0 and number > 0):
+            return
+        yield record
 
 
 class Rebuilding:
@@ -57,15 +71,16 @@ class Rebuilding:
         want = validate(RecordsRead, request.data)
         self._nonce_of_bus()  # only then is what the host holds known
         known = {uid: g.record for uid, g in self._guests.items() if g.phase not in LEFT}
-        page = sorted(uid for uid in known if uid > want.after)
+        left = sorted(uid for uid in known if uid > want.after)
+        page = list(_page((known[uid] for uid in left), want.limit))
         removed = {} if want.after else dict(self._files.removed())
         return KnownRecords(
             node=self._node,
             nonce=self._files.nonce(),
             wish=self._files.wish(),
-            records=tuple(known[uid] for uid in page[: want.limit]),
+            records=tuple(page),
             removed=removed,
-            more=len(page) > want.limit,
+            more=len(left) > len(page),
         )
 
     async def _join(self, request: Request) -> JoinedBus:

@@ -26,11 +26,11 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.ids import is_uid
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.records import DELETED, read_record
+from virtbus.schemas.records import DELETED, read_record, read_stored
 from virtbus.schemas.vm import JoinNonce, VmRecord
-from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class NodeAgent:
         self._absent: set[str] = set()
         """VMs that the bus does not name; nobody but a person ends them (ADR 0033)."""
         self._listed: set[str] = set()
+        self._unread: set[str] = set()
+        """Their records are on the bus and cannot be read: the last good ones stay in force."""
         self._marked: dict[str, bool] = {}
         """Purged on the bus: True by a delete, False by a move."""
         self._next: dict[str, VmRecord] = {}
@@ -134,7 +136,9 @@ class NodeAgent:
         commands = Commands(self._tools, self._guests, self._rpc.known).endpoint()
         more = [commands, *rebuilding.endpoints()]
         if self._auditor is not None:
-            self._auditor.over(self._guests, lambda: self._trusted, self._marked)
+            self._auditor.over(
+                self._guests, lambda: self._trusted, self._marked, self._unread.__contains__
+            )
             quarantine = QuarantineDesk(
                 self._tools,
                 self._auditor,
@@ -166,6 +170,7 @@ class NodeAgent:
         if item is WatchMark.RESET:
             self._listed, self._nonce = set(), ""
             self._marked.clear()
+            self._unread.clear()
             self._wish.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
@@ -176,11 +181,14 @@ class NodeAgent:
             except VirtbusError as error:
                 # The last good record stays in force (MSG-16).
                 log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
+                self._cannot_read(uid)
 
     def _take_entry(self, uid: str, entry: Entry) -> None:
         if uid == subjects.JOIN_KEY:
             if entry.kind is EntryKind.PUT:
-                self._nonce = read(JoinNonce, entry.value).nonce
+                if self._trusted:  # one that cannot be read does not make it another bus
+                    self._nonce = self._tools.files.nonce()
+                self._nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
                 self._trusted = self._trusted and self._nonce == self._tools.files.nonce()
             return
         if uid == subjects.WISH_KEY:
@@ -195,8 +203,16 @@ class NodeAgent:
         if isinstance(record, VmRecord):
             self._take_record(uid, record)
 
+    def _cannot_read(self, uid: str) -> None:
+        """A record is there, so its VM is not absent: what the host knows of it goes on."""
+        if is_uid(uid):
+            self._listed.add(uid)
+            self._unread.add(uid)
+            self._absent.discard(uid)
+
     def _take_record(self, uid: str, record: VmRecord) -> None:
         self._listed.add(uid)
+        self._unread.discard(uid)
         self._absent.discard(uid)
         if record.epoch < self._tools.files.epoch(uid):
             log.warning(
@@ -231,6 +247,7 @@ class NodeAgent:
         """Deleted, or moved to another node: what is here must go, and nothing be started."""
         self._next.pop(uid, None)
         self._listed.discard(uid)
+        self._unread.discard(uid)
         self._marked[uid] = deleted
         self._early.take(uid)
         guest = self._guests.get(uid)
@@ -310,7 +327,7 @@ class NodeAgent:
         if self._trusted:
             self._wish.keep()
         for uid, record in list(self._on_disk.items()):
-            if uid not in self._listed:
+            if uid not in self._listed or uid in self._unread:
                 self._adopt(record)
         for uid, guest in self._guests.items():
             if not self._trusted:

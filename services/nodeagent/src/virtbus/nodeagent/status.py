@@ -7,9 +7,11 @@ from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, ConflictError
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.fitting import fitted
+from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmStatus
-from virtbus.schemas.wire import encode, read
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class StatusWriter:
 
     async def _put(self, status: VmStatus) -> int:
         """Put it over what is there, whatever that is: nobody else tells of a VM on this node."""
-        key, body = subjects.vm_status(status.node, status.uid), encode(status)
+        key, body = subjects.vm_status(status.node, status.uid), encode(fitted(status))
         try:
             return await self._bus.put(key, body, expect=self._revision)
         except ConflictError:
@@ -100,8 +102,9 @@ class StatusWriter:
         extra = {"code": "not_recalled", "uid": record.uid}
         for delay_s in delays(*RETRY_S, self._bus.sources):
             try:
-                body = await self._there(subjects.vm_status(record.node, record.uid))
-                return (read(VmStatus, body) if body else None), True
+                key = subjects.vm_status(record.node, record.uid)
+                body = await self._there(key)
+                return (read_stored(VmStatus, key, body) if body else None), True
             except VirtbusError as error:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
                 break

@@ -272,9 +272,17 @@ def _empty_drive(device: Mapping[str, Any]) -> bool:
 
 
 def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
-    shorthand = data.get("user_data")
-    size = secret_size([*volumes, {"cloud_init_no_cloud": {"user_data": shorthand}}])
+    given = {
+        "spec.volumes": secret_size(volumes),
+        **{
+            name: secret_size([{"cloud_init_no_cloud": {name: data.get(name)}}])
+            for name in ("user_data", "ssh_keys")
+        },
+    }
+    size = sum(given.values())
     if size > MAX_BYTES:
-        message = f"user data, network data and files have {size} bytes; {MAX_BYTES} at most"
-        return [Detail(path="user_data" if shorthand else "spec.volumes", message=message)]
+        message = (
+            f"user data, network data, SSH keys and files have {size} bytes; {MAX_BYTES} at most"
+        )
+        return [Detail(path=max(given, key=given.__getitem__), message=message)]
     return []

@@ -22,6 +22,8 @@ class Standing(StrEnum):
     TOMBSTONE = "tombstone"
     MARKER = "marker"
     """Purged: the uid was deleted and may never be committed again."""
+    UNREADABLE = "unreadable"
+    """Something that nobody can read; whatever it is, the uid and its name stay taken."""
 
 
 class NameStep(StrEnum):
@@ -52,12 +54,14 @@ _NAME_STEPS: dict[Standing, NameStep] = {
     Standing.RECORD: NameStep.REFUSE,
     Standing.TOMBSTONE: NameStep.BURY_THEN_TAKE,
     Standing.MARKER: NameStep.TAKE,
+    Standing.UNREADABLE: NameStep.REFUSE,
 }
 
 _COMMIT_STEPS: dict[Standing, CommitStep] = {
     Standing.NOTHING: CommitStep.RETRY,
     Standing.TOMBSTONE: CommitStep.MOVE,
     Standing.MARKER: CommitStep.GONE,
+    Standing.UNREADABLE: CommitStep.REFUSE,
 }
 
 
@@ -118,15 +122,14 @@ def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
 
 
-def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
-    """409 where another uid has the name that is wanted."""
+def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) -> VirtbusError:
+    """409 where another uid has the name that is wanted; `holder` is its record, if readable."""
     if isinstance(holder, VmRecord) and holder.deleting:
         message = f"{wanted.name} (uid {holder.uid}) is being deleted; repeat after vm.deleted"
         return VirtbusError(Code.CONFLICT, "deleting", message)
     if isinstance(holder, VmRecord) and unchanged(holder, wanted):
         message = f"{wanted.name} exists, unchanged, with uid {holder.uid}"
         return VirtbusError(Code.CONFLICT, "exists_unchanged", message)
-    uid = holder.uid if holder is not None else "unknown"
     message = (
         f"the name {wanted.name} is taken in namespace {wanted.namespace} by uid {uid}; "
         "choose another, or delete that VM first"

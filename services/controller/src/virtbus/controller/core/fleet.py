@@ -29,14 +29,15 @@ from virtbus.controller.core.placement import (
     why_unplaced,
 )
 from virtbus.controller.core.promises import NOTHING, Promises, takes_room
+from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.view import matches, view
 from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
+from virtbus.schemas.records import as_stored, plain_stored, read_stored
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
-from virtbus.schemas.wire import decode, validate
 
 PROOF_FRESH_S = 5.0
 """A lease is renewed each 4 s: without a proof for longer the bus may be away, not the nodes."""
@@ -109,6 +110,7 @@ class Fleet:
     """When the bus last came back: silence counts from then on."""
     proved_s: float = math.inf
     """When the bus was last seen to take a write: silence counts only until then."""
+    damaged: Damaged = field(default_factory=Damaged)
     braked: bool = False
     """Too many nodes are silent together: nothing is done about them."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -214,7 +216,7 @@ class Fleet:
     def put_status(self, key: str, value: bytes, revision: int) -> str:
         """Take in one `$KV.st` message; VirtbusError where it is not of its key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
-        status = validate(VmStatus, decode(value))
+        status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
         self.statuses[status.node, status.uid] = (status, revision)
         if status.refused and status.uid in self.vms:
@@ -237,8 +239,8 @@ class Fleet:
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Take in a node's liveness record; VirtbusError where it is not of its key."""
-        told = decode(value)
-        record = validate(NodeRecord, told)
+        told = plain_stored(key, value)
+        record = as_stored(NodeRecord, told)
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
         self.nodes[record.node] = NodeSeen(
@@ -308,7 +310,8 @@ class Fleet:
     def alarms(self) -> tuple[str, ...]:
         """What a person should look at."""
         brake_alarm = (BRAKE_ALARM,) if self.braked else ()
-        return brake_alarm + held_alarms(seen.record for seen in self.nodes.values())
+        held = held_alarms(seen.record for seen in self.nodes.values())
+        return (*brake_alarm, *held, *self.damaged.alarms())
 
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""
@@ -335,7 +338,7 @@ class Fleet:
         fence = self.wish_of(held.record.node).fenced if held.record.node in self.wishes else None
         why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
         seen = status[0] if status else None
-        return view(held.record, held.revision, seen, node, fence, why)
+        return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
         """Why it waits for a node; empty where it has one. Alike VMs are judged once a second."""

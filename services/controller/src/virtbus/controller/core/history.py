@@ -7,7 +7,7 @@ from virtbus.controller.core.pages import ITEM_BYTES, PAGE_BYTES, Plain, fitting
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.history import EventItem, EventList, EventPage
-from virtbus.schemas.wire import decode
+from virtbus.schemas.records import plain_stored
 
 SPAN = f".{Kind.SPAN}"
 
@@ -55,7 +55,7 @@ def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
     """
     unread = (message.subject, str(message.sequence))
     try:
-        body = decode(message.body)
+        body = plain_stored(message.subject, message.body)
     except VirtbusError as error:
         return unread, [_unshown(message, str(error))]
     data = body.get("data", body) if isinstance(body, dict) else None

@@ -7,7 +7,8 @@ from virtbus.controller.core.vm_keys import refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import is_id
 from virtbus.schemas.node import NodeImages
-from virtbus.schemas.wire import encode, read
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.wire import encode
 
 
 class HasImages(NamedTuple):
@@ -32,7 +33,7 @@ class KnownImages:
 
     def put(self, key: str, value: bytes) -> str:
         """Take in one key; the node. VirtbusError where the value is not of its key."""
-        told = read(NodeImages, value)
+        told = read_stored(NodeImages, key, value)
         refuse_foreign(key, is_id(told.node) and subjects.node_images(told.node))
         mark = sha256(encode(sorted(told.keys))).digest()
         self._of[told.node] = HasImages(frozenset(told.keys), mark)

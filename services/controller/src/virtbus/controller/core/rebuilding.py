@@ -93,6 +93,9 @@ def step_of(record: VmRecord, known: Known) -> Rebuilt:
     """What to do with a host's newest copy."""
     if known.where is Standing.MARKER:
         return Rebuilt(Step.KEEP, record, "it was deleted; its host ends what is left of it")
+    if known.where is Standing.UNREADABLE:
+        step = Step.RAISE if known.node == record.node else Step.CONFLICT
+        return Rebuilt(step, record, f"the bus's copy, on {known.node}, cannot be read")
     if known.record is None:
         return Rebuilt(Step.ADD, record)
     if age(known.record) >= age(record):

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from virtbus.schemas.bounds import SECRET
 from virtbus.schemas.vm import VmSecrets, VmSpec, Volume
 from virtbus.schemas.wire import encode
 
-MAX_BYTES = 512 * 1024
+MAX_BYTES = SECRET.written_bytes
 """Of one entry of `$KV.sec`."""
 _TEXTS = (
     *("user_data", "user_data_base64", "network_data", "network_data_base64"),
@@ -72,6 +73,8 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(holder, Mapping):
             continue
         found = [holder.get(name) for name in _TEXTS]
+        keys = holder.get("ssh_keys")
+        found += keys if isinstance(keys, list | tuple) else ()
         for name in ("data", "binary_data"):
             files = holder.get(name)
             if isinstance(files, Mapping):

@@ -2,26 +2,29 @@
 
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
-from virtbus.schemas.records import read_record
+from virtbus.schemas.records import read_record, read_stored
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, RESERVED, WISH_KEY
-from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
-from virtbus.schemas.wire import read
+from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
     """The value of a `$KV.vm…` key by the shape of the key.
 
-    None for what controllers tell a node alone: the join nonce, the addresses of hosts.
+    None for what controllers tell a node alone: the join nonce, the addresses of hosts. Raises
+    VirtbusError where it cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
+    if tokens[-1] == HOSTS_KEY:
+        return None
+    if tokens[-1] == JOIN_KEY:
+        read_stored(JoinNonce, key, value)
         return None
     if tokens[-1] == WISH_KEY:
-        return read(NodeWish, value)
+        return read_stored(NodeWish, key, value)
     if tokens[2] == RESERVED:
         return None
     if len(tokens) == 5:  # $KV.vm._name.<namespace>.<token>
-        return read(NameClaim, value)
+        return read_stored(NameClaim, key, value)
     return read_record(key, value)
 
 

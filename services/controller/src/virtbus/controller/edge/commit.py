@@ -8,25 +8,26 @@ from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Wr
 from virtbus.controller.core.claims import (
     CommitStep,
     NameStep,
+    Standing,
     bears,
     commit_step,
     name_step,
     name_taken,
-    standing,
     uid_taken,
 )
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.rebuilding import Known
 from virtbus.controller.core.secret_inputs import secret_bytes
-from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.controller.core.unreadable import UnreadableError
 from virtbus.controller.edge.reservations import NodeFullError, Reservations
+from virtbus.controller.edge.stands import holder_of, known_of, message_of, purged, stands
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmSecrets
-from virtbus.schemas.wire import encode, read
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,8 @@ class Commits:
         ConflictError when one was.
         """
         last = await self._bus.get(subjects.vm_anywhere(uid))
-        if _purged(last) or isinstance(_message(last), VmRecord):
+        where, _ = stands(last)
+        if where in {Standing.MARKER, Standing.RECORD, Standing.UNREADABLE}:
             return False
         if bury:
             await self._bury(uid, last)
@@ -140,8 +142,8 @@ class Commits:
         if claim is None:
             return False
         try:
-            if claim.kind is not EntryKind.PURGE:
-                holder = read(NameClaim, claim.value).uid
+            holder = holder_of(claim)
+            if holder is not None:
                 if holder != record.uid:
                     await self._step_over(holder, record)
                 elif not anew:
@@ -154,10 +156,10 @@ class Commits:
     async def _step_over(self, holder: str, record: VmRecord) -> None:
         """Make sure that `holder` can never commit, or raise 409."""
         last = await self._bus.get(subjects.vm_anywhere(holder))
-        message = _message(last)
-        match name_step(standing(message, purged=_purged(last)), message, record):
+        where, message = stands(last)
+        match name_step(where, message, record):
             case NameStep.REFUSE:
-                raise name_taken(record, message)
+                raise name_taken(record, message, holder)
             case NameStep.BURY_THEN_TAKE:
                 await self._bury(holder, last)
             case NameStep.TAKE:
@@ -188,7 +190,7 @@ class Commits:
                 done = await self._settle(record, body, await self._bus.get(anywhere))
             except NodeFullError:  # of itself, perhaps: then it is there already
                 last = await self._bus.get(anywhere)
-                if not isinstance(_message(last), VmRecord):
+                if stands(last)[0] is not Standing.RECORD:
                     raise
                 done = await self._settle(record, body, last)
             if done is not None:
@@ -199,8 +201,8 @@ class Commits:
         self, record: VmRecord, body: bytes | None, last: Entry | None
     ) -> Committed | None:
         """One try at a commit that met an earlier message; None to try again."""
-        message = _message(last)
-        step = commit_step(standing(message, purged=_purged(last)), message, record)
+        where, message = stands(last)
+        step = commit_step(where, message, record)
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
             return Committed(Held(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
@@ -241,15 +243,15 @@ class Commits:
         """Give back what a refused create took, where nobody can commit it any more."""
         try:
             last = await self._bus.get(subjects.vm_anywhere(record.uid))
-            there = _message(last)
+            _, there = stands(last)
             other = isinstance(there, VmRecord) and not bears(there, record.namespace, record.name)
-            if other or _purged(last):
+            if other or purged(last):
                 key = subjects.name_claim(record.namespace, record.name)
                 await self.release_name(key, record.uid)
             stray = isinstance(there, VmRecord) and (
                 there.node != record.node or there.sec_digest is None
             )
-            if record.sec_digest is not None and (stray or _purged(last)):
+            if record.sec_digest is not None and (stray or purged(last)):
                 key = subjects.vm_secret(record.node, record.uid)
                 await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
         except BusError as error:
@@ -266,14 +268,7 @@ class Commits:
 
     async def known(self, uid: str) -> Known:
         """What the leader has of a uid, whatever it is."""
-        last = await self._bus.get(subjects.vm_anywhere(uid))
-        message = _message(last)
-        return Known(
-            standing(message, purged=_purged(last)),
-            message if isinstance(message, VmRecord) else None,
-            last.revision if last else 0,
-            last.key.split(".")[2] if last else "",
-        )
+        return known_of(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def write_back(self, record: VmRecord, known: Known) -> None:
         """Put a host's newer copy in the place of the bus's, with its name; CAS over `known`.
@@ -282,11 +277,11 @@ class Commits:
             VirtbusError: another VM has the name, or the uid is gone for good.
             ConflictError: the record moved meanwhile.
         """
-        if known.record is None:
+        if known.record is None and known.where is not Standing.UNREADABLE:
             await self.create(record, None)
             return
         await self._claim(record)
-        key, old = subjects.vm_record(record.node, record.uid), known.record
+        key, old = subjects.vm_record(record.node, record.uid), known.record or record
         if known.node == record.node:
             write = Write(key, encode(record), expect=known.revision)
             await self._reservations.write(old, record, [write])
@@ -303,19 +298,16 @@ class Commits:
         await self._claim(record)
 
     async def latest(self, uid: str) -> Held | None:
-        """The record as the leader has it."""
+        """The record as the leader has it; raises UnreadableError."""
         last = await self._bus.get(subjects.vm_anywhere(uid))
-        message = _message(last)
+        message = message_of(last)
         if last is None or not isinstance(message, VmRecord):
             return None
         return Held(message, last.revision)
 
     async def holder(self, namespace: str, name: str) -> str | None:
-        """The uid that holds a name, from the leader."""
-        claim = await self._bus.get(subjects.name_claim(namespace, name))
-        if claim is None or claim.kind is EntryKind.PURGE:
-            return None
-        return read(NameClaim, claim.value).uid
+        """The uid that holds a name, from the leader; raises UnreadableError."""
+        return holder_of(await self._bus.get(subjects.name_claim(namespace, name)))
 
     # --- the end --------------------------------------------------------------------------
     async def finish(self, held: Held, *, fence: Fenced | None = None) -> int:
@@ -333,23 +325,26 @@ class Commits:
         revision = await self._reservations.write(record, None, guarded(fence, end))
         try:
             name = subjects.name_claim(record.namespace, record.name)
-            await self.release_name(name, record.uid)
+            await self.release_name(name, record.uid, its_own=True)
         except BusError as error:
             _left(error, record.uid)
         return revision
 
     async def purged(self, uid: str) -> bool:
         """True for a VM that is deleted for sure, not merely unknown to this bus."""
-        return _purged(await self._bus.get(subjects.vm_anywhere(uid)))
+        return purged(await self._bus.get(subjects.vm_anywhere(uid)))
 
-    async def release_name(self, key: str, uid: str) -> bool:
-        """Purge a claim that `uid` holds; False when another holds it by now."""
+    async def release_name(self, key: str, uid: str, *, its_own: bool = False) -> bool:
+        """Purge a claim that `uid` holds; False when another holds it by now.
+
+        `its_own`: the VM had that name, so a claim that nobody can read was its.
+        """
         claim = await self._bus.get(key)
-        if (
-            claim is None
-            or claim.kind is EntryKind.PURGE
-            or read(NameClaim, claim.value).uid != uid
-        ):
+        try:
+            holder = holder_of(claim)
+        except UnreadableError:
+            holder = uid if its_own else None
+        if claim is None or holder != uid:
             return False
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
         return True
@@ -359,35 +354,31 @@ class Commits:
 
         The claim's revision is read first, and the tombstone is a fresh one: a create of the
         buried uid that comes back renews the claim, and then this purge fails (ADR 0003).
+        A record that nobody can read keeps its name. Raises UnreadableError for such a claim.
         """
         claim = await self._bus.get(key)
-        if claim is None or claim.kind is EntryKind.PURGE:
+        holder = holder_of(claim)
+        if claim is None or holder is None:
             return False
-        holder = read(NameClaim, claim.value).uid
         last = await self._bus.get(subjects.vm_anywhere(holder))
-        message = _message(last)
+        where, message = stands(last)
+        if where is Standing.UNREADABLE:
+            return False
         if isinstance(message, VmRecord):
             if subjects.name_claim(message.namespace, message.name) == key:
                 return False
-        elif not _purged(last):
+        elif where is not Standing.MARKER:
             await self._bury(holder, last)
         await self._bus.purge(key, expect=claim.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
+    async def reclaim(self, key: str, revision: int, uid: str) -> None:
+        """Write a claim that nobody can read for the VM that bears the name; ConflictError."""
+        await self._bus.put(key, encode(NameClaim(uid=uid)), expect=revision)
+
 
 def _left(error: BusError, uid: str) -> None:
     log.info("left to the sweep: %s", error, extra={"code": "claim_left", "uid": uid})
-
-
-def _purged(entry: Entry | None) -> bool:
-    return entry is not None and entry.kind is EntryKind.PURGE
-
-
-def _message(entry: Entry | None) -> VmRecord | Tombstone | None:
-    if entry is None or entry.kind is EntryKind.PURGE:
-        return None
-    message = read_vm_key(entry.key, entry.value)
-    return message if isinstance(message, VmRecord | Tombstone) else None
 
 
 def _storm() -> VirtbusError:

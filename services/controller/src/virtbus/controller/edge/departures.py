@@ -17,6 +17,7 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import Fence, NodeState, NodeWish
@@ -51,7 +52,7 @@ class Departures:
         while True:
             try:
                 await self.round(tenure.check)
-            except BusError as error:
+            except (BusError, VirtbusError) as error:
                 log.info("departures wait: %s", error, extra={"code": "departures_wait"})
             await asyncio.sleep(ROUND_S)
 
@@ -66,7 +67,7 @@ class Departures:
         places = Places(fleet.candidates(asyncio.get_running_loop().time()))
         for uid in sorted(fleet.leaving):
             held = fleet.vms.get(uid)
-            if held is not None:
+            if held is not None and not fleet.damaged.record_of(uid):
                 await self._go_on(held, places, check)
         for node, wish in sorted(wishes.items()):
             if wish.fenced is not None:
@@ -75,8 +76,10 @@ class Departures:
                 await self._drained(node, places, check, discard=wish.draining.discard_local_disks)
 
     def _on(self, node: str) -> list[Held]:
-        """The VMs of a node, the oldest first."""
-        there = [held for held in self._fleet.vms.values() if held.record.node == node]
+        """The VMs of a node, the oldest first; without those whose records cannot be read."""
+        fleet = self._fleet
+        there = [held for held in fleet.vms.values() if held.record.node == node]
+        there = [held for held in there if not fleet.damaged.record_of(held.record.uid)]
         return sorted(there, key=lambda held: held.record.created_ns)
 
     async def _go_on(self, held: Held, places: Places, check: Check) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from virtbus.controller.edge.lease import LeaseLostError, Leases, Tenure
+from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
 
 ROLE = "fleet"
+AGAIN_S = 5.0
 
 Duty = Callable[[Tenure], Coroutine[Any, Any, None]]
 """Runs until cancelled; asks `tenure.check()` before each write."""
@@ -38,4 +40,18 @@ class Duties:
     async def _do(self, tenure: Tenure) -> None:
         async with asyncio.TaskGroup() as group:
             for duty in self._duties:
-                group.create_task(duty(tenure))
+                group.create_task(self._again(duty, tenure))
+
+    async def _again(self, duty: Duty, tenure: Tenure) -> None:
+        """A duty, begun again where a value on the bus stopped it: each duty passes over those.
+
+        None should end here; one that does would end every controller, one after the other.
+        """
+        while True:
+            try:
+                await duty(tenure)
+            except VirtbusError as error:
+                log.error("a duty begins again: %s", error, extra={"code": "duty_again"})
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return

@@ -1,7 +1,9 @@
 """The end of deletes, and the sweep of what a crash left; safe in any number of controllers."""
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Awaitable, Iterator
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
 from virtbus.controller.core.fleet import Claimed, Fleet, Held
@@ -11,8 +13,9 @@ from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
-from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.ids import UNPLACED, is_id, is_uid
 from virtbus.schemas.vm import VmRecord, VmStatus
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,8 @@ class Endings:
             uid = await changed.get()
             try:
                 await self._finish(uid)
+            except VirtbusError as error:
+                log.warning("the end of a delete waits: %s", error, extra=_bad(uid))
             except BusError as error:
                 log.warning(
                     "the end of a delete is tried again: %s",
@@ -72,11 +77,29 @@ class Endings:
         removed = 0
         claims = {key: c.revision for key, c in self._fleet.claims.items() if self._orphan(key, c)}
         for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
-            try:
-                removed += await self._commits.free_name(key)
-            except ConflictError:
-                continue
+            removed += await self._passing(self._commits.free_name(key), key)
+        await self._reclaim()
         return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
+
+    async def _passing(self, removing: Awaitable[bool], key: str) -> bool:
+        """What became of one orphan; one that moved, or cannot be read, is passed over."""
+        try:
+            return await removing
+        except ConflictError:
+            return False
+        except VirtbusError as error:
+            log.warning("not swept: %s", error, extra=_bad(key))
+            return False
+
+    async def _reclaim(self) -> None:
+        """Write claims that nobody can read anew for the VMs that bear their names."""
+        bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
+        if not bad:
+            return
+        bearers = {subjects.name_claim(*name): uid for name, uid in self._fleet.names.items()}
+        for key in bad.keys() & bearers.keys():
+            with contextlib.suppress(ConflictError):
+                await self._commits.reclaim(key, bad[key], bearers[key])
 
     def _orphan(self, key: str, claim: Claimed) -> bool:
         held = self._fleet.vms.get(claim.uid)
@@ -94,21 +117,18 @@ class Endings:
                     found[item.key] = item
         orphans = {key: entry.revision for key, entry in found.items()}
         due = self._secrets.due(orphans, asyncio.get_running_loop().time(), grace_s)
-        return sum([await self._sweep_secret(found[key]) for key in due])
+        return sum([await self._passing(self._sweep_secret(found[key]), key) for key in due])
 
     async def _sweep_secret(self, entry: Entry) -> bool:
         """Purge a secret that is no VM's; where a move lost the other copy, it is brought there."""
         latest = await self._commits.latest(_uid(entry))
         if _belongs(entry, latest):
             return False
-        try:
-            if latest is not None:
-                await self._moves.rescue(entry, latest.record)
-            else:
-                await self._commits.buried(_uid(entry))  # a create that was paused puts them anew
-            await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
-        except ConflictError:
-            return False
+        if latest is not None:
+            await self._moves.rescue(entry, latest.record)
+        else:
+            await self._commits.buried(_uid(entry))  # a create that was paused puts them anew
+        await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
     async def _sweep_statuses(self, grace_s: float) -> int:
@@ -120,13 +140,21 @@ class Endings:
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = {
             subjects.vm_status(node, uid): revision
-            for (node, uid), (_, revision) in fleet.statuses.items()
+            for node, uid, revision in self._told_statuses()
             if uid not in fleet.vms
             and not fleet.silent(node, now_s)
             and fleet.wish_of(node).fenced is None
         }
         due = self._statuses.due(found, now_s, grace_s)
-        return sum([await self._sweep_status(key) for key in due])
+        return sum([await self._passing(self._sweep_status(key), key) for key in due])
+
+    def _told_statuses(self) -> Iterator[tuple[str, str, int]]:
+        """Node, uid and revision of each status, of those that nobody can read, too."""
+        for (node, uid), (_, revision) in self._fleet.statuses.items():
+            yield node, uid, revision
+        for one in self._fleet.damaged.statuses():
+            if is_id(node := one.key.split(".")[2]) and is_uid(one.uid):
+                yield node, one.uid, one.revision
 
     async def _sweep_status(self, key: str) -> bool:
         entry = await self._bus.get(key)
@@ -134,10 +162,7 @@ class Endings:
             return False
         if not await self._commits.purged(_uid(entry)):
             return False
-        try:
-            await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
-        except ConflictError:
-            return False
+        await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
     async def sweep_forever(self, tenure: Tenure, interval_s: float, grace_s: float) -> None:
@@ -157,6 +182,10 @@ class Endings:
 def _released(record: VmRecord, status: tuple[VmStatus, int] | None) -> bool:
     """True when the record's node says that nothing is left there."""
     return status is not None and status[0].released and status[0].epoch >= record.epoch
+
+
+def _bad(about: str) -> dict[str, str]:
+    return {"code": "unreadable", "uid": about.rpartition(".")[2]}
 
 
 def _named(record: VmRecord) -> str:

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
-from virtbus.bus.ports import Bus, Entry, EntryKind, WatchMark
+from virtbus.bus.ports import Bus, BusError, Entry, EntryKind, WatchMark
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.edge.stands import unreadable
 from virtbus.controller.edge.watching import Watches
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -15,6 +17,7 @@ from virtbus.schemas.ids import UNPLACED
 log = logging.getLogger(__name__)
 
 WAITING = f"$KV.vm.{UNPLACED}."
+LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
 """The two halves of a move are one batch; a purge alone is an operator's."""
 
@@ -29,7 +32,6 @@ class Feeds:
         self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
         self.listeners: list[Callable[[], None]] = []
         """Called when anything of the fleet may have changed."""
-        self._bad: dict[str, int] = {}
         self.released: asyncio.Queue[str] = asyncio.Queue()
         """Uids whose status or record changed: candidates for the end of their delete."""
 
@@ -44,6 +46,17 @@ class Feeds:
             group.create_task(self._follow("vm", self._vm, self._known_in_vm))
             group.create_task(self._follow("st", self._status, self._known_in_st))
             group.create_task(self._follow("node", self._node, set))
+            group.create_task(self._look_again())
+
+    async def _look_again(self) -> None:
+        """Forget what could not be read and has ended without a word, as heartbeats do."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            for found in self._fleet.damaged:
+                with suppress(BusError):
+                    entry = await self._bus.get(found.key)
+                    if entry is None:
+                        self._fleet.damaged.discard(found.key)
 
     async def _follow(
         self, bucket: str, take: Callable[[Entry], str | None], known: Callable[[], set[str]]
@@ -52,7 +65,7 @@ class Feeds:
         async with self._bus.watch(f"$KV.{bucket}.>") as watch:
             async for item in watch:
                 if item is WatchMark.RESET:
-                    missing = known()
+                    missing = known() | self._fleet.damaged.in_bucket(bucket)
                     self._fleet.quiet_since_s = asyncio.get_running_loop().time()
                 elif item is WatchMark.SYNCED:
                     self._forget(bucket, missing)
@@ -60,25 +73,26 @@ class Feeds:
                 elif isinstance(item, Entry):
                     uid = self._take(take, item)
                     if item.kind is EntryKind.PUT:
-                        missing.discard(_name(item.key))
+                        missing -= {_name(item.key), item.key}
                     self._changed(uid)
                     for listener in self.listeners:
                         listener()
 
     def _take(self, take: Callable[[Entry], str | None], entry: Entry) -> str | None:
         try:
-            return take(entry)
+            uid = take(entry)
         except VirtbusError as error:
             # One bad value must not stop the feed; the last good one stays (MSG-16).
-            log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
-            self._bury(entry, error)
-            return None
+            found = unreadable(entry, error)
+            if self._fleet.damaged.add(found):
+                log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
+                self._bury(entry, error)
+            return found.uid if found.uid in self._fleet.vms else None
+        self._fleet.damaged.discard(entry.key)
+        return uid
 
     def _bury(self, entry: Entry, error: VirtbusError) -> None:
-        """Keep word of it, once: the id makes one letter of what every controller meets."""
-        if self._bad.get(entry.key) == entry.revision:
-            return
-        self._bad[entry.key] = entry.revision
+        """Keep word of it: the id makes one letter of what every controller meets."""
         letter = DeadLetter(
             subject=entry.key,
             revision=entry.revision,
@@ -94,10 +108,14 @@ class Feeds:
     def _forget(self, bucket: str, missing: set[str]) -> None:
         """Drop what a complete list no longer names."""
         for uid in missing:
+            if uid.startswith("$KV."):
+                self._fleet.damaged.discard(uid)
             if uid.endswith(f".{subjects.IMAGES_KEY}"):
                 self._fleet.purge_images(uid)
-            elif uid.startswith("$KV."):
+            elif uid.endswith(f".{subjects.WISH_KEY}"):
                 self._fleet.purge_vm(uid, self._fleet.revision)
+            elif uid.startswith("$KV."):
+                continue
             elif bucket == "vm":
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
             else:

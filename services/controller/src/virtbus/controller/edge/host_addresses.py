@@ -14,12 +14,15 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import HostAddresses
-from virtbus.schemas.wire import encode, read
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """All changes of a second are one write a node."""
+ADDRESS_CHARACTERS = 45
+"""Of an IPv6 address; longer texts would fill the value that every node reads."""
 PER_HOST = 32
 """Of one host so many count: a node cannot close the world to the guests of others."""
 
@@ -61,7 +64,7 @@ class FleetAddresses:
             self._told.pop(node, None)
             return
         try:
-            there = read(HostAddresses, entry.value)
+            there = read_stored(HostAddresses, entry.key, entry.value)
         except VirtbusError as error:
             log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
             there = HostAddresses(node=node)  # written again below
@@ -72,7 +75,8 @@ class FleetAddresses:
         own = {node: there.own for node, (there, _) in self._told.items()}
         for node, seen in self._fleet.nodes.items():
             if seen.record.addresses:
-                own[node] = seen.record.addresses[:PER_HOST]
+                named = (one for one in seen.record.addresses if len(one) <= ADDRESS_CHARACTERS)
+                own[node] = tuple(named)[:PER_HOST]
         fleet = tuple(sorted({address for addresses in own.values() for address in addresses}))
         nodes = own.keys() | (self._fleet.nodes.keys() if fleet else set())
         return {

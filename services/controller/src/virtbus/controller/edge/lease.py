@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind
 from virtbus.bus.tasks import background
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.lease import Lease
-from virtbus.schemas.wire import encode, read
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +106,14 @@ class Leases:
             await asyncio.sleep(LOOK_S)
 
     def _free(self, entry: Entry | None) -> bool:
+        """False also for one that nobody can read: it is taken once it was not renewed in time."""
         if entry is None or entry.kind is EntryKind.PURGE:
             return True
-        return read(Lease, entry.value).holder == self._holder
+        try:
+            return read_stored(Lease, entry.key, entry.value).holder == self._holder
+        except VirtbusError as error:
+            log.warning("unreadable %s: %s", entry.key, error, extra={"code": "bad_lease"})
+            return False
 
     async def _taken(self, tenure: Tenure) -> Tenure:
         """Write the lease over the revision that was read."""

@@ -13,8 +13,10 @@ from virtbus.controller.core.held import is_held
 from virtbus.controller.core.leaving import Places, stays
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
+from virtbus.controller.core.unreadable import UnreadableError
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.stands import unreadable
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     NodeDetail,
@@ -29,7 +31,8 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError, quotable
 from virtbus.schemas.events import Kind
 from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
 from virtbus.schemas.paging import PageAsk
-from virtbus.schemas.wire import encode, read, validate
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.wire import encode, validate
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +121,8 @@ class NodeApi:
             update = {"lease_revision": lease_revision or wish.lease_revision}
             return fenced(wish, proof).model_copy(update=update)
 
-        if await self._change(node, proved, request) is None:
+        unread = NodeWish(node=node)  # a fence says all that matters of a wish
+        if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
         self._facts.node(Kind.NODE_FENCED, node, f"{proof.by}: {proof.why}", identity)
@@ -131,7 +135,8 @@ class NodeApi:
                 self._check_back(node, wish.fenced)
             return wish.model_copy(update={"fenced": None, "lease_revision": 0})
 
-        before = await self._change(node, back, request)
+        unread = NodeWish(node=node, fenced=self.proof(None, "nobody", "the wish is unreadable"))
+        before = await self._change(node, back, request, unread)
         if before is not None and before.fenced is not None:
             seen = self._fleet.nodes[node].record
             same = seen.instance == before.fenced.instance
@@ -179,7 +184,8 @@ class NodeApi:
         joins nodes takes its consumers away. Then the request is done, and acts no more.
         """
         node = validate(NodeRef, request.data).node
-        if request.id in self._wanted(node, await self._bus.get(subjects.node_wish(node))).requests:
+        entry = await self._bus.get(subjects.node_wish(node))
+        if request.id in self._wanted(node, entry, NodeWish(node=node)).requests:
             return NodeForgotten(node=node, statuses=0)
         join = await self._bus.get(subjects.join_nonce(node))
         if join is None or join.kind is not EntryKind.PUT:
@@ -222,7 +228,11 @@ class NodeApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _change(
-        self, node: str, change: Change, request: Request | None = None
+        self,
+        node: str,
+        change: Change,
+        request: Request | None = None,
+        unread: NodeWish | None = None,
     ) -> NodeWish | None:
         """Change what is wanted of a node, whatever else changes it; what was wanted before.
 
@@ -233,7 +243,7 @@ class NodeApi:
         key = subjects.node_wish(node)
         for _ in range(ATTEMPTS):
             entry = await self._bus.get(key)
-            before = wish = self._wanted(node, entry)
+            before = wish = self._wanted(node, entry, unread)
             expect = entry.revision if entry else 0
             if request is not None:
                 if request.id in before.requests:
@@ -243,7 +253,7 @@ class NodeApi:
                 requests = remembered(before.requests, request.id)
                 wish = wish.model_copy(update={"requests": requests})
             wish = change(wish)
-            if wish == before:
+            if wish == before and not self._fleet.damaged.has(key):
                 return before
             try:
                 if wish == NodeWish(node=node):
@@ -261,9 +271,22 @@ class NodeApi:
         message = f"what is wanted of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
-    def _wanted(self, node: str, entry: Entry | None) -> NodeWish:
-        there = entry is not None and entry.kind is EntryKind.PUT
-        return read(NodeWish, entry.value) if entry and there else NodeWish(node=node)
+    def _wanted(self, node: str, entry: Entry | None, unread: NodeWish | None) -> NodeWish:
+        """The wish; of one that nobody can read the last that this controller knew, or `unread`.
+
+        Raises UnreadableError where there is neither: it may have said that the node is fenced.
+        """
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return NodeWish(node=node)
+        try:
+            return read_stored(NodeWish, entry.key, entry.value)
+        except VirtbusError as error:
+            known = self._fleet.wishes.get(node)
+            if known is not None:
+                return known[0]
+            if unread is None:
+                raise UnreadableError(unreadable(entry, error)) from error
+            return unread
 
     def _stays(self, node: str, now_s: float) -> dict[str, str]:
         """Why VMs of a node that is drained or fenced do not leave it, by uid."""

@@ -15,6 +15,7 @@ from virtbus.controller.edge.lease import Tenure
 from virtbus.controller.edge.moves import Moves
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.watching import Watches
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.vm import VmRecord
@@ -81,7 +82,11 @@ class Placing:
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
         self._note_refusals(now_s)
-        waiting = [fleet.vms[uid] for uid in (*fleet.unplaced, *self._declined_now())]
+        waiting = [
+            fleet.vms[uid]
+            for uid in (*fleet.unplaced, *self._declined_now())
+            if not fleet.damaged.record_of(uid)
+        ]
         hopeless: set[tuple[Demand, bool, bool]] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
@@ -140,7 +145,7 @@ class Placing:
             held = await self._moves.move(Held(record, choice.held.revision), choice.node)
         except (ConflictError, NodeFullError):
             return  # it changed, or is placed: its echo brings it back if it still waits
-        except BusError as error:
+        except (BusError, VirtbusError) as error:
             log.warning(
                 "%s is placed later: %s",
                 record.name,

@@ -10,7 +10,16 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 
-from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, Request, WatchMark
+from virtbus.bus.ports import (
+    Bus,
+    BusError,
+    ConflictError,
+    Entry,
+    EntryKind,
+    OversizeError,
+    Request,
+    WatchMark,
+)
 from virtbus.controller.core.changes import deleting
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.fleet import Fleet, Held
@@ -24,8 +33,9 @@ from virtbus.schemas.api import BusRebuild, BusRebuilt, RebuiltNode, RebuiltVm
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import JoinBus, JoinedBus, KnownRecords, RecordsRead
+from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import JoinNonce, VmRecord
-from virtbus.schemas.wire import encode, read, validate
+from virtbus.schemas.wire import encode, validate
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +160,7 @@ class Rebuilds:
             await self._write(step.step, record, known)
         except ConflictError:
             return Rebuilt(Step.CONFLICT, record, "it changed meanwhile; repeat")
-        except (VirtbusError, NodeFullError) as error:
+        except (VirtbusError, NodeFullError, OversizeError) as error:
             return Rebuilt(Step.CONFLICT, record, str(error))
         if step.step in {*WRITTEN, Step.END}:
             extra = {"code": "rebuilt", "uid": record.uid}
@@ -204,12 +214,15 @@ class Rebuilds:
         """What names this bus to a node; made where it was lost."""
         key = subjects.join_nonce(node)
         entry = await self._bus.get(key)
-        if entry is None or entry.kind is not EntryKind.PUT:
-            nonce = JoinNonce(nonce=self._bus.sources.uuid7())
-            await self._bus.put(key, encode(nonce), expect=entry.revision if entry else 0)
-            message = "its join record was lost and is made anew; repeat in a moment"
-            raise VirtbusError(Code.UNAVAILABLE, "not_joined", message, after_ms=1000)
-        return read(JoinNonce, entry.value).nonce
+        try:
+            if entry is not None and entry.kind is EntryKind.PUT:
+                return read_stored(JoinNonce, key, entry.value).nonce
+        except VirtbusError as error:
+            log.warning("unreadable %s: %s", key, error, extra={"code": "bad_record"})
+        nonce = JoinNonce(nonce=self._bus.sources.uuid7())
+        await self._bus.put(key, encode(nonce), expect=entry.revision if entry else 0)
+        message = "its join record was lost and is made anew; repeat in a moment"
+        raise VirtbusError(Code.UNAVAILABLE, "not_joined", message, after_ms=1000)
 
 
 def _soon(error: BusError | VirtbusError) -> bool:

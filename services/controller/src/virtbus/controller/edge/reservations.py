@@ -5,6 +5,7 @@ controllers can never both give away the last of a node (design §3 rule 2, ADR 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from virtbus.bus.ports import Bus, ConflictError, Entry, UnavailableError, Write
@@ -12,10 +13,12 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.placement import demand_of, memory_of, room
 from virtbus.controller.core.promises import NOTHING
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import Reserved
+from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmRecord
-from virtbus.schemas.wire import encode, read
+from virtbus.schemas.wire import encode
 
 ATTEMPTS = 16
 """Each lost race is another VM's progress on the same node."""
@@ -108,7 +111,8 @@ class Reservations:
         One that was purged was nothing then, whatever this controller still knows of its VMs.
         """
         if entry is not None:
-            return read(Reserved, entry.value) if entry.value else Reserved(node=node)
+            with suppress(VirtbusError):  # one that nobody can read is made again as a lost one is
+                return _stored(node, entry)
         load = self._fleet.promises.on.get(node, NOTHING)
         return Reserved(
             node=node,
@@ -132,6 +136,12 @@ class Reservations:
         why = room(record.spec, node, disk=False)
         if why is not None:
             raise NodeFullError(now.node, why)
+
+
+def _stored(node: str, entry: Entry) -> Reserved:
+    if not entry.value:
+        return Reserved(node=node)
+    return read_stored(Reserved, entry.key, entry.value)
 
 
 def _nodes(*records: VmRecord | None) -> set[str]:

@@ -24,8 +24,11 @@ from virtbus.controller.core.placement import (
     room,
 )
 from virtbus.controller.core.promises import takes_room
+from virtbus.controller.core.sizes import refuse_large
+from virtbus.controller.core.unreadable import UnreadableError
 from virtbus.controller.edge.commit import ATTEMPTS, Commits, Committed
 from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.removals import Removals
 from virtbus.controller.edge.reservations import NodeFullError
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.watching import Watches
@@ -69,6 +72,7 @@ class VmApi:
         self._watches = watches
         self._facts = facts
         self._commits = Commits(bus, fleet)
+        self._removals = Removals(bus, fleet, facts)
         self._sources = bus.sources
         self._storage = storage
         self._all_strict = strict
@@ -77,15 +81,15 @@ class VmApi:
     async def create(self, request: Request) -> VmCreated:
         admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
+            record = self._record(admitted, request.account)
+            refuse_large(record, admitted.secrets)
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
                 self._refuse_held(admitted.uid)
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
             async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
-                committed = await self._commit(
-                    self._record(admitted, request.account), nodes, admitted
-                )
+                committed = await self._commit(record, nodes, admitted)
             check_owner(request.account, committed.held.record.owner)
             self._apply(committed.held)
             self._tell_created(committed, why)
@@ -167,7 +171,14 @@ class VmApi:
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:
-        return self.show(await self.find(validate(VmRef, request.data), request.account))
+        try:
+            return self.show(await self.find(validate(VmRef, request.data), request.account))
+        except UnreadableError as error:
+            known = self._fleet.vms.get(error.found.uid)
+            if known is None:
+                raise
+            check_owner(request.account, known.record.owner)
+            return self.show(known)  # the last that could be read, with a condition
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(VmList, request.data)
@@ -197,6 +208,7 @@ class VmApi:
             labels=None if want.labels is None else dict(want.labels),
             annotations=want.annotations,
         )
+        refuse_large(record)
         self._check_room(held.record, record)
         offers = [seen.record for seen in self._fleet.nodes.values()]
         check_networks(record.spec, record.namespace, offers)
@@ -249,7 +261,19 @@ class VmApi:
 
     async def delete(self, request: Request) -> VmView:
         want = validate(VmDelete, request.data)
-        return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
+        try:
+            return await self.change(want, lambda r: changes.deleting(r, want.grace_s), request)
+        except VirtbusError as error:
+            lost = error.reason == "vm_not_found" and not owner_of(request.account)
+            if error.reason != "unreadable" and not lost:
+                raise
+            uid = want.uid or self._fleet.names.get((want.namespace, want.name or ""), "")
+            known = self._fleet.vms.get(uid)  # the last that could be read says whose it is
+            check_owner(request.account, known.record.owner if known else "")
+            removed = await self._removals.remove(want)
+            if removed is None:
+                raise
+            return removed
 
     async def change(
         self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request

@@ -39,6 +39,8 @@ from virtbus.schemas.vm import VmView
 RETRY_S = (10.0, 300.0)
 """Between tries of an image that failed for good: as long as it failed so far, within these. What
 may change by itself is looked at as often as the first, what a user must change as the second."""
+FOR_GOOD = frozenset({Code.INVALID, Code.TOO_LARGE, Code.UNSUPPORTED})
+"""Refusals that hold until the manifest, or a Secret that it names, is another."""
 DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
 """Where the VMI says none, and the longest that `vm.delete` takes."""
 UID_TAKEN = "uid_taken"
@@ -100,7 +102,7 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
         plan.then(BusCreate(translated.create))
         code = seen.refused.code if seen.refused else 0
         # Also where it is not refused: the VM of the answer may be one that does not change again.
-        plan.then(LookAgain(RETRY_S[1 if code in {Code.INVALID, Code.UNSUPPORTED} else 0]))
+        plan.then(LookAgain(RETRY_S[1 if code in FOR_GOOD else 0]))
         return seen
     plan.then(LookAgain(RETRY_S[0 if translated.waits and not broken else 1]))
     causes = (*broken, *translated.causes)

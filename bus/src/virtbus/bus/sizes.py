@@ -1,0 +1,36 @@
+"""The one place where the size of what is stored is checked, whoever writes it (ADR 0027)."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from virtbus.bus.ports import OversizeError
+from virtbus.schemas.bounds import bound_of
+
+log = logging.getLogger(__name__)
+
+
+def check_written(key: str, value: bytes) -> None:
+    """Raise OversizeError for a value that is larger than its kind may be written."""
+    bound = bound_of(key)
+    if len(value) > bound.written_bytes:
+        msg = f"a {bound.kind} of {len(value)} bytes; at most {bound.written_bytes} are stored"
+        raise OversizeError(msg)
+
+
+def fact_body(subject: str, value: Any, said: Callable[[Any], bytes]) -> bytes:
+    """The bytes of a fact as `said` makes them, of a smaller form of it where it is too large."""
+    body = said(value)
+    most = bound_of(subject).written_bytes
+    if len(body) <= most:
+        return body
+    from virtbus.schemas.fitting import smaller_forms
+
+    size = len(body)
+    for smaller in smaller_forms(value):
+        body = said(smaller)
+        if len(body) <= most:
+            break
+    extra = {"code": "fact_cut"}
+    log.warning("%s: a fact of %d bytes is cut to %d", subject, size, len(body), extra=extra)
+    return body

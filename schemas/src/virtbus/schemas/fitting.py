@@ -1,0 +1,90 @@
+"""Cuts what a service says of itself or of a VM to the size that may be written (ADR 0027).
+
+Long texts go first, then what is a hint only, then long lists. Ids and states are shorter than
+every cut, so a value that was cut is still of its VM or node.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel
+
+from virtbus.schemas.bounds import HEARTBEAT, STATUS
+from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.wire import encode
+
+MARK = "…"
+KEY_BYTES = 256
+LEAST_ENTRIES = 16
+"""Of a map: as plain data the fields of a model are one, too."""
+HINTS = frozenset({"detail", "attributes"})
+"""Fields that readers can do without."""
+
+
+class Step(NamedTuple):
+    """The longest text and the longest list of a cut."""
+
+    text_bytes: int
+    items: int
+    hints: bool = False
+
+
+STEPS = (
+    Step(2048, 1_000_000, hints=True),
+    Step(2048, 1_000_000),
+    Step(512, 64),
+    Step(128, 16),
+    Step(64, 2),
+)
+
+Told = TypeVar("Told", VmStatus, NodeRecord)
+
+
+def fitted(value: Told) -> Told:
+    """The status or heartbeat, cut where it is larger than its kind may be written."""
+    most = (STATUS if isinstance(value, VmStatus) else HEARTBEAT).written_bytes
+    made = value
+    for smaller in smaller_forms(value):
+        if len(encode(made)) <= most:
+            break
+        made = type(value).model_validate(smaller)
+    return made
+
+
+def smaller_forms(value: Any) -> Iterator[Any]:
+    """The value as plain data, smaller with each step."""
+    return (_cut(value, step) for step in STEPS)
+
+
+def cut_text(text: str, most_bytes: int) -> str:
+    """The beginning of a text, with a mark where something was cut off."""
+    data = text.encode(errors="replace")
+    if len(data) <= most_bytes:
+        return text
+    return data[: most_bytes - len(MARK.encode())].decode(errors="ignore") + MARK
+
+
+def _cut(value: Any, step: Step) -> Any:
+    match value:
+        case BaseModel():
+            fields = {name: getattr(value, name) for name in type(value).model_fields}
+            return _mapped(fields, step)
+        case str():
+            return cut_text(value, step.text_bytes)
+        case bytes():
+            return value[: step.text_bytes]
+        case Mapping():
+            kept = list(value.items())[: max(step.items, LEAST_ENTRIES)]
+            return _mapped({cut_text(str(key), KEY_BYTES): one for key, one in kept}, step)
+        case list() | tuple():
+            return [_cut(one, step) for one in value[: step.items]]
+        case _:
+            return value
+
+
+def _mapped(fields: Mapping[str, Any], step: Step) -> dict[str, Any]:
+    return {
+        name: type(one)() if name in HINTS and not step.hints else _cut(one, step)
+        for name, one in fields.items()
+    }

@@ -1,0 +1,77 @@
+"""Refuses what a user gave where it is more than is stored, by the field that is largest."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from virtbus.schemas.bounds import LOGINS_BYTES, RECORD_ACCEPTED_BYTES, SECRET
+from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.fitting import cut_text
+from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
+from virtbus.schemas.wire import encode
+
+KEY_BYTES = 64
+_SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
+
+
+def refuse_large(record: VmRecord, secrets: VmSecrets | None = None) -> None:
+    """Raise 413 where a record or its secret inputs are larger than is accepted from users.
+
+    What later writes add to a record is not in it yet; there is room for that above this bound.
+    """
+    size = len(encode(record))
+    if size > RECORD_ACCEPTED_BYTES:
+        given = record.model_dump(exclude_defaults=True, include={"labels", "annotations", "spec"})
+        raise _too_large("record", size, RECORD_ACCEPTED_BYTES, largest(given))
+    if secrets is None:
+        return
+    parts = dict(_secret_parts(record.spec, secrets))
+    for kind, held, most in (
+        ("pull secrets", secrets.image_pull, LOGINS_BYTES),
+        (SECRET.kind, secrets, SECRET.written_bytes),
+    ):
+        size = len(encode(held))
+        if size > most:
+            path = max(parts, key=lambda one: len(encode(parts[one])), default="spec.volumes")
+            raise _too_large(kind, size, most, largest(parts.get(path), path))
+
+
+def largest(value: Any, path: str = "") -> str:
+    """The path of the field that makes up most of a value."""
+    while True:
+        sizes = {where: len(encode(one)) for where, one in _children(value, path).items()}
+        if not sizes:
+            return path
+        most = max(sizes, key=sizes.__getitem__)
+        if 2 * sizes[most] < sum(sizes.values()):
+            return path
+        value, path = _children(value, path)[most], most
+
+
+def _children(value: Any, path: str) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        dot = "." if path else ""
+        return {f"{path}{dot}{cut_text(str(key), KEY_BYTES)}": one for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return {f"{path}[{index}]": one for index, one in enumerate(value)}
+    return {}
+
+
+def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]:
+    """Each volume's secrets by the path at which a request gives them."""
+    for index, volume in enumerate(spec.volumes):
+        where, name = f"spec.volumes[{index}]", volume.name
+        if name in secrets.cloud_init:
+            kind = next(one for one in _SEEDS if getattr(volume, one) is not None)
+            seed = secrets.cloud_init[name].model_dump(exclude_defaults=True)
+            yield f"{where}.{kind}", seed
+        if name in secrets.files:
+            yield f"{where}.files", secrets.files[name].model_dump(exclude_defaults=True)
+        if name in secrets.image_pull:
+            yield f"{where}.container_disk.image_pull_secret", secrets.image_pull[name]
+
+
+def _too_large(kind: str, size: int, most: int, path: str) -> VirtbusError:
+    message = f"the VM's {kind} would have {size} bytes; at most {most} are stored"
+    detail = Detail(path=path, message=f"is the largest part of {size} bytes", hint="shorten it")
+    where = f"{message}; the largest field is {path or 'the request'}"
+    return VirtbusError(Code.TOO_LARGE, "too_large", where, details=(detail,))

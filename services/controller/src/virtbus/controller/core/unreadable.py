@@ -1,0 +1,169 @@
+"""Values on the bus that nobody can read: known by key, shown, and one VM's trouble (ADR 0027)."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.states import VmState
+from virtbus.schemas.subjects import IMAGES_KEY, JOIN_KEY, WISH_KEY
+from virtbus.schemas.vm import Condition, VmSpec, VmView
+
+CONDITION = "Unreadable"
+NAMED_IN_ALARM = 5
+_KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
+_NODE_WIDE = {JOIN_KEY: "join record", WISH_KEY: "wish", IMAGES_KEY: "list of images"}
+
+
+class Unreadable(NamedTuple):
+    """A value as it stands: where, which one, how large, and what is wrong with it."""
+
+    key: str
+    revision: int
+    size_bytes: int
+    reason: str
+    why: str
+
+    @property
+    def uid(self) -> str:
+        """The VM that it is of, where the key names one."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def kind(self) -> str:
+        """What would stand there."""
+        _, bucket, place, *_ = self.key.split(".")
+        if self.uid.startswith("_"):
+            return _NODE_WIDE.get(self.uid, "value")
+        if bucket != "vm":
+            return _KINDS.get(bucket, "value")
+        return "name claim" if place == "_name" else "record"
+
+    @property
+    def way_out(self) -> str:
+        """What a person does about it."""
+        match self.kind:
+            case "record":
+                return (
+                    f"`virtbus bus rebuild` writes it back from its host, `virtbus vm delete "
+                    f"{self.uid}` ends the VM"
+                )
+            case "status":
+                return (
+                    f"its node writes it anew with the VM's next change; where the VM is gone, "
+                    f"`virtbus vm delete {self.uid}` removes it"
+                )
+            case "name claim":
+                return "`virtbus vm delete NAME` frees the name"
+            case "join record":
+                return "`virtbus bus rebuild` makes it anew"
+            case "wish":
+                return "`virtbus node fence` or `unfence` replaces it"
+            case _:
+                return "whoever wrote it writes it anew"
+
+
+class UnreadableError(VirtbusError):
+    """422: a value that a request needs cannot be read; others are not affected."""
+
+    def __init__(self, found: Unreadable) -> None:
+        message = f"the {found.kind} at {found.key} cannot be read ({found.why}); {found.way_out}"
+        super().__init__(Code.UNSUPPORTED, "unreadable", message)
+        self.found = found
+
+
+class Damaged:
+    """The values that the feeds met and could not read, until another stands in their place."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Unreadable] = {}
+
+    def add(self, found: Unreadable) -> bool:
+        """Note one; False where it is known already."""
+        if self._found.get(found.key) == found:
+            return False
+        self._found[found.key] = found
+        return True
+
+    def discard(self, key: str) -> None:
+        """Something else stands there, or nothing."""
+        self._found.pop(key, None)
+
+    def has(self, key: str) -> bool:
+        """True where what stands there was met and could not be read."""
+        return key in self._found
+
+    def record_of(self, uid: str) -> bool:
+        """True where a VM's record cannot be read: writes over the last good one would fail."""
+        return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
+
+    def in_bucket(self, bucket: str) -> set[str]:
+        """The keys in one bucket."""
+        return {key for key in self._found if key.startswith(f"$KV.{bucket}.")}
+
+    def of(self, uid: str) -> list[Unreadable]:
+        """What is of one VM: its record, its status."""
+        return [found for found in self if found.uid == uid]
+
+    def claims(self) -> list[Unreadable]:
+        """Name claims that cannot be read."""
+        return [found for found in self if found.kind == "name claim"]
+
+    def statuses(self) -> list[Unreadable]:
+        """Statuses that cannot be read."""
+        return [found for found in self if found.kind == "status"]
+
+    def __iter__(self) -> Iterator[Unreadable]:
+        return iter(tuple(self._found.values()))
+
+    def alarms(self) -> tuple[str, ...]:
+        """A sentence for each of the first, and how many more there are."""
+        found = sorted(self)
+        told = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
+        more = len(told) - NAMED_IN_ALARM
+        rest = [f"{more} more values on the bus cannot be read: dead letters name them"]
+        return tuple(told[:NAMED_IN_ALARM] + (rest if more > 0 else []))
+
+    def shown(self, view: VmView) -> VmView:
+        """The view of the last value that could be read, with a condition where that is older."""
+        if not self._found:
+            return view
+        found = [one for one in self.of(view.uid) if one.kind != "status" or _own(one, view)]
+        return view.model_copy(update={"conditions": view.conditions + _told(found)})
+
+
+def _own(found: Unreadable, view: VmView) -> bool:
+    """True for a status of the VM's own node."""
+    return found.key.split(".")[2] == view.node
+
+
+def _told(found: Iterable[Unreadable]) -> tuple[Condition, ...]:
+    return tuple(
+        Condition(
+            type=CONDITION,
+            status=True,
+            reason=one.reason,
+            message=f"its {one.kind} cannot be read ({one.why}): {one.way_out}",
+        )
+        for one in found
+    )
+
+
+def removed(found: Unreadable, *, uid: str, namespace: str, name: str) -> VmView:
+    """What a delete answers of a VM whose record nobody could read: it has no more to show."""
+    node = found.key.split(".")[2] if found.kind in {"record", "status"} else UNPLACED
+    return VmView(
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        node=node,
+        epoch=0,
+        generation=0,
+        revision=found.revision,
+        created_ns=0,
+        state=VmState.DELETING,
+        reason="unreadable",
+        message=f"its {found.kind} could not be read ({found.why}) and is removed",
+        deleting=True,
+        spec=VmSpec(),
+    )

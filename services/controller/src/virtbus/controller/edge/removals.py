@@ -1,0 +1,91 @@
+"""Deletes of VMs whose record, status or name claim nobody can read, at a person's word (ADR 0027).
+
+The purge marker of the record tells the node that it was deleted: its agent ends the guest and
+removes all of it.
+"""
+
+import logging
+
+from virtbus.bus.ports import Bus, EntryKind, Write
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.unreadable import Unreadable, UnreadableError, removed
+from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.reservations import Reservations
+from virtbus.controller.edge.stands import holder_of, message_of
+from virtbus.schemas import subjects
+from virtbus.schemas.api import VmRef
+from virtbus.schemas.events import Kind
+from virtbus.schemas.records import DELETED
+from virtbus.schemas.vm import VmRecord, VmView
+
+log = logging.getLogger(__name__)
+
+NO_UID = "00000000-0000-0000-0000-000000000000"
+"""Where only the claim of a name was there, and did not say whose."""
+
+
+class Removals:
+    """Safe to repeat: each purge is over the very revision that could not be read."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._facts = facts
+        self._commits = Commits(bus, fleet)
+        self._reservations = Reservations(bus, fleet)
+
+    async def remove(self, ref: VmRef) -> VmView | None:
+        """Remove what of a VM cannot be read, and with its record all else; None: nothing is so.
+
+        Raises ConflictError where something else stands there by now.
+        """
+        uid, found = await self._meant(ref)
+        last = await self._bus.get(subjects.vm_anywhere(uid)) if uid else None
+        try:
+            if isinstance(message_of(last), VmRecord):
+                return None
+        except UnreadableError as error:
+            found.insert(0, error.found)
+            await self._end(error.found)
+        found += [one for one in self._fleet.damaged.statuses() if one.uid == uid]
+        for one in found:
+            await self._gone(one)
+        if not found:
+            return None
+        held = self._fleet.vms.get(uid)
+        namespace = held.record.namespace if held else ref.namespace
+        name = held.record.name if held else ref.name or ""
+        return removed(found[0], uid=uid or NO_UID, namespace=namespace, name=name)
+
+    async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
+        """The uid that is meant, or empty, and the claim of the name where that is unreadable."""
+        if ref.uid is not None:
+            return ref.uid, []
+        cached = self._fleet.names.get((ref.namespace, ref.name or ""), "")
+        try:
+            claim = await self._bus.get(subjects.name_claim(ref.namespace, ref.name or ""))
+            return holder_of(claim) or cached, []
+        except UnreadableError as error:
+            return cached, [error.found]
+
+    async def _end(self, found: Unreadable) -> None:
+        """Purge secrets, record, then claims, as the end of every delete does."""
+        node, uid = found.key.split(".")[2], found.uid
+        await self._bus.purge(subjects.vm_secret(node, uid), marker_ttl_s=MARKER_TTL_S)
+        held = self._fleet.vms.get(uid)
+        before = held.record if held is not None and held.record.node == node else None
+        end = Write(found.key, None, expect=found.revision, ttl_s=MARKER_TTL_S, why=DELETED)
+        await self._reservations.write(before, None, [end])
+        for key in [key for key, claim in self._fleet.claims.items() if claim.uid == uid]:
+            await self._commits.release_name(key, uid)
+        if before is not None:
+            self._facts.emit(Kind.VM_DELETED, before, "its record could not be read")
+
+    async def _gone(self, found: Unreadable) -> None:
+        """Purge what cannot be read, unless it was with its VM, or something else stands there."""
+        entry = await self._bus.get(found.key)
+        if entry is not None and entry.kind is EntryKind.PUT and entry.revision == found.revision:
+            await self._bus.purge(found.key, expect=found.revision, marker_ttl_s=MARKER_TTL_S)
+        extra = {"code": "unreadable_removed", "uid": found.uid}
+        log.warning("removed %s, which nobody could read: %s", found.key, found.why, extra=extra)

@@ -1,0 +1,59 @@
+"""The values at the keys of VMs and names, as the leader gave them: unreadable ones, too."""
+
+from virtbus.bus.ports import Entry, EntryKind
+from virtbus.controller.core.claims import Standing, standing
+from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.core.unreadable import Unreadable, UnreadableError
+from virtbus.controller.core.vm_keys import read_vm_key
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.records import read_stored
+from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
+
+
+def purged(entry: Entry | None) -> bool:
+    """True for a marker of a delete or a move."""
+    return entry is not None and entry.kind is EntryKind.PURGE
+
+
+def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
+    """The entry as one that cannot be read."""
+    return Unreadable(entry.key, entry.revision, len(entry.value), error.reason, str(error)[:200])
+
+
+def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
+    """The record or tombstone; raises UnreadableError."""
+    if entry is None or entry.kind is EntryKind.PURGE:
+        return None
+    try:
+        message = read_vm_key(entry.key, entry.value)
+    except VirtbusError as error:
+        raise UnreadableError(unreadable(entry, error)) from error
+    return message if isinstance(message, VmRecord | Tombstone) else None
+
+
+def stands(entry: Entry | None) -> tuple[Standing, VmRecord | Tombstone | None]:
+    """How a uid stands, and by what; never raises."""
+    try:
+        message = message_of(entry)
+    except UnreadableError:
+        return Standing.UNREADABLE, None
+    return standing(message, purged=purged(entry)), message
+
+
+def known_of(entry: Entry | None) -> Known:
+    """The same with the place, as a rebuild compares it with what hosts have."""
+    where, message = stands(entry)
+    record = message if isinstance(message, VmRecord) else None
+    if entry is None:
+        return Known(where, record)
+    return Known(where, record, entry.revision, entry.key.split(".")[2])
+
+
+def holder_of(claim: Entry | None) -> str | None:
+    """The uid that a name claim names; raises UnreadableError."""
+    if claim is None or claim.kind is EntryKind.PURGE:
+        return None
+    try:
+        return read_stored(NameClaim, claim.key, claim.value).uid
+    except VirtbusError as error:
+        raise UnreadableError(unreadable(claim, error)) from error
