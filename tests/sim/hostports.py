@@ -269,6 +269,9 @@ class SimFiles:
     def removed(self) -> dict[str, int]:
         return {uid: left for uid in self._ledger if (left := self.left(uid))}
 
+    def seen(self, time_ns: int) -> None:
+        """No run lasts a day."""
+
     def nonce(self) -> str:
         return self._disk.nonce
 

@@ -154,6 +154,7 @@ class NodeAgent:
         elif item is WatchMark.SYNCED:
             self._synced()
         elif isinstance(item, Entry):
+            self._tools.files.seen(item.time_ns)
             uid = item.key.rsplit(".", maxsplit=1)[-1]
             try:
                 self._take_entry(uid, item)
