@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from virtbus.bus.consumers import node_consumer
 from virtbus.bus.declaration import COMMANDS, WATCHING_SERVICES
 from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
+from virtbus.schemas.subjects import node_instance
 
 ADMIN = "admin"
 CONTROLLER = "controller"
@@ -189,6 +190,7 @@ def agent(node: str) -> Role:
             *(f"$JS.API.CONSUMER.RESET.{stream}.{own}" for stream, own in watches),
             *(f"$JS.ACK.{stream}.{own}.>" for stream, own in consumers),
             *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
+            f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}",
             f"$KV.st.{node}.>",
             f"$KV.node.{node}",
             f"virtbus.evt.{node}.>",
@@ -210,6 +212,7 @@ def helper(node: str, service: str) -> Role:
         f"_INBOX_{node}_{service}",
         publish=(
             *(f"$JS.API.CONSUMER.{verb}.KV_vm.{own}" for verb in ("MSG.NEXT", "INFO", "RESET")),
+            f"$JS.API.DIRECT.GET.KV_st.{node_instance(node)}",
             f"virtbus.evt.{node}.>",
             f"virtbus.node.{node}.ready.*.{part}",
             f"virtbus.node.{node}.progress.>",

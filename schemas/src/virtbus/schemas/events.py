@@ -45,6 +45,9 @@ class Kind(StrEnum):
     NODE_FENCED = "node.fenced"
     NODE_UNFENCED = "node.unfenced"
     NODE_FORGOTTEN = "node.forgotten"
+    NODE_RIVAL = "node.rival"
+    NODE_TAKEN_OVER = "node.taken-over"
+    NODE_APPROVED = "node.approved"
     SPAN = "trace.span"
 
 

@@ -16,6 +16,8 @@ from virtbus.schemas import (
     api,
     events,
     guest,
+    host_api,
+    hosts,
     image,
     lease,
     node,
@@ -25,40 +27,8 @@ from virtbus.schemas import (
     subjects,
     vm,
 )
+from virtbus.schemas.channel_parameters import SAMPLES
 from virtbus.schemas.ids import name_token
-
-_SAMPLES = {
-    "uid": "0192f0c1-2d3e-7abc-8def-0123456789ab",
-    "name": "sample-name",
-    "namespace": "sample-namespace",
-    "node": "sample-node",
-    "service": "sample-service",
-    "part": "sample-part",
-    "step": "sample-step",
-    "kind": "sample-kind",
-    "role": "sample-role",
-    "session": "sample-session",
-    "verb": "sample-verb",
-    "instance": "sample-instance",
-    "number": "1234567",
-    "bucket": "sample-bucket",
-}
-PARAMETERS = {
-    "uid": "the VM's UUID",
-    "name": "lower-case base32 of the VM's name, without padding",
-    "namespace": "the VM's namespace",
-    "node": "a node's id; `_` where there is none",
-    "service": "netd, imaged or nodeagent; of a dead letter, who gave it up",
-    "part": "`image` or `net`",
-    "step": "the long step, such as `image`",
-    "verb": "a verb of the agent that opens a stream, such as `console`",
-    "kind": "a kind of `virtbus.schemas.events.Kind`; its dot makes two tokens",
-    "role": "a singleton's role",
-    "session": "the stream's own id, which the agent told its client alone",
-    "instance": "the controller that serves the watch",
-    "number": "the watch among those of its controller",
-    "bucket": "a KV bucket, such as `vm`",
-}
 
 
 class Plane(StrEnum):
@@ -104,9 +74,9 @@ class Channel:
 def template(make: Callable[..., str], **fixed: str) -> str:
     """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
     names = [name for name in inspect.signature(make).parameters if name not in fixed]
-    subject = make(**fixed, **{name: _SAMPLES[name] for name in names})
+    subject = make(**fixed, **{name: SAMPLES[name] for name in names})
     for name in names:
-        sample = _SAMPLES[name]
+        sample = SAMPLES[name]
         token = name_token(sample)
         subject = subject.replace(token if token in subject else sample, f"{{{name}}}")
     return subject
@@ -200,6 +170,8 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "fence", api.NodeFence, api.NodeDetail, "Say that a node is off for sure."),
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
     _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
+    _api("node", "takeover", host_api.NodeTakeover, api.NodeDetail, "Give a node to a host."),
+    _api("node", "approve", host_api.NodeApprove, api.NodeDetail, "What a node may offer."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
     _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
     _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
@@ -250,6 +222,13 @@ CHANNELS: tuple[Channel, ...] = (
         "Cordon, drain and fence of a node.",
     ),
     _said(
+        subjects.node_host,
+        Plane.RECORD,
+        hosts.HostRecord,
+        "controller → controller, nodeagent",
+        "Which host a node is, and what it was approved for.",
+    ),
+    _said(
         subjects.node_reserved,
         Plane.RECORD,
         node.Reserved,
@@ -269,6 +248,20 @@ CHANNELS: tuple[Channel, ...] = (
         vm.VmStatus,
         "nodeagent → controller",
         "What the owning node sees of a VM.",
+    ),
+    _said(
+        subjects.node_instance,
+        Plane.RECORD,
+        hosts.Instance,
+        "nodeagent → the node's services, controller",
+        "The one agent that acts for the node; held by compare-and-set.",
+    ),
+    _said(
+        subjects.node_rival,
+        Plane.RECORD,
+        hosts.Instance,
+        "nodeagent → controller",
+        "An agent of the same id that was refused; TTL 60 s.",
     ),
     _said(
         subjects.node_record,

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from virtbus.schemas.hosts import Approved, HostMarks, Instance
 from virtbus.schemas.model import Fact
 
 
@@ -40,6 +41,7 @@ class NodeRecord(Fact):
     state: NodeState
     cpus: int
     memory_bytes: int
+    disk_bytes: int = 0
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
     """What new VMs leave free of the disk; 0: the disk is not looked at (simulated nodes)."""
@@ -53,6 +55,7 @@ class NodeRecord(Fact):
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0
     time_ns: int = 0
+    host: HostMarks | None = None
 
 
 class Fence(Fact):
@@ -133,3 +136,8 @@ class NodeView(NodeRecord):
     committed_memory_bytes: int = 0
     age_s: float = 0.0
     skew_s: float = 0.0
+    approved: Approved | None = None
+    unapproved: tuple[str, ...] = ()
+    """What it reports beyond what it was approved for: that attracts no VM."""
+    rivals: tuple[Instance, ...] = ()
+    """Agents of the same id that were refused of late."""

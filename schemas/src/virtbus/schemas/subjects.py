@@ -6,6 +6,9 @@ PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
+HOST_KEY = "_host"
+INSTANCE_KEY = "_instance"
+RIVAL_KEY = "_rival"
 RESERVED = "_reserved"
 
 
@@ -48,6 +51,11 @@ def node_wish(node: str) -> str:
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
 
 
+def node_host(node: str) -> str:
+    """`$KV.vm.<node>._host`: which host the node is, and what it was approved for."""
+    return f"$KV.vm.{check_id(node)}.{HOST_KEY}"
+
+
 def node_reserved(node: str) -> str:
     """`$KV.vm._reserved.node.<node>`: what strict VMs have on a node."""
     return f"$KV.vm.{RESERVED}.node.{check_id(node)}"
@@ -61,6 +69,16 @@ def vm_secret(node: str, uid: str) -> str:
 def vm_status(node: str, uid: str) -> str:
     """`$KV.st.<node>.<uid>`."""
     return f"$KV.st.{check_id(node)}.{check_uid(uid)}"
+
+
+def node_instance(node: str) -> str:
+    """`$KV.st.<node>._instance`: the one agent that acts for the node."""
+    return f"$KV.st.{check_id(node)}.{INSTANCE_KEY}"
+
+
+def node_rival(node: str) -> str:
+    """`$KV.st.<node>._rival`: an agent of the same id that was refused; expires."""
+    return f"$KV.st.{check_id(node)}.{RIVAL_KEY}"
 
 
 def node_record(node: str) -> str:

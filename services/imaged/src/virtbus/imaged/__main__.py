@@ -1,16 +1,23 @@
 """`virtbus-imaged`: settings, bus, service; everything is wired here."""
 
+import asyncio
+
 from virtbus.bus import client, process, tracing
+from virtbus.bus.local_agent import LocalAgent
 from virtbus.bus.settings import load
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
 
 async def serve(settings: Settings) -> None:
-    """Connect and serve until cancelled."""
+    """Connect, and serve where this host's agent holds the node, until cancelled."""
     async with client.connect(settings.bus(), name="imaged") as bus:
         with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
-            await Imaged(bus, settings, tracing.span).run()
+            agent = LocalAgent(bus, settings.node, settings.run_dir)
+            await agent.begin()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.keep())
+                await Imaged(bus, settings, tracing.span, agent.gate).run()
 
 
 def main() -> None:

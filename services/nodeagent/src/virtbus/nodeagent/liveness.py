@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
@@ -28,12 +29,19 @@ VERSION = "0.1.0"
 class Liveness:
     """What the node says of itself on `$KV.node.<id>`."""
 
-    def __init__(self, bus: Bus, settings: Settings, host: Callable[[], HostFacts]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        host: Callable[[], HostFacts],
+        own: Ownership | None = None,
+    ) -> None:
         self.state = NodeState.RECOVERING
         self._bus = bus
         self._settings = settings
         self._host = host
-        self._instance = bus.sources.uuid7()
+        self._own = own
+        self._instance = own.me.instance if own is not None else bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
         self._message = ""
         self._tele: dict[str, Tele] = {}
@@ -77,9 +85,10 @@ class Liveness:
                         continue
         finally:
             self.state = NodeState.LEFT
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_S):
-                    await self._beat(ttl_s=LEFT_TTL_S)
+            if self._own is None or self._own.held:  # else another life speaks for the node
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_S):
+                        await self._beat(ttl_s=LEFT_TTL_S)
 
     async def _hear(self) -> None:
         async with self._bus.subscribe(subjects.tele_all(self._settings.node)) as messages:
@@ -133,6 +142,7 @@ class Liveness:
             state=self.state,
             cpus=host.cpus,
             memory_bytes=host.memory_bytes,
+            disk_bytes=host.disk_bytes,
             disk_free_bytes=host.disk_free_bytes,
             disk_reserve_bytes=host.disk_reserve_bytes,
             max_vcpus=host.max_vcpus,
@@ -145,4 +155,5 @@ class Liveness:
             versions=dict(host.versions),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),
+            host=self._own.me.host if self._own is not None else None,
         )

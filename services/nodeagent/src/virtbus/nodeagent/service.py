@@ -98,7 +98,7 @@ class NodeAgent:
             async with (
                 self._bus.subscribe(subjects.ready_all(self._node)) as ready,
                 self._tools.hypervisor.events() as events,
-                self._bus.node_watch(self._node, "agent") as watch,
+                self._bus.node_watch(self._node, "agent", self._tools.gate) as watch,
                 self._rpc.serve(
                     self._guests,
                     self._more_endpoints(watch.relist),
@@ -170,6 +170,8 @@ class NodeAgent:
             return
         if uid == subjects.WISH_KEY:
             self._wished(entry)
+            return
+        if uid == subjects.HOST_KEY:
             return
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)

@@ -297,3 +297,4 @@ class HostFacts:
     max_vcpus: int
     accelerators: tuple[str, ...]
     versions: Mapping[str, str]
+    disk_bytes: int = 0
