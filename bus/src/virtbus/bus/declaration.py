@@ -20,6 +20,9 @@ from virtbus.bus.ports import (
     UnavailableError,
 )
 from virtbus.bus.refusals import CONSUMER_DIFFERS, NO_PEERS, STREAM_NOT_FOUND, ApiError
+from virtbus.schemas.hosts import HostRecord
+from virtbus.schemas.subjects import node_host
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +266,20 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         in_memory = _IN_MEMORY if watches and admin.clustered else {}
         await _ensure_consumer(admin, stream, config | in_memory)
     return nonce
+
+
+async def trust_host(admin: Admin, node: str) -> None:
+    """Say that the node is on a host of the bus: what it reports needs no approval.
+
+    Who runs there has the admin's credentials. A record that is there already stays.
+    """
+    key, value = node_host(node), encode(HostRecord(node=node, trusted=True))
+    try:
+        await admin.put(key, value, expect=0)
+    except ConflictError:
+        entry = await admin.get(key)
+        if entry is not None and entry.kind is EntryKind.PURGE:  # forgotten, and here again
+            await admin.put(key, value, expect=entry.revision)
 
 
 async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:

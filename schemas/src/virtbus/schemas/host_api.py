@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from virtbus.schemas.api import NodeRef
-from virtbus.schemas.ids import Uid
+from virtbus.schemas.ids import Id
 from virtbus.schemas.quantity import Count
 from virtbus.schemas.vm import Labels
 
@@ -18,7 +18,7 @@ class NodeTakeover(NodeRef):
     """
 
     confirm: Annotated[str, StringConstraints(min_length=3, max_length=500)]
-    instance: Uid | None = None
+    instance: Id | None = None
 
 
 class NodeApprove(NodeRef):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from virtbus.bus.client import connect
 from virtbus.bus.cluster import Cluster
-from virtbus.bus.declaration import ensure, ensure_node
+from virtbus.bus.declaration import ensure, ensure_node, trust_host
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError
 from virtbus.bus.server import DEFAULT_PORT, Server, ServerFiles, binary, running
@@ -72,6 +72,7 @@ class BusKeeper:
         if self._place.runs == ALL:
             nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
             await ensure_node(self.admin, self._place.node, nonce)
+            await trust_host(self.admin, self._place.node)
         self._declared_at = generation
 
     async def keep_declared(self) -> None:

@@ -17,8 +17,8 @@ from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
+from virtbus.controller.edge.host_api import HostApi, HostDuty
 from virtbus.controller.edge.lease import Leases, Tenure
-from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.rebuild import Rebuilds
@@ -76,7 +76,8 @@ class Controller:
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
-        self._nodes = NodeApi(bus, self._fleet, facts)
+        self._nodes = HostApi(bus, self._fleet, facts)
+        self._hosts = HostDuty(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
         self._rebuilds = Rebuilds(bus, self._fleet, facts)
@@ -88,7 +89,8 @@ class Controller:
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
         self._duties = Duties(
-            self._leases, [self._sweep, self._pulse.tell, self._depart, self._fence, self._place]
+            self._leases,
+            [self._sweep, self._pulse.tell, self._depart, self._fence, self._place, self._know],
         )
 
     async def run(self) -> None:
@@ -145,6 +147,8 @@ class Controller:
             ("node", "fence"): nodes.fence,
             ("node", "unfence"): nodes.unfence,
             ("node", "forget"): nodes.forget,
+            ("node", "takeover"): nodes.takeover,
+            ("node", "approve"): nodes.approve,
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
             ("image", "delete"): about.delete_image,
@@ -211,6 +215,10 @@ class Controller:
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
+
+    async def _know(self, tenure: Tenure) -> None:
+        await self._feeds.synced()
+        await self._hosts.run(tenure)
 
     async def _place(self, tenure: Tenure) -> None:
         await self._feeds.synced()

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
+    LEFT_FOR_S,
     SUSPECT_AFTER_S,
     UNHEARD,
     NodeSeen,
@@ -64,10 +66,6 @@ class Claimed(NamedTuple):
     time_ns: int
 
 
-LEFT_FOR_S = 60.0
-"""How long a node that left is shown; as long as its last record is on the bus."""
-
-
 @dataclass
 class Fleet:
     """All that is known. `revision` and `status_revision` are the highest seen of each bucket.
@@ -86,6 +84,7 @@ class Fleet:
     promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    hosts: Hosts = field(default_factory=Hosts)
     wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
     """What is wanted of a node, and at which revision."""
     leaving: set[str] = field(default_factory=set)
@@ -229,15 +228,18 @@ class Fleet:
         record = validate(NodeRecord, told)
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
-        self.nodes[record.node] = NodeSeen(
-            record,
-            now_s,
-            skew_s,
-            kind_of(told),
-            self.promises.on.get(record.node, NOTHING).vms,
-        )
-        self._candidates.pop(record.node, None)
+        vms = self.promises.on.get(record.node, NOTHING).vms
+        self.nodes[record.node] = NodeSeen(record, now_s, skew_s, vms=vms)
+        self.hosts.reported[record.node] = (record, told)
+        self.offer(record.node)
         return record.node
+
+    def offer(self, node: str) -> None:
+        """Judge anew what the node may offer of what it reported."""
+        if seen := self.nodes.get(node):
+            record, told = self.hosts.offered(node)
+            self.nodes[node] = seen._replace(record=record, kind=kind_of(told))
+        self._candidates.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
         """Forget nodes that left: their records end on the bus without a word."""
@@ -295,7 +297,7 @@ class Fleet:
 
     def alarms(self) -> tuple[str, ...]:
         """What a person should look at."""
-        return (BRAKE_ALARM,) if self.braked else ()
+        return (*((BRAKE_ALARM,) if self.braked else ()), *self.hosts.alarms())
 
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""
@@ -393,4 +395,5 @@ class Fleet:
                 age_s=round(now_s - seen.heard_s, 1),
                 skew_s=round(seen.skew_s, 3),
                 wish=self.wish_of(node),
+                **self.hosts.shown(node),
             )

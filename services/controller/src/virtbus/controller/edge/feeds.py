@@ -96,7 +96,10 @@ class Feeds:
     def _forget(self, bucket: str, missing: set[str]) -> None:
         """Drop what a complete list no longer names."""
         for uid in missing:
-            if uid.startswith("$KV."):
+            if uid.endswith(f".{subjects.HOST_KEY}"):
+                self._fleet.hosts.records.pop(uid.split(".")[2], None)
+                self._fleet.offer(uid.split(".")[2])
+            elif uid.startswith("$KV."):
                 self._fleet.purge_vm(uid, self._fleet.revision)
             elif bucket == "vm":
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
@@ -111,11 +114,21 @@ class Feeds:
             self.released.put_nowait(uid)
 
     def _known_in_vm(self) -> set[str]:
-        return {*self._fleet.vms, *(subjects.node_wish(node) for node in self._fleet.wishes)}
+        fleet = self._fleet
+        wishes = (subjects.node_wish(node) for node in fleet.wishes)
+        return {*fleet.vms, *wishes, *(subjects.node_host(node) for node in fleet.hosts.records)}
 
     def _vm(self, entry: Entry) -> str | None:
         if entry.key.endswith(f".{subjects.WISH_KEY}"):
             self._wish(entry)
+            return None
+        if entry.key.endswith(f".{subjects.HOST_KEY}"):
+            if entry.kind is EntryKind.PUT:
+                self._fleet.offer(self._fleet.hosts.put(entry.key, entry.value, entry.revision))
+            else:
+                node = entry.key.split(".")[2]
+                self._fleet.hosts.took(node, None, entry.revision)
+                self._fleet.offer(node)
             return None
         return self._vm_record(entry)
 
@@ -145,6 +158,12 @@ class Feeds:
         self._changed(self._fleet.drop_moved(uid, revision))
 
     def _status(self, entry: Entry) -> str | None:
+        last = entry.key.rpartition(".")[2]
+        if last.startswith("_"):  # of the node's agents, not of a VM
+            if last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
+                now_s = asyncio.get_running_loop().time()
+                self._fleet.hosts.put_rival(entry.key, entry.value, now_s)
+            return None
         if entry.kind is EntryKind.PURGE:
             return self._fleet.purge_status(entry.key, entry.revision)
         return self._fleet.put_status(entry.key, entry.value, entry.revision)
@@ -158,6 +177,6 @@ class Feeds:
 
 
 def _name(key: str) -> str:
-    """What a key is known by: the uid, or the whole key of a node's wish."""
+    """What a key is known by: the uid, or the whole key of what is wanted or known of a node."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    return key if last == subjects.WISH_KEY else last
+    return key if last in {subjects.WISH_KEY, subjects.HOST_KEY} else last
