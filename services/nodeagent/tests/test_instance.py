@@ -88,7 +88,7 @@ async def refused(disk: Disk, server: MemoryServer, **more: object) -> AsyncIter
 
 async def joined(server: MemoryServer, disk: Disk, **more: object) -> None:
     """The controllers know the node's host."""
-    record = HostRecord(node=NODE, host=disk.marks, **more)  # type: ignore[arg-type]  # fields
+    record = HostRecord(node=NODE, host=disk.marks, **more)
     await MemoryBus(server).put(subjects.node_host(NODE), encode(record))
 
 

@@ -6,6 +6,7 @@ in `<run_dir>/instance`, and hold it against the node's key on the bus before ea
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from virtbus.bus.ports import Bus, BusError, EntryKind
@@ -25,13 +26,25 @@ SETTLES_S = 2.0
 """Longer than an agent needs from its new key to its new word."""
 
 
+def word_in(run_dir: Path) -> Callable[[], str]:
+    """What the agent of this host said last; nothing before its first start."""
+
+    def said() -> str:
+        try:
+            return (run_dir / FILE).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    return said
+
+
 class LocalAgent:
     """Whether the agent of this host acts for the node."""
 
-    def __init__(self, bus: Bus, node: str, run_dir: Path) -> None:
+    def __init__(self, bus: Bus, node: str, said: Callable[[], str]) -> None:
         self._bus = bus
         self._key = node_instance(node)
-        self._file = run_dir / FILE
+        self._said = said
 
     async def gate(self) -> None:
         """Return once the agent here holds the node; raises BusError where that is not known."""
@@ -42,8 +55,8 @@ class LocalAgent:
                 notify("READY=1\nSTATUS=waits for the agent of this host")
             if not told and loop.time() - begun_s > TOLD_AFTER_S:
                 told = True
-                text = "waits for the agent of this host: it does not hold the node (%s)"
-                log.warning(text, self._file, extra={"code": "agent_awaited"})
+                text = "waits for the agent of this host: it does not hold the node"
+                log.warning(text, extra={"code": "agent_awaited"})
             await asyncio.sleep(LOOK_S)
 
     async def begin(self) -> None:
@@ -92,10 +105,7 @@ class LocalAgent:
 
     def _word(self) -> list[str]:
         """`held` and the life's id, or `refused`; nothing before the agent's first start."""
-        try:
-            return self._file.read_text(errors="replace").partition("\n")[0].split()
-        except OSError:
-            return []
+        return self._said().partition("\n")[0].split()
 
     async def _holder(self) -> str:
         entry = await self._bus.get(self._key)

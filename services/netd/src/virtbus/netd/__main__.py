@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 from virtbus.bus import client, process, tracing
-from virtbus.bus.local_agent import LocalAgent
+from virtbus.bus.local_agent import LocalAgent, word_in
 from virtbus.bus.settings import load
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
@@ -14,7 +14,7 @@ async def serve(settings: Settings) -> None:
     """Connect, and serve where this host's agent holds the node, until cancelled."""
     async with client.connect(settings.bus(), name="netd") as bus:
         with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
-            agent = LocalAgent(bus, settings.node, settings.run_dir)
+            agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
             await agent.begin()
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.keep())
