@@ -144,9 +144,11 @@ class World:
         host = Host(self.loop, self.rng, name, self.observer, of)
         host.disk = disk
         self.copies[name] = self.observer.hosts[name] = host
-        for kind, make in (("imaged", self._hand), ("netd", self._hand), ("agent", self._agent)):
-            self._add(f"{name}-{kind}", kind, name, make)
-            self.start(self.services[f"{name}-{kind}"])
+        self._add(f"{name}-imaged", "imaged", name, self._hand)
+        self._add(f"{name}-netd", "netd", name, self._hand)
+        self._add(f"{name}-agent", "agent", name, self._agent)
+        for service in self.of_host(name):
+            self.start(service)
         self.observer.note("copy", name)
         return host
 

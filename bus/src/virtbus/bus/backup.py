@@ -1,5 +1,8 @@
 """A copy of what is wanted: records, claims, markers of deleted VMs, wishes of nodes, secrets.
 
+With the secrets go the keys by which controllers sign records, and with the wishes which host a
+node is: so a restored bus believes what it wrote, and no other host.
+
 Not in it: what is seen (statuses, liveness), which bus a node joined, tombstones, facts. Every
 value stays as it is on the bus, so a backup knows no more of the models than their keys.
 
@@ -15,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
-from virtbus.schemas.subjects import JOIN_KEY, vm_anywhere
+from virtbus.schemas.subjects import JOIN_KEY, SIGNING, vm_anywhere
 from virtbus.schemas.wire import decode
 
 VERSION = 1
@@ -44,7 +47,7 @@ class Backup:
     @property
     def secrets(self) -> list[str]:
         """The keys of secrets."""
-        return [key for key in self.values if key.startswith("$KV.sec.")]
+        return [key for key in self.values if key.startswith("$KV.sec.") and not _signs(key)]
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
         values |= {
             key: entry.value
             for key, entry in found.items()
-            if entry.kind is EntryKind.PUT and _uid(key) in uids
+            if entry.kind is EntryKind.PUT and (_uid(key) in uids or _signs(key))
         }
     return Backup(bus.sources.time_ns(), values, marked)
 
@@ -244,6 +247,11 @@ def _is_record(key: str) -> bool:
     """`$KV.vm.<node>.<uid>`: no claim, which has a token more, and no `_join` or `_node`."""
     tokens = key.split(".")
     return key.startswith("$KV.vm.") and len(tokens) == 4 and not tokens[3].startswith("_")
+
+
+def _signs(key: str) -> bool:
+    """A key by which controllers sign records."""
+    return key.startswith(f"$KV.sec.{SIGNING}.")
 
 
 def _lasts(entry: Entry) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.ids import Id, Uid, UnsignedRecord
 from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
@@ -193,6 +193,8 @@ class BusRebuild(Command):
     """
 
     dry_run: bool = False
+    accept_unsigned: tuple[UnsignedRecord, ...] = Field((), max_length=1000)
+    """A person's word for what no controller of this bus has signed."""
 
 
 class Empty(Command):

@@ -15,6 +15,7 @@ SAMPLES = {
     "instance": "sample-instance",
     "number": "1234567",
     "bucket": "sample-bucket",
+    "key": "sample-key",
 }
 PARAMETERS = {
     "uid": "the VM's UUID",
@@ -30,5 +31,6 @@ PARAMETERS = {
     "session": "the stream's own id, which the agent told its client alone",
     "instance": "the controller that serves the watch",
     "number": "the watch among those of its controller",
+    "key": "the id of a key: the digest of its public half",
     "bucket": "a KV bucket, such as `vm`",
 }

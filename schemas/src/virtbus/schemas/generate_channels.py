@@ -243,6 +243,13 @@ CHANNELS: tuple[Channel, ...] = (
         "User-data and network-data of a VM.",
     ),
     _said(
+        subjects.signing_key,
+        Plane.RECORD,
+        hosts.SigningKey,
+        "controller → controller",
+        "A key by which controllers sign records.",
+    ),
+    _said(
         subjects.vm_status,
         Plane.RECORD,
         vm.VmStatus,
@@ -378,6 +385,7 @@ CHANNELS: tuple[Channel, ...] = (
 FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.signing_keys), "the keys that sign records"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.tele_all), "telemetry of a node"),
     (template(subjects.events), "facts of one VM"),

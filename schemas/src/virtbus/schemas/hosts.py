@@ -86,3 +86,11 @@ class HostRecord(Fact):
     trusted: bool = False
     requests: tuple[str, ...] = ()
     """Ids of the last requests about it: one that comes again changes nothing."""
+
+
+class SigningKey(Fact):
+    """`$KV.sec._signing.<id>`: an Ed25519 seed in hex, by which controllers sign records."""
+
+    schema_version: int = 1
+    seed: str
+    created_ns: int = 0

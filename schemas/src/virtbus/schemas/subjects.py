@@ -7,6 +7,7 @@ API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
 HOST_KEY = "_host"
+SIGNING = "_signing"
 INSTANCE_KEY = "_instance"
 RIVAL_KEY = "_rival"
 RESERVED = "_reserved"
@@ -64,6 +65,16 @@ def node_reserved(node: str) -> str:
 def vm_secret(node: str, uid: str) -> str:
     """`$KV.sec.<node>.<uid>`."""
     return f"$KV.sec.{_node(node)}.{check_uid(uid)}"
+
+
+def signing_key(key: str) -> str:
+    """`$KV.sec._signing.<id>`: a key by which controllers sign records."""
+    return f"$KV.sec.{SIGNING}.{check_id(key)}"
+
+
+def signing_keys() -> str:
+    """Filter over those keys."""
+    return f"$KV.sec.{SIGNING}.>"
 
 
 def vm_status(node: str, uid: str) -> str:

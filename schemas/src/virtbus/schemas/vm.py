@@ -275,6 +275,8 @@ class VmRecord(Fact):
     """The revision of the lease under which a singleton last moved it; 0: none did."""
     traceparent: str | None = None
     sec_digest: str | None = None
+    signature: str = ""
+    """The controllers' over all else, and the last field: `virtbus.bus.signing` adds it."""
 
     @property
     def ending(self) -> bool:

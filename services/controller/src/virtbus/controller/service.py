@@ -8,6 +8,7 @@ from typing import Any
 from virtbus.bus.joining import Nodes
 from virtbus.bus.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
+from virtbus.bus.signing import signing
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
@@ -55,6 +56,7 @@ class Controller:
         declared: Callable[[], Coroutine[Any, Any, None]],
         joined: Callable[[Nodes], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        bus, self._keys = signing(bus)
         self._bus = bus
         self._declared = declared
         self._joined = joined
@@ -80,7 +82,7 @@ class Controller:
         self._hosts = HostDuty(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
-        self._rebuilds = Rebuilds(bus, self._fleet, facts)
+        self._rebuilds = Rebuilds(bus, self._fleet, facts, self._keys)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
@@ -101,6 +103,7 @@ class Controller:
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._declared())
+            group.create_task(self._keys.prepare())
             if self._joined is not None:
                 group.create_task(self._joined(self._nodes_here))
             group.create_task(self._feeds.run())

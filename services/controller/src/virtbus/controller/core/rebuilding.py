@@ -4,7 +4,7 @@ A host's copy is of what it acted on; the bus may hold an older one (a restored 
 one, or none. The higher (epoch, generation, power_epoch, pause_epoch) is right, whoever has it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +25,8 @@ class Step(StrEnum):
     END = "end"
     """The host let go of it after this copy was made: it was deleted."""
     KEEP = "keep"
+    UNSIGNED = "unsigned"
+    """A host's copy would win, and no controller has signed it: a person decides."""
     CONFLICT = "conflict"
     """Nobody can say: a person decides."""
 
@@ -100,6 +102,49 @@ def step_of(record: VmRecord, known: Known) -> Rebuilt:
     if known.node == record.node:
         return Rebuilt(Step.RAISE, record)
     return Rebuilt(Step.MOVE, record, f"from {known.node}")
+
+
+def believed(
+    reports: Mapping[str, KnownRecords],
+    good: Collection[tuple[str, str]],
+    accepted: Collection[str],
+) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
+    """The reports with what is signed, or was accepted by a person; and what is left of them.
+
+    `good` are node and uid of the signed ones, `accepted` names `NODE` or `NODE/UID`.
+    """
+    kept: dict[str, KnownRecords] = {}
+    doubtful: list[VmRecord] = []
+    for node, report in reports.items():
+        sure = [
+            record
+            for record in report.records
+            if (record.node, record.uid) in good
+            or not {node, f"{node}/{record.uid}"}.isdisjoint(accepted)
+        ]
+        doubtful += [record for record in report.records if record not in sure]
+        kept[node] = report.model_copy(update={"records": tuple(sure)})
+    return kept, doubtful
+
+
+def unsigned(
+    doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
+) -> list[Rebuilt]:
+    """Those that would change something, were they believed."""
+    settled = {step.record.uid: step.record for step in steps}
+    found = []
+    for record in doubtful:
+        known = bus.get(record.uid, Known(Standing.NOTHING))
+        other = settled.get(record.uid)
+        if other is not None and age(other) >= age(record):
+            continue
+        if step_of(record, known).step is not Step.KEEP:
+            why = (
+                f"no controller of this bus has signed it; if {record.node} is to be believed: "
+                f"--accept-unsigned {record.node}/{record.uid}"
+            )
+            found.append(Rebuilt(Step.UNSIGNED, record, why))
+    return found
 
 
 def plan(

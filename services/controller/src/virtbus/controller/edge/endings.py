@@ -90,6 +90,8 @@ class Endings:
                     break
                 if isinstance(item, WatchMark) or item.kind is not EntryKind.PUT:
                     continue
+                if f".{subjects.SIGNING}." in item.key:
+                    continue
                 if not _belongs(item, self._fleet.vms.get(_uid(item))):
                     found[item.key] = item
         orphans = {key: entry.revision for key, entry in found.items()}
