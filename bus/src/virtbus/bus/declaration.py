@@ -5,6 +5,7 @@ Creates what is missing and updates what differs; it never deletes, so it may ru
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.refusals import CONSUMER_DIFFERS, NO_PEERS, STREAM_NOT_FOUND, ApiError
 from virtbus.schemas.hosts import HostRecord
 from virtbus.schemas.subjects import node_host
-from virtbus.schemas.wire import encode
+from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
@@ -268,18 +269,20 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
     return nonce
 
 
-async def trust_host(admin: Admin, node: str) -> None:
-    """Say that the node is on a host of the bus: what it reports needs no approval.
+async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
+    """Say whether what the node reports needs no approval: there is no other node to draw from.
 
-    Who runs there has the admin's credentials. A record that is there already stays.
+    What else is known of its host stays.
     """
-    key, value = node_host(node), encode(HostRecord(node=node, trusted=True))
-    try:
-        await admin.put(key, value, expect=0)
-    except ConflictError:
-        entry = await admin.get(key)
-        if entry is not None and entry.kind is EntryKind.PURGE:  # forgotten, and here again
-            await admin.put(key, value, expect=entry.revision)
+    key = node_host(node)
+    entry = await admin.get(key)
+    record = HostRecord(node=node)
+    if entry is not None and entry.kind is EntryKind.PUT:
+        record = read(HostRecord, entry.value)
+    if record.trusted != trusted:
+        value = encode(record.model_copy(update={"trusted": trusted}))
+        with suppress(ConflictError):  # written meanwhile: done at the next declaration
+            await admin.put(key, value, expect=entry.revision if entry else 0)
 
 
 async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
