@@ -23,7 +23,7 @@ ASKS_S = 15.0
 @pytest.fixture(scope="module")
 def platform() -> Iterator[Fleet]:
     with fleet(hosts=1, servers=1) as made:
-        made.create("web", "--run-strategy", "Always")
+        made.create("web")
         yield made
 
 

@@ -42,7 +42,7 @@ NEW = record(1, epoch=2, generation=3)
         (host("n1", gone=1), on_bus(epoch=2), (), Step.KEEP),
         (host("n1", gone=1), on_bus(node="n3"), (), Step.KEEP),
         (host("n1", gone=1), on_bus(leaving=True), (), Step.KEEP),
-        (host("n1", gone=1) | host("n2", gone=2), on_bus(leaving=True), (), Step.END),
+        (host("n1", gone=1) | host("n2", gone=2), on_bus(leaving=True), (), Step.CONFLICT),
         (host("n1", gone=1), on_bus(), ("n9",), Step.CONFLICT),
         (host("n1", gone=1) | host("n2", record(1, node="n2", epoch=2)), on_bus(), (), Step.MOVE),
         (host("n1", record(1)) | host("n2", record(1, node="n2")), {}, (), Step.CONFLICT),

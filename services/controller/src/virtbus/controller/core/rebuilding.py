@@ -168,7 +168,10 @@ def plan(
             steps.append(step_of(record, known))
         elif known.record is not None:
             let_go = was_deleted(known.record, gone)
-            if let_go and unheard:
+            if let_go and known.record.leaving:  # by another node's word, which nobody signed
+                why = "it left its node, and another host says that it was deleted there"
+                steps.append(Rebuilt(Step.CONFLICT, known.record, f"{why}: vm delete, or repeat"))
+            elif let_go and unheard:
                 why = f"it left {known.node}; start {', '.join(unheard)}, then repeat"
                 steps.append(Rebuilt(Step.CONFLICT, known.record, why))
             else:
