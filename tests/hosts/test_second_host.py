@@ -122,8 +122,10 @@ def test_a_person_gives_the_node_to_the_second_host_and_the_first_ends_its_guest
     with second(platform, copied="credentials") as other:
         other.on()
         until(lambda: word(other) == "refused", other.log, within_s=90)
-        told = platform.cli("node", "get", NODE)
-        assert "second agent" in told
+        until(
+            lambda: platform.cli("node", "get", NODE).count("second agent") == 1,
+            "the second agent is told of, and none of a test before",
+        )
         refused = platform.try_cli("node", "takeover", NODE, "--confirm", "it was scrapped")
         assert refused.returncode != 0
         assert "was heard" in refused.stderr

@@ -8,6 +8,7 @@ from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
 from virtbus.bus.ports import EntryKind
+from virtbus.controller.core.placement import kind_of
 from virtbus.schemas import subjects
 from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
 from virtbus.schemas.node import NodeState
@@ -27,10 +28,15 @@ async def known(made: World) -> HostRecord:
     return read(HostRecord, entry.value)
 
 
-async def waits(made: World, instance: str = "life-2", host: HostMarks = OTHER) -> None:
+async def waits(made: World, instance: str = "life-2", folder: str = "8:1") -> None:
     """An agent of n1 that was refused says so."""
     rival = Instance(
-        node="n1", instance=instance, host=host, hostname="other", why="it belongs to another host"
+        node="n1",
+        instance=instance,
+        host=OTHER,
+        folder=folder,
+        hostname="other",
+        why="it belongs to another host",
     )
     await made.host.put(subjects.node_rival("n1"), encode(rival))
 
@@ -118,6 +124,9 @@ async def test_a_second_agent_is_an_alarm_in_the_status_and_of_its_node(made: Wo
     assert any("second agent" in alarm for alarm in status["alarms"])
     facts = [message.subject for message in made.server.stored.get("EVT", ())]
     assert facts.count("virtbus.evt.n1._.node.rival") == 1
+    await waits(made, "life-3")  # the same host's agent, started again
+    await asyncio.sleep(0.5)
+    assert [one.instance for one in (await detail(made, "get")).node.rivals] == ["life-3"]
     await asyncio.sleep(25)
     status = await made.ask("status", resource="bus")
     assert not any("second agent" in alarm for alarm in status.get("alarms", ()))
@@ -146,7 +155,7 @@ async def test_a_node_is_given_to_another_host_by_a_persons_word_only(made: Worl
     )
     await made.hear(node(host=MARKS, state=NodeState.LEFT))
     await waits(made)
-    await waits(made, "life-3")
+    await waits(made, "life-3", folder="8:2")
     assert (await refused(detail(made, "takeover", **say))).reason == "many_rivals"
     for _ in range(2):
         await again(made, "takeover", "r1", instance="life-2", **say)
@@ -183,3 +192,13 @@ async def test_a_host_record_that_is_damaged_costs_its_node_only_and_a_person_me
     assert vm.state is VmState.SCHEDULED or vm.node == "n1"
     await detail(made, "approve")
     assert (await known(made)).approved is not None
+
+
+def test_nodes_that_differ_in_their_hosts_only_are_of_one_kind() -> None:
+    kinds = {
+        kind_of(
+            node(f"n{number}", host=HostMarks(key=f"k{number}"), disk_bytes=number).model_dump()
+        )
+        for number in range(5)
+    }
+    assert len(kinds) == 1

@@ -58,7 +58,9 @@ class Hosts:
         instance = read(Instance, value)
         refuse_foreign(key, is_id(instance.node) and subjects.node_rival(instance.node))
         there = self.rivals.setdefault(instance.node, {})
-        there.pop(instance.instance, None)
+        for name, one in list(there.items()):
+            if (one.instance.host, one.instance.folder) == (instance.host, instance.folder):
+                del there[name]  # its life before
         there[instance.instance] = Rival(instance, now_s)
         while len(there) > RIVALS_KEPT:
             del there[next(iter(there))]
