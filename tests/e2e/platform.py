@@ -31,6 +31,7 @@ from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.subjects import (
     HOST_KEY,
+    HOSTS_KEY,
     INSTANCE_KEY,
     JOIN_KEY,
     RIVAL_KEY,
@@ -106,6 +107,7 @@ class Platform:
             "VIRTBUS_NODE": NODE,
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
+            "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             **(environ or {}),
         }
         self._up: subprocess.Popen[bytes] | None = None
@@ -413,7 +415,7 @@ async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
 def _lasts(key: str) -> bool:
     """What is of nodes and controllers, and tombstones, which expire by themselves."""
     last = key.rpartition(".")[2]
-    of_nodes = last in {JOIN_KEY, HOST_KEY, INSTANCE_KEY, RIVAL_KEY}
+    of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, INSTANCE_KEY, RIVAL_KEY}
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 

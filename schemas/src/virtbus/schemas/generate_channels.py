@@ -4,7 +4,6 @@ docs/reference/subjects.md and asyncapi.yaml are written from it; a test holds t
 of `subjects` is in it.
 """
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ from virtbus.schemas import (
     subjects,
     vm,
 )
-from virtbus.schemas.channel_parameters import SAMPLES
-from virtbus.schemas.ids import name_token
+from virtbus.schemas.channel_parameters import template
 
 
 class Plane(StrEnum):
@@ -69,17 +67,6 @@ class Channel:
     def enveloped(self) -> bool:
         """Records are bare models: their subject says what they are (ADR 0002)."""
         return self.plane is not Plane.RECORD
-
-
-def template(make: Callable[..., str], **fixed: str) -> str:
-    """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
-    names = [name for name in inspect.signature(make).parameters if name not in fixed]
-    subject = make(**fixed, **{name: SAMPLES[name] for name in names})
-    for name in names:
-        sample = SAMPLES[name]
-        token = name_token(sample)
-        subject = subject.replace(token if token in subject else sample, f"{{{name}}}")
-    return subject
 
 
 def _api(
@@ -227,6 +214,13 @@ CHANNELS: tuple[Channel, ...] = (
         hosts.HostRecord,
         "controller → controller, nodeagent",
         "Which host a node is, and what it was approved for.",
+    ),
+    _said(
+        subjects.node_hosts,
+        Plane.RECORD,
+        node.HostAddresses,
+        "controller → controller, netd",
+        "Addresses of the fleet's hosts, which guests of the node may not reach.",
     ),
     _said(
         subjects.node_reserved,
@@ -386,6 +380,7 @@ FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
     (template(subjects.signing_keys), "the keys that sign records"),
+    (template(subjects.hosts_all), "the addresses of hosts, as each node is told them"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.tele_all), "telemetry of a node"),
     (template(subjects.events), "facts of one VM"),

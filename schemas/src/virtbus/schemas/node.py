@@ -49,6 +49,10 @@ class NodeRecord(Fact):
     accelerators: tuple[str, ...] = ("tcg",)
     labels: dict[str, str] = Field(default_factory=dict)
     networks: tuple[str, ...] = ("default",)
+    network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Who may use a network beside `default`: namespaces, or `*` for all. None: nobody."""
+    addresses: tuple[str, ...] = ()
+    """The host's own IPv4 and IPv6 addresses of global scope, but those of guests' bridges."""
     image_names: tuple[str, ...] = ()
     image_digests: tuple[str, ...] = ()
     services: dict[str, ServiceState] = Field(default_factory=dict)
@@ -112,6 +116,19 @@ class NodeWish(Fact):
         if self.draining is not None:
             return "is being drained"
         return "is cordoned" if self.cordoned else ""
+
+
+class HostAddresses(Fact):
+    """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
+
+    Written by controllers, by CAS. `own` are the node's, kept while it is silent; `fleet` are
+    those of every host, the node's own among them.
+    """
+
+    schema_version: int = 1
+    node: str
+    own: tuple[str, ...] = ()
+    fleet: tuple[str, ...] = ()
 
 
 class Reserved(Fact):

@@ -121,6 +121,8 @@ class Tele(Fact):
     state: ServiceState
     images: tuple[ImageInfo, ...] = ()
     networks: tuple[NetworkInfo, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """The host's own, as netd sees them."""
 
 
 class PullImage(Fact):

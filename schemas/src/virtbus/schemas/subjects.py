@@ -10,6 +10,7 @@ HOST_KEY = "_host"
 SIGNING = "_signing"
 INSTANCE_KEY = "_instance"
 RIVAL_KEY = "_rival"
+HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 
 
@@ -55,6 +56,16 @@ def node_wish(node: str) -> str:
 def node_host(node: str) -> str:
     """`$KV.vm.<node>._host`: which host the node is, and what it was approved for."""
     return f"$KV.vm.{check_id(node)}.{HOST_KEY}"
+
+
+def node_hosts(node: str) -> str:
+    """`$KV.vm.<node>._hosts`: addresses of the fleet's hosts, closed to the node's guests."""
+    return f"$KV.vm.{check_id(node)}.{HOSTS_KEY}"
+
+
+def hosts_all() -> str:
+    """Filter over that key of every node."""
+    return f"$KV.vm.*.{HOSTS_KEY}"
 
 
 def node_reserved(node: str) -> str:

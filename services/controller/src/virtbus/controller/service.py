@@ -18,6 +18,7 @@ from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
+from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.host_api import HostApi, HostDuty
 from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.placing import Placing
@@ -90,9 +91,18 @@ class Controller:
         self._placing = Placing(bus, self._fleet, self._watches, facts)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
+        self._addresses = FleetAddresses(bus, self._fleet)
         self._duties = Duties(
             self._leases,
-            [self._sweep, self._pulse.tell, self._depart, self._fence, self._place, self._know],
+            [
+                self._sweep,
+                self._pulse.tell,
+                self._depart,
+                self._fence,
+                self._place,
+                self._addresses.run,
+                self._know,
+            ],
         )
 
     async def run(self) -> None:

@@ -111,6 +111,7 @@ class Liveness:
             or known.state.state is not tele.state.state
             or known.images != tele.images
             or known.networks != tele.networks
+            or known.addresses != tele.addresses
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
@@ -134,7 +135,8 @@ class Liveness:
     def _record(self) -> NodeRecord:
         host, settings = self._host(), self._settings
         images = [image for tele in self._tele.values() for image in tele.images]
-        networks = [network.name for tele in self._tele.values() for network in tele.networks]
+        networks = [network for tele in self._tele.values() for network in tele.networks]
+        addresses = {address for tele in self._tele.values() for address in tele.addresses}
         return NodeRecord(
             node=settings.node,
             hostname=host.hostname,
@@ -148,7 +150,11 @@ class Liveness:
             max_vcpus=host.max_vcpus,
             accelerators=host.accelerators,
             labels=settings.labels,
-            networks=tuple(sorted(networks)) or ("default",),
+            networks=tuple(sorted(network.name for network in networks)) or ("default",),
+            network_namespaces={
+                network.name: network.namespaces for network in networks if network.namespaces
+            },
+            addresses=tuple(sorted(addresses)),
             image_names=tuple(sorted({name for image in images for name in image.names})),
             image_digests=tuple(sorted({image.digest for image in images})),
             services=self._services(),

@@ -171,8 +171,8 @@ class NodeAgent:
         if uid == subjects.WISH_KEY:
             self._wished(entry)
             return
-        if uid == subjects.HOST_KEY:
-            return
+        if uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
+            return  # the controllers' and netd's
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
             return

@@ -36,7 +36,7 @@ from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
-from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
 
@@ -161,8 +161,9 @@ class Fleet:
         if tokens[-1] == WISH_KEY:
             self.wish(NodeWish(node=tokens[2]), revision)
             return None
-        if tokens[-1] == JOIN_KEY:
-            self.nodes.pop(tokens[2], None)  # forgotten; one that is there says so at once
+        if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
+            if tokens[-1] == JOIN_KEY:
+                self.nodes.pop(tokens[2], None)  # forgotten; one that is there says so at once
             return None
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None

@@ -195,6 +195,7 @@ class NodeApi:
             return NodeWish(node=node, requests=wish.requests)
 
         await self._change(node, nothing)
+        await self._bus.purge(subjects.node_hosts(node), marker_ttl_s=MARKER_TTL_S)
         await self._bus.purge(subjects.join_nonce(node), marker_ttl_s=MARKER_TTL_S)
         await self._change(node, nothing, request)
         self._fleet.nodes.pop(node, None)
