@@ -59,13 +59,19 @@ async def test_no_list_is_handed_on_before_the_gate(tasks: Background, tmp_path:
     bus = MemoryBus(MemoryServer())
     agent = LocalAgent(bus, "n1", word_in(tmp_path))
     async with bus.node_watch("n1", "imaged", agent.gate) as watch:
-        first = tasks.start(anext(aiter(watch)))
+        seen: list[object] = []
+
+        async def look() -> None:
+            seen.append(await anext(aiter(watch)))
+
+        first = tasks.start(look())
         await asyncio.sleep(0.1)
         assert not first.done()
         await holder(bus, "life")
         says(tmp_path, "held life\n")
         async with asyncio.timeout(2):
-            assert await first is WatchMark.RESET
+            await first
+        assert seen == [WatchMark.RESET]
 
 
 @pytest.mark.parametrize("how", ["its agent was refused", "the key is another life's"])

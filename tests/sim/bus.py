@@ -66,8 +66,8 @@ class SimWatch:
         self._link = link
         self._server = link.server
         self._filters = filters
-        # Every filter of the product's watches is `<prefix>.>`: the quick way to match it.
-        assert all(one.endswith(".>") and "*" not in one for one in filters)
+        # Nearly every filter of the product's watches is `<prefix>.>`: the quick way to match it.
+        self._plain = all(one.endswith(".>") and "*" not in one for one in filters)
         self._of_node = filters[0].startswith("$KV.vm.n")
         self._prefixes = tuple(one.removesuffix(">") for one in filters)
         self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
@@ -109,7 +109,13 @@ class SimWatch:
 
     def seen(self, entry: Entry) -> None:
         """On the server: something was written."""
-        if self._following == self._list and entry.key.startswith(self._prefixes):
+        if self._following != self._list:
+            return
+        if self._plain:
+            wanted = entry.key.startswith(self._prefixes)
+        else:
+            wanted = any(matches(one, entry.key) for one in self._filters)
+        if wanted:
             self._send(entry, self._list)
 
     def start(self) -> Callable[[], None]:
