@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
     assert patient.wait_state("once", "Failed")["state"] == "Failed"
     for name in ("always", "rerun"):
         uid = patient.get(name)["uid"]  # its status of before the cut may still say Running
-        until(lambda uid=uid: len(host.qemu_pids(uid)) == 1, f"{name} runs again, once")
+        until(partial(host.qemu_pids, uid), f"{name} runs again")
         view = patient.wait_state(name, "Running")
         assert address(view) == addresses[name]
         assert len(host.qemu_pids(view["uid"])) == 1
