@@ -32,6 +32,7 @@ from virtbus.schemas.node import NodeState
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
+    IMAGES_KEY,
     INSTANCE_KEY,
     JOIN_KEY,
     RIVAL_KEY,
@@ -415,7 +416,7 @@ async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
 def _lasts(key: str) -> bool:
     """What is of nodes and controllers, and tombstones, which expire by themselves."""
     last = key.rpartition(".")[2]
-    of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, INSTANCE_KEY, RIVAL_KEY}
+    of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, INSTANCE_KEY, RIVAL_KEY}
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from virtbus.schemas.hosts import Approved, HostMarks, Instance
+from virtbus.schemas.image import ImageKeys
 from virtbus.schemas.model import Fact
 
 
@@ -53,13 +54,23 @@ class NodeRecord(Fact):
     """Who may use a network beside `default`: namespaces, or `*` for all. None: nobody."""
     addresses: tuple[str, ...] = ()
     """The host's own IPv4 and IPv6 addresses of global scope, but those of guests' bridges."""
-    image_names: tuple[str, ...] = ()
-    image_digests: tuple[str, ...] = ()
     services: dict[str, ServiceState] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0
     time_ns: int = 0
     host: HostMarks | None = None
+
+
+class NodeImages(Fact):
+    """`$KV.st.<node>._images`: which images a node has, for placement. Written when it changes.
+
+    A key is of a reference or of a digest (`image_key`), so that however many there are and
+    however long, it stays below 16 KiB.
+    """
+
+    schema_version: int = 1
+    node: str
+    keys: ImageKeys = ()
 
 
 class Fence(Fact):
@@ -148,6 +159,8 @@ class NodeView(NodeRecord):
     """A node as the API shows it."""
 
     wish: NodeWish | None = None
+    images: int = 0
+    """How many images it has, by each name and by digest; 512 at the most are told of."""
     vms: int = 0
     committed_vcpus: int = 0
     committed_memory_bytes: int = 0

@@ -10,6 +10,7 @@ HOST_KEY = "_host"
 SIGNING = "_signing"
 INSTANCE_KEY = "_instance"
 RIVAL_KEY = "_rival"
+IMAGES_KEY = "_images"
 HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 
@@ -101,6 +102,11 @@ def node_instance(node: str) -> str:
 def node_rival(node: str) -> str:
     """`$KV.st.<node>._rival`: an agent of the same id that was refused; expires."""
     return f"$KV.st.{check_id(node)}.{RIVAL_KEY}"
+
+
+def node_images(node: str) -> str:
+    """`$KV.st.<node>._images`: which images the node has."""
+    return f"$KV.st.{check_id(node)}.{IMAGES_KEY}"
 
 
 def node_record(node: str) -> str:

@@ -1,6 +1,7 @@
 """`virtbus-imaged`: settings, bus, service; everything is wired here."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from virtbus.bus import client, process, tracing
 from virtbus.bus.local_agent import LocalAgent, word_in
@@ -8,9 +9,15 @@ from virtbus.bus.settings import load
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
+LOOKUP_THREADS = 64
+"""A look-up of a name that nobody answers outlives the turn of its pull by half a minute: with the
+few threads of asyncio's default, four such names would hold up the look-ups of all others."""
+
 
 async def serve(settings: Settings) -> None:
     """Connect, and serve where this host's agent holds the node, until cancelled."""
+    lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
+    asyncio.get_running_loop().set_default_executor(lookups)
     async with client.connect(settings.bus(), name="imaged") as bus:
         with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))

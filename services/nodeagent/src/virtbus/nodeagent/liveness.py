@@ -9,6 +9,7 @@ from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings
+from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
@@ -47,6 +48,7 @@ class Liveness:
         self._tele: dict[str, Tele] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self._images = ToldImages(bus, settings.node)
 
     def host(self) -> HostFacts:
         """What the host is, as it is told to controllers."""
@@ -75,6 +77,7 @@ class Liveness:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._hear())
+                group.create_task(self._images.run())
                 while True:
                     await self._beat()
                     self._wake.clear()
@@ -101,6 +104,8 @@ class Liveness:
                 changed = self._changed(tele)
                 self._tele[tele.service] = tele
                 self._heard_s[tele.service] = asyncio.get_running_loop().time()
+                if tele.service == "imaged":
+                    self._images.told(tele.image_keys)
                 if changed:
                     self._wake.set()
 
@@ -109,7 +114,6 @@ class Liveness:
         return (
             known is None
             or known.state.state is not tele.state.state
-            or known.images != tele.images
             or known.networks != tele.networks
             or known.addresses != tele.addresses
         )
@@ -134,7 +138,6 @@ class Liveness:
 
     def _record(self) -> NodeRecord:
         host, settings = self._host(), self._settings
-        images = [image for tele in self._tele.values() for image in tele.images]
         networks = [network for tele in self._tele.values() for network in tele.networks]
         addresses = {address for tele in self._tele.values() for address in tele.addresses}
         return NodeRecord(
@@ -155,8 +158,6 @@ class Liveness:
                 network.name: network.namespaces for network in networks if network.namespaces
             },
             addresses=tuple(sorted(addresses)),
-            image_names=tuple(sorted({name for image in images for name in image.names})),
-            image_digests=tuple(sorted({image.digest for image in images})),
             services=self._services(),
             versions=dict(host.versions),
             started_ns=self._started_ns,

@@ -4,11 +4,11 @@ A cache: good for answers and placement, never for a decision that must hold; th
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from virtbus.controller.core.hosts import Hosts
+from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
@@ -19,7 +19,6 @@ from virtbus.controller.core.nodes import (
     Signs,
     brake,
     state_of,
-    unheard,
 )
 from virtbus.controller.core.placement import (
     CPU_OVERCOMMIT,
@@ -35,7 +34,7 @@ from virtbus.controller.core.view import matches, view
 from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
-from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
+from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
 from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
@@ -85,6 +84,8 @@ class Fleet:
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
+    images: KnownImages = field(default_factory=KnownImages)
+    """Read it; write by `put_images` and `purge_images`."""
     wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
     """What is wanted of a node, and at which revision."""
     leaving: set[str] = field(default_factory=set)
@@ -222,6 +223,14 @@ class Fleet:
         self.status_revision = max(self.status_revision, revision)
         node, _, uid = key.removeprefix("$KV.st.").partition(".")
         return uid if self.statuses.pop((node, uid), None) is not None else None
+
+    def put_images(self, key: str, value: bytes) -> None:
+        """Take in which images a node has; VirtbusError where it is not of its key."""
+        self._candidates.pop(self.images.put(key, value), None)
+
+    def purge_images(self, key: str) -> None:
+        """Nothing is known of a node's images any more."""
+        self._candidates.pop(self.images.purge(key), None)
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Take in a node's liveness record; VirtbusError where it is not of its key."""
@@ -370,31 +379,17 @@ class Fleet:
     def candidate(self, node: str, now_s: float) -> Candidate:
         """One node that was heard, with what is promised on it."""
         seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
+        images = self.images.of(node)
         return Candidate(
             seen.record,
             load.vms,
             load.vcpus,
             load.memory_bytes,
             self.silent(node, now_s),
-            seen.kind,
+            seen.kind + images.mark if seen.kind else b"",
             self.wish_of(node).closed if node in self.wishes else "",
             max(0, load.vms - seen.vms),
             load.reserved_vms > 0,
             self.vcpus_per_cpu,
+            images.keys,
         )
-
-    def node_views(self, now_s: float) -> Iterator[NodeView]:
-        """The nodes as the API shows them."""
-        for node in self.known_nodes():
-            seen = self.nodes.get(node) or NodeSeen(unheard(node), self.quiet_since_s)
-            load = self.promises.on.get(node, NOTHING)
-            yield NodeView(
-                **seen.record.model_dump() | {"state": self.node_state(node, now_s)},
-                vms=load.vms,
-                committed_vcpus=load.vcpus,
-                committed_memory_bytes=load.memory_bytes,
-                age_s=round(now_s - seen.heard_s, 1),
-                skew_s=round(seen.skew_s, 3),
-                wish=self.wish_of(node),
-                **self.hosts.shown(node),
-            )

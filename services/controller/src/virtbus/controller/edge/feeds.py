@@ -42,9 +42,7 @@ class Feeds:
         """Follow all three buckets; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("vm", self._vm, self._known_in_vm))
-            group.create_task(
-                self._follow("st", self._status, lambda: {uid for _, uid in self._fleet.statuses})
-            )
+            group.create_task(self._follow("st", self._status, self._known_in_st))
             group.create_task(self._follow("node", self._node, set))
 
     async def _follow(
@@ -99,6 +97,8 @@ class Feeds:
             if uid.endswith(f".{subjects.HOST_KEY}"):
                 self._fleet.hosts.records.pop(uid.split(".")[2], None)
                 self._fleet.offer(uid.split(".")[2])
+            elif uid.endswith(f".{subjects.IMAGES_KEY}"):
+                self._fleet.purge_images(uid)
             elif uid.startswith("$KV."):
                 self._fleet.purge_vm(uid, self._fleet.revision)
             elif bucket == "vm":
@@ -157,7 +157,13 @@ class Feeds:
     def _not_moved(self, uid: str, revision: int) -> None:
         self._changed(self._fleet.drop_moved(uid, revision))
 
+    def _known_in_st(self) -> set[str]:
+        return {uid for _, uid in self._fleet.statuses} | self._fleet.images.known()
+
     def _status(self, entry: Entry) -> str | None:
+        if entry.key.endswith(f".{subjects.IMAGES_KEY}"):
+            self._images(entry)
+            return None
         last = entry.key.rpartition(".")[2]
         if last.startswith("_"):  # of the node's agents, not of a VM
             if last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
@@ -167,6 +173,12 @@ class Feeds:
         if entry.kind is EntryKind.PURGE:
             return self._fleet.purge_status(entry.key, entry.revision)
         return self._fleet.put_status(entry.key, entry.value, entry.revision)
+
+    def _images(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.PURGE:
+            self._fleet.purge_images(entry.key)
+        else:
+            self._fleet.put_images(entry.key, entry.value)
 
     def _node(self, entry: Entry) -> None:
         if entry.kind is EntryKind.PURGE:
@@ -179,4 +191,5 @@ class Feeds:
 def _name(key: str) -> str:
     """What a key is known by: the uid, or the whole key of what is wanted or known of a node."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    return key if last in {subjects.WISH_KEY, subjects.HOST_KEY} else last
+    whole = {subjects.WISH_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
+    return key if last in whole else last
