@@ -41,6 +41,20 @@ PARAMETERS = {
 }
 
 
+ASKERS = {
+    "list": "controller",
+    "pull": "controller",
+    "delete": "controller",
+    "records": "controller",
+    "join": "controller",
+    "audit": "controller",
+    "guest": "client",
+    "command": "controller",
+    "inspect": "tools and tests",
+}
+"""Who asks a node's services, by verb; else its agent."""
+
+
 def template(make: Callable[..., str], **fixed: str) -> str:
     """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
     names = [name for name in inspect.signature(make).parameters if name not in fixed]

@@ -27,7 +27,7 @@ from virtbus.schemas import (
     subjects,
     vm,
 )
-from virtbus.schemas.channel_parameters import template
+from virtbus.schemas.channel_parameters import ASKERS, template
 
 
 class Plane(StrEnum):
@@ -97,24 +97,11 @@ def _rpc(
         plane=Plane.STREAM if streamed else Plane.REQUEST,
         message=want,
         reply=give,
-        sender="client" if streamed else _ASKERS.get(verb, "nodeagent"),
+        sender="client" if streamed else ASKERS.get(verb, "nodeagent"),
         receiver="nodeagent" if service == "agent" else service,
         about=about,
         function="rpc",
     )
-
-
-_ASKERS = {
-    "list": "controller",
-    "pull": "controller",
-    "delete": "controller",
-    "records": "controller",
-    "join": "controller",
-    "audit": "controller",
-    "guest": "client",
-    "command": "controller",
-    "inspect": "tools and tests",
-}
 
 
 def _said(
