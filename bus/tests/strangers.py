@@ -40,6 +40,9 @@ def every_subject(nodes: Iterable[str] = ("n1", "n2")) -> list[str]:
         keys = [f"$KV.{kv}.{node}.{UID}" for kv in ("vm", "sec", "st")]
         found += [*keys, f"$KV.node.{node}", f"$KV.vm.{node}._join", f"$KV.lease.{node}"]
         found += [f"$JS.API.DIRECT.GET.KV_{key.split('.')[1]}.{key}" for key in keys]
+        found += [f"$JS.API.DIRECT.GET.KV_st.$KV.st.{node}._instance", f"$KV.vm.{node}._host"]
+        found += [f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}"]
+        found += ["$KV.sec._signing.x", "$JS.API.DIRECT.GET.KV_sec.$KV.sec._signing.x"]
         found += [f"virtbus.cmd.{node}.restart.{UID}.op", f"_INBOX_{node}.x"]
         for stream, config in node_consumers(node):
             own = f"{stream}.{config['durable_name']}"

@@ -21,7 +21,9 @@ NODE_MAY_SAY = {
     *(f"$JS.ACK.KV_vm.n-n1-{one}.1.1.1.1.0" for one in ("agent", "imaged", "netd")),
     "$JS.ACK.CMD.n-n1-cmd.1.1.1.1.0",
     *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.n1.{UID}" for kv in ("vm", "sec", "st")),
-    f"$KV.st.n1.{UID}",
+    "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance",
+    "$JS.API.DIRECT.GET.KV_node.$KV.node.n1",
+    *(f"$KV.st.n1.{last}" for last in (UID, "_instance", "_rival")),
     "$KV.node.n1",
     # answers to requests that it received: by way of the server, or to its own inbox
     "_R_.aaaaaa.bbbbbb",
@@ -86,6 +88,9 @@ async def test_a_nodes_helpers_may_less_than_its_agent(
     nats: server.Server, admin: Stranger, service: str
 ) -> None:
     said, heard = await tried(nats, f"{service}-n1")
+    agent_key = "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance"  # whether its agent has the node
+    assert agent_key in said
+    said.discard(agent_key)
     assert not {one for one in said if one.startswith("$KV") or "DIRECT" in one or "CMD" in one}
     assert all("KV_vm.n-n1-" + service in one for one in said if one.startswith("$JS"))
     assert all(f".rpc.{service}." in one for one in heard if one.startswith("virtbus"))

@@ -79,11 +79,7 @@ async def _orphans(patient: Platform) -> tuple[int, list[str]]:
     """How many claims there are, and those whose uid has no record."""
     async with patient.bus("admin") as admin:
         records = await standing(admin, "$KV.vm.>")
-    uids = {
-        key.rsplit(".", 1)[1]
-        for key in records
-        if "._name." not in key and not key.endswith("_join")
-    }
+    uids = {key.rsplit(".", 1)[1] for key in records if "._name." not in key and "._" not in key}
     claims = {key: read(NameClaim, value) for key, value in records.items() if "._name." in key}
     return len(claims), [key for key, claim in claims.items() if claim.uid not in uids]
 

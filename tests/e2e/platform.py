@@ -29,7 +29,15 @@ from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.subjects import HOSTS_KEY, IMAGES_KEY, JOIN_KEY
+from virtbus.schemas.subjects import (
+    HOST_KEY,
+    HOSTS_KEY,
+    IMAGES_KEY,
+    INSTANCE_KEY,
+    JOIN_KEY,
+    RIVAL_KEY,
+    SIGNING,
+)
 
 NODE = "e2e"
 BRIDGE = "virtbus0"
@@ -406,9 +414,10 @@ async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
 
 
 def _lasts(key: str) -> bool:
-    """What is of a node, and tombstones, which expire by themselves."""
-    of_node = key.endswith((f".{JOIN_KEY}", f".{HOSTS_KEY}", f".{IMAGES_KEY}"))
-    return of_node or key.startswith(f"$KV.vm.{UNPLACED}.")
+    """What is of nodes and controllers, and tombstones, which expire by themselves."""
+    last = key.rpartition(".")[2]
+    of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, INSTANCE_KEY, RIVAL_KEY}
+    return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 
 def _items(data: Any) -> list[Json]:

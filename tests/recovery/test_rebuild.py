@@ -8,6 +8,7 @@ from typing import Any
 
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
+from virtbus.bus import backup
 from virtbus.bus.memory import MemoryBus
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings
@@ -41,6 +42,9 @@ async def ask(client: MemoryBus, verb: str, **data: Any) -> Any:
 
 
 async def rebuild(client: MemoryBus, **data: Any) -> BusRebuilt:
+    """By a person who believes n1: its records here are put by the test, not by a controller."""
+    data.setdefault("accept_unsigned", [NODE])
+
     async def node_has_read_the_bus() -> bool:
         plan = validate(BusRebuilt, await ask(client, "bus.rebuild", dry_run=True))
         return bool(plan.nodes) and all("moment" not in one.message for one in plan.nodes)
@@ -55,7 +59,9 @@ async def states(node: Node, *uids: str) -> list[str]:
 
 async def on_bus(node: Node, of: str) -> VmRecord | None:
     entry = await node.bus.get(subjects.vm_anywhere(of))
-    return read(VmRecord, entry.value) if entry is not None and entry.value else None
+    if entry is None or not entry.value:
+        return None
+    return read(VmRecord, entry.value).model_copy(update={"signature": ""})
 
 
 async def is_gone(node: Node, of: str) -> bool:
@@ -211,3 +217,46 @@ async def test_a_node_with_a_vm_in_conflict_keeps_holding(tmp_path: Path) -> Non
         ]
         await node_says(node, NodeState.RECOVERING)
     assert node.domains.done == []
+
+
+async def test_what_no_controller_has_signed_waits_for_a_person(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await two_vms(node)
+    await node.other_bus()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        done = await rebuild(client, accept_unsigned=[])
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "unsigned"), (B, "unsigned")]
+        assert f"--accept-unsigned {NODE}/{A}" in done.vms[0].message
+        assert [one.joined for one in done.nodes] == [False]  # it would end what it may not have
+        assert await on_bus(node, A) is None
+        done = await rebuild(client, accept_unsigned=[f"{NODE}/{A}"])
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add"), (B, "unsigned")]
+        done = await rebuild(client, accept_unsigned=[f"{NODE}/{B}"])
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(B, "add")]
+        await node_says(node, NodeState.READY)
+
+
+async def test_what_controllers_signed_needs_no_person_once_the_key_is_back(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.READY)
+        made = (await ask(client, "vm.create", name="web", image="tiny"))["vm"]["uid"]
+
+        async def running() -> bool:
+            return await states(node, made) == ["Running"]
+
+        await eventually(running)
+        copy = await backup.take(client)
+    key = {name: value for name, value in copy.values.items() if "_signing" in name}
+    await node.other_bus()
+    for name, value in key.items():
+        await node.bus.put(name, value)
+    async with node.agent(), controller(node) as client:
+        await node_says(node, NodeState.RECOVERING)
+        done = await rebuild(client, accept_unsigned=[])
+        assert [(vm.uid, vm.step) for vm in done.vms] == [(made, "add")]
+        assert await states(node, made) == ["Running"]

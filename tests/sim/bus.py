@@ -50,7 +50,7 @@ def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
         text = f"{value & (1 << 128) - 1:032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
-    return Sources(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7)
+    return Sources(time_ns=time_ns, uniform=rng.uniform, uuid7=uuid7, secret=rng.randbytes)
 
 
 @lru_cache(maxsize=4096)

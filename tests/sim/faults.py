@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.sim.machine import Disk, copy_of
 from tests.sim.world import Service, World
 
 FAULTS_FROM_S = 5.0
@@ -17,6 +18,7 @@ class Nemesis:
     world: World
     only: frozenset[str] | None = None
     enabled: list[str] = field(default_factory=list)
+    old_disks: dict[str, Disk] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Choose the kinds and their pace."""
@@ -71,7 +73,11 @@ class Nemesis:
         }
 
     def _later_kinds(self) -> dict[str, tuple[Callable[[], None], float]]:
-        return {"disk-full": (self._disk_full, 30.0), "bus-full": (self._bus_full, 40.0)}
+        return {
+            "disk-full": (self._disk_full, 30.0),
+            "bus-full": (self._bus_full, 40.0),
+            "copied-host": (self._copied_host, 40.0),
+        }
 
     def _moods(self) -> dict[str, Callable[[random.Random], None]]:
         """Kind → what it makes probable from the start."""
@@ -175,6 +181,18 @@ class Nemesis:
         server.full = rng.choice(("refuses", "mute"))
         self.world.observer.note("bus full", server.full)
         self.world.loop.outside(self.world.loop.time() + rng.uniform(1.0, 15.0), server.free)
+
+    def _copied_host(self) -> None:
+        """One more host with a node's credentials: a clone, an old disk of it, or neither."""
+        rng, world = self.world.rng, self.world
+        host = world.hosts[rng.choice(list(world.hosts))]
+        now = copy_of(host.disk)
+        old = self.old_disks.setdefault(host.name, now)
+        if rng.random() < 0.5:
+            self.old_disks[host.name] = now
+        copy = world.copy(host.name, rng.choice((now, old, Disk())))
+        for_s = min(rng.uniform(5.0, 60.0), HEAL_S - world.loop.time())
+        world.loop.outside(world.loop.time() + max(for_s, 0.1), lambda: world.scrap(copy))
 
     def _guest(self, *, halt: bool) -> None:
         guests = [

@@ -13,7 +13,7 @@ from tests.sim.hostports import Threads
 from tests.sim.loop import Process
 from tests.sim.machine import Host
 
-from virtbus.bus.ports import Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
+from virtbus.bus.ports import Endpoint, Entry, EntryKind, Gate, Request, ServiceInfo, WatchMark
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
@@ -43,10 +43,11 @@ class Hand:
     """One of the two services on one host."""
 
     def __init__(
-        self, kind: Literal["imaged", "netd"], bus: SimBus, host: Host, process: Process
+        self, kind: Literal["imaged", "netd"], bus: SimBus, host: Host, process: Process, gate: Gate
     ) -> None:
         self._kind = kind
         self._bus = bus
+        self._gate = gate
         self._host = host
         self._threads = Threads(host, process)
         self._jobs: dict[str, tuple[VmRecord, asyncio.Task[ImageReady | NetReady]]] = {}
@@ -61,15 +62,15 @@ class Hand:
         endpoints = [
             Endpoint(
                 "quarantine",
-                subjects.rpc(self._host.name, self._kind, "quarantine"),
+                subjects.rpc(self._host.node, self._kind, "quarantine"),
                 self._quarantine,
             ),
-            Endpoint("ensure", subjects.rpc(self._host.name, self._kind, "ensure"), self._ensure),
+            Endpoint("ensure", subjects.rpc(self._host.node, self._kind, "ensure"), self._ensure),
             Endpoint(
-                "inspect", subjects.rpc(self._host.name, self._kind, "inspect"), self._inspect
+                "inspect", subjects.rpc(self._host.node, self._kind, "inspect"), self._inspect
             ),
             Endpoint(
-                "release", subjects.rpc(self._host.name, self._kind, "release"), self._release
+                "release", subjects.rpc(self._host.node, self._kind, "release"), self._release
             ),
         ]
         info = ServiceInfo(f"virtbus-{self._kind}", "0.1.0", "simulated", {})
@@ -77,7 +78,7 @@ class Hand:
             self._group.create_task(self._tell())
             await asyncio.sleep(self._host.rng.uniform(*RECOVERY_S))
             self.recovering = False
-            async with self._bus.node_watch(self._host.name, self._kind) as watch:
+            async with self._bus.node_watch(self._host.node, self._kind, self._gate) as watch:
                 async for item in watch:
                     if item is WatchMark.RESET:
                         self._listed.clear()
@@ -106,7 +107,7 @@ class Hand:
                 quarantined=kept,
                 quarantined_bytes=kept,
             )
-            await self._bus.publish(subjects.tele(self._host.name, self._kind), tele)
+            await self._bus.publish(subjects.tele(self._host.node, self._kind), tele)
             await asyncio.sleep(TELL_S if not self.recovering else 0.5)
             state = NodeState.RECOVERING if self.recovering else NodeState.READY
 
@@ -141,7 +142,7 @@ class Hand:
             async with self._one(record.uid):
                 ready = await self._threads.on_disk(lambda: self._made(record))
         part = "image" if self._kind == "imaged" else "net"
-        await self._bus.publish(subjects.ready(self._host.name, record.uid, part), ready)
+        await self._bus.publish(subjects.ready(self._host.node, record.uid, part), ready)
         return ready
 
     def _made(self, record: VmRecord) -> ImageReady | NetReady:

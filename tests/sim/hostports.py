@@ -15,9 +15,11 @@ from tests.sim.machine import Host
 from tests.sim.wire import Gone
 
 from virtbus.bus.mailbox import Mailbox
+from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.core.ports import ConsoleViewer, DomainEvent, DomainFacts, HostFacts
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.hosts import HostMarks
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.nodework import Arm
@@ -278,6 +280,9 @@ class SimFiles:
     def removed(self) -> dict[str, int]:
         return {uid: left for uid in self._ledger if (left := self.left(uid))}
 
+    def seen(self, time_ns: int) -> None:
+        """No run lasts a day."""
+
     def nonce(self) -> str:
         return self._disk.nonce
 
@@ -302,6 +307,34 @@ class SimFiles:
 
     def console_log(self, uid: str) -> Path:
         return Path("/var/lib/virtbus/consoles") / f"{uid}.log"
+
+
+class SimLives:
+    """Keeps `Lives`, and is the run directory's word to the host's services."""
+
+    def __init__(self, host: Host, process: Process) -> None:
+        self._host = host
+        self._threads = Threads(host, process)
+
+    def me(self, uuid: Callable[[], str]) -> Me:
+        """A new life of this host's agent; two machines have no hardware in common."""
+        disk = self._host.disk
+        disk.key = disk.key or uuid()
+        marks = HostMarks(key=disk.key, machine="copied with the disk", hardware=self._host.name)
+        boot = f"{self._host.name} {self._host.boot}"
+        return Me(uuid(), marks, boot, self._host.name, frozenset(disk.lives))
+
+    def remember(self, instance: str) -> None:
+        self._threads.alive()
+        self._host.disk.lives.add(instance)
+
+    def disown(self) -> None:
+        self._host.disk.lives.clear()
+
+    def tell(self, instance: str, why: str) -> None:
+        del why
+        self._threads.alive()
+        self._host.agent_word = f"held {instance}" if instance else "refused"
 
 
 class SimSeeds:

@@ -10,6 +10,7 @@
 import random
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from tests.sim.loop import Process, VirtualLoop
@@ -85,6 +86,9 @@ class Disk:
     """Overlays that no record accounts for, by entry (ADR 0033)."""
     kept_seeds: dict[str, str | None] = field(default_factory=dict)
     nonce: str = ""
+    key: str = ""
+    """What the host is known by; a copy of the disk has it, too."""
+    lives: set[str] = field(default_factory=set)
     wish: NodeWish | None = None
     nodes_own: dict[str, object] = field(default_factory=dict)
 
@@ -99,6 +103,12 @@ class Disk:
         """The seeds of an entry are a VM's again."""
         if entry in self.kept_seeds:
             self.seeds[uid] = self.kept_seeds.pop(entry)
+
+
+def copy_of(disk: Disk) -> Disk:
+    """The same bytes on another disk."""
+    held = {name: copy(value) for name, value in vars(disk).items()}
+    return Disk(**held)
 
 
 class Watcher:
@@ -118,12 +128,18 @@ class Watcher:
 class Host:
     """One machine."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random, name: str, watcher: Watcher) -> None:
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, name: str, watcher: Watcher, node: str = ""
+    ) -> None:
         self.loop = loop
         self.rng = rng
         self.name = name
+        self.node = node or name
+        """Whose credentials it has; those of another host were copied."""
         self.watcher = watcher
         self.temper = Temper()
+        self.agent_word = ""
+        """What its agent last told its imaged and netd; gone with the host."""
         self.disk = Disk()
         self.domains: dict[str, Domain] = {}
         self.networks: dict[str, tuple[int, str]] = {}
@@ -136,6 +152,11 @@ class Host:
         self.listeners: list[tuple[Process, Callable[[DomainEvent], None]]] = []
         self.boot = 0
         self._addresses = 0
+
+    @property
+    def copied(self) -> bool:
+        """It has the credentials of another host."""
+        return self.name != self.node
 
     # --- libvirt --------------------------------------------------------------------------
     def later(self, span_s: tuple[float, float], work: Callable[[], None]) -> None:
@@ -333,6 +354,7 @@ class Host:
         """The host dies: QEMU, namespaces and all processes with it."""
         self.up, self.libvirt_up = False, False
         self.boot += 1
+        self.agent_word = ""
         for domain in list(self.domains.values()):
             if domain.active:
                 self.watcher.off(self, domain, "power")

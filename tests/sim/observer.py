@@ -128,7 +128,7 @@ class Observer(Watcher):
         self.note(entry.key, entry.revision, entry.kind, digest)
         if stream == "KV_vm":
             self._vm_written(entry)
-        elif stream == "KV_st" and entry.kind is EntryKind.PUT:
+        elif stream == "KV_st" and entry.kind is EntryKind.PUT and "._" not in entry.key:
             self._status_written(read(VmStatus, entry.value), entry.key)
 
     def _vm_written(self, entry: Entry) -> None:
@@ -153,8 +153,8 @@ class Observer(Watcher):
         if wanted is not None and not wanted.delete_asked:
             self.wrong("I2", f"{uid}: the record is purged, but nobody asked for a delete")
         for host in self.hosts.values():
-            if self._fenced(host):
-                continue  # what lies there goes when it is back
+            if self._fenced(host) or host.copied:
+                continue  # what lies there goes when it is back; a copied disk is nobody's
             domain = host.domains.get(uid)
             if domain is not None:
                 self.wrong("I3", f"{uid}: purged while {host.name} has a domain ({domain.state})")
@@ -170,7 +170,7 @@ class Observer(Watcher):
         seen.off_asked += 1
 
     def _fenced(self, host: Host) -> bool:
-        key = subjects.node_wish(host.name)
+        key = subjects.node_wish(host.node)
         entry = self.server.shelf(key).entries.get(key)
         wish = read(NodeWish, entry.value) if entry is not None and entry.value else None
         return wish is not None and wish.fenced is not None
@@ -251,7 +251,7 @@ class Observer(Watcher):
 
     def _started_again(self, host: Host, uid: str, seen: Seen) -> None:
         """Who runs only when asked, and was told to have run, must have been asked again (I2)."""
-        entry = self.server.shelf("$KV.st.x").entries.get(subjects.vm_status(host.name, uid))
+        entry = self.server.shelf("$KV.st.x").entries.get(subjects.vm_status(host.node, uid))
         told = read(VmStatus, entry.value) if entry is not None and entry.value else None
         record = seen.record
         if told is None or record is None or record.spec.run_strategy not in ONCE_ONLY:
@@ -293,7 +293,7 @@ class Observer(Watcher):
         seen = self._vm(domain.uid)
         self.note(host.name, why, domain.uid)
         record = seen.record
-        here = record is not None and record.node == host.name
+        here = record is not None and record.node == host.node
         asked = seen.off_asked > seen.off_at_start or not here
         if record is not None and (record.ending or not record.powered):
             asked = True

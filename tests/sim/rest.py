@@ -106,7 +106,7 @@ def _may_rest(strategy: str, status: VmStatus) -> bool:
 def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
     """Nothing is there of a VM that is not, or not here (I3, I5)."""
     live = {uid: seen.record for uid, seen in observer.vms.items() if seen.record is not None}
-    for host in observer.hosts.values():
+    for host in [host for host in observer.hosts.values() if not host.copied]:
         for what, held in (
             ("domain", host.domains),
             ("disks", host.disk.overlays),
@@ -119,7 +119,7 @@ def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
                 if record is None or record.node != host.name:
                     yield "I5", f"{host.name} holds the {what} of {uid}, which is not there"
     for prefix in ("$KV.st.", "$KV.sec."):
-        for key in observer.entries(prefix):
+        for key in [key for key in observer.entries(prefix) if "._" not in key]:
             node, uid = key.split(".")[2:4]
             record = live.get(uid)
             of_vm = uid != subjects.IMAGES_KEY

@@ -1,5 +1,6 @@
 """A cluster in one process: controllers, nodes and users on a simulated bus, as the seed says."""
 
+import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -13,19 +14,22 @@ from tests.sim.hostports import (
     SimAdmin,
     SimFiles,
     SimHypervisor,
+    SimLives,
     SimSeeds,
     host_facts,
 )
 from tests.sim.loop import Process, VirtualLoop
-from tests.sim.machine import Host
+from tests.sim.machine import Disk, Host
 from tests.sim.observer import Observer
 from tests.sim.wire import SimLink, SimServer
 
 from virtbus.bus import permissions
+from virtbus.bus.local_agent import LocalAgent
 from virtbus.bus.permissions import Role
 from virtbus.controller.service import Controller
 from virtbus.controller.settings import Settings as ControllerSettings
 from virtbus.nodeagent.audit import Auditor
+from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
@@ -33,6 +37,7 @@ from virtbus.nodeagent.settings import Settings as AgentSettings
 from virtbus.nodeagent.simulated import NoDisks
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.vm import JoinNonce
 from virtbus.schemas.wire import encode
 
@@ -109,8 +114,10 @@ class World:
             name: Host(self.loop, self.rng, name, self.observer)
             for name in (f"n{number}" for number in range(1, self.nodes + 1))
         }
-        self.observer.hosts = self.hosts
+        self.observer.hosts = dict(self.hosts)
         self.observer.server = self.server
+        self.copies: dict[str, Host] = {}
+        """Hosts with the credentials of another one."""
         self.services: dict[str, Service] = {}
         for number in range(1, self.controllers + 1):
             self._add(f"c{number}", "controller", "", self._controller)
@@ -128,6 +135,31 @@ class World:
     ) -> None:
         self.services[name] = Service(name, kind, host, make)
 
+    def machine(self, name: str) -> Host:
+        """A host, or a copy of one."""
+        return self.hosts.get(name) or self.copies[name]
+
+    def copy(self, of: str, disk: Disk) -> Host:
+        """One more host with the credentials of `of`, and this disk; its services start."""
+        name = f"{of}-copy{len(self.copies) + 1}"
+        host = Host(self.loop, self.rng, name, self.observer, of)
+        host.disk = disk
+        self.copies[name] = self.observer.hosts[name] = host
+        self._add(f"{name}-imaged", "imaged", name, self._hand)
+        self._add(f"{name}-netd", "netd", name, self._hand)
+        self._add(f"{name}-agent", "agent", name, self._agent)
+        for service in self.of_host(name):
+            self.start(service)
+        self.observer.note("copy", name)
+        return host
+
+    def scrap(self, copy: Host) -> None:
+        """It goes for good."""
+        self.observer.note("scrap", copy.name)
+        for service in self.of_host(copy.name):
+            self.crash(service, None)
+        copy.power_off()
+
     # --- processes ------------------------------------------------------------------------
     def process(
         self, name: str, role: Role, skew_ns: Callable[[], int], bus: type[SimBus] = SimBus
@@ -138,9 +170,10 @@ class World:
 
     def start(self, service: Service) -> None:
         """Start it unless it runs, or its host is down."""
-        if service.running or (service.host and not self.hosts[service.host].up):
+        if service.running or (service.host and not self.machine(service.host).up):
             return
-        role = node_role(service.host) if service.host else controller_role()
+        node = self.machine(service.host).node if service.host else ""
+        role = node_role(node) if node else controller_role()
         service.process, service.bus = self.process(
             service.name,
             role,
@@ -158,7 +191,9 @@ class World:
         try:
             await service.make(service)
         except Exception as error:  # noqa: BLE001  the frame of a process
-            if not self.loop.over:
+            if _second(error):
+                self.loop.outside(self.loop.time(), lambda: self.crash(service))
+            elif not self.loop.over:
                 self.observer.wrong("I16", f"{service.name} ended by itself: {error!r}")
 
     def crash(self, service: Service, back_s: float | None = 1.0) -> None:
@@ -171,10 +206,10 @@ class World:
         service.process.kill()
         self.server.close(service.link)
         if service.kind == "agent":
-            host = self.hosts[service.host]
+            host = self.machine(service.host)
             host.listeners = [(p, hear) for p, hear in host.listeners if p.alive]
         if service.kind == "netd":
-            self.hosts[service.host].armed.clear()
+            self.machine(service.host).armed.clear()
         if back_s is not None:
             self.loop.outside(self.loop.time() + back_s, lambda: self.start(service))
 
@@ -206,7 +241,7 @@ class World:
         await Controller(service.bus, controller_settings(), _declared).run()
 
     async def _agent(self, service: Service) -> None:
-        bus, process, host = service.bus, service.process, self.hosts[service.host]
+        bus, process, host = service.bus, service.process, self.machine(service.host)
         assert bus is not None
         assert process is not None
         netd = self.services[f"{host.name}-netd"]
@@ -215,8 +250,11 @@ class World:
             process,
             lambda: netd.running and netd.hand is not None and not netd.hand.recovering,
         )
-        settings = agent_settings(host.name)
+        settings = agent_settings(host.node)
         hypervisor, files = SimHypervisor(host, process), SimFiles(host, process)
+        lives = SimLives(host, process)
+        own = Ownership(bus, host.node, lives.me(bus.sources.uuid7), lives, host.name)
+        await own.claim()
         tools = Tools(
             bus=bus,
             settings=settings,
@@ -226,23 +264,32 @@ class World:
             disks=NoDisks(),
             netd=admin,
             reach=admin,
-            facts=Facts(bus, host.name),
+            facts=Facts(bus, host.node),
             accelerator=lambda _record: "tcg",
+            gate=own.prove,
         )
-        await NodeAgent(
+        agent = NodeAgent(
             tools,
-            Liveness(bus, settings, lambda: host_facts(host)),
-            AgentRpc(bus, host.name, NoConsole()),
-            auditor=Auditor(bus, host.name, hypervisor, files, settings.state_dir),
-        ).run()
+            Liveness(bus, settings, lambda: host_facts(host), own),
+            AgentRpc(bus, host.node, NoConsole()),
+            auditor=Auditor(bus, host.node, hypervisor, files, settings.state_dir),
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(own.keep())
+            await agent.run()
 
     async def _hand(self, service: Service) -> None:
         assert service.bus is not None
         assert service.process is not None
         assert service.kind in {"imaged", "netd"}
         kind: Literal["imaged", "netd"] = "imaged" if service.kind == "imaged" else "netd"
-        service.hand = Hand(kind, service.bus, self.hosts[service.host], service.process)
-        await service.hand.run()
+        host = self.machine(service.host)
+        agent = LocalAgent(service.bus, host.node, lambda: host.agent_word)
+        await agent.begin()
+        service.hand = Hand(kind, service.bus, host, service.process, agent.gate)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(agent.keep())
+            await service.hand.run()
 
     # --- running --------------------------------------------------------------------------
     def begin(self) -> None:
@@ -266,6 +313,13 @@ class World:
     def close(self) -> None:
         """Unwind everything."""
         self.loop.bury()
+
+
+def _second(error: BaseException) -> bool:
+    """The end of a service whose node is another host's: systemd starts it again."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_second, error.exceptions))
+    return isinstance(error, VirtbusError) and error.reason == "second_instance"
 
 
 async def _declared() -> None:

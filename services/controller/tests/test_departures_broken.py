@@ -103,7 +103,7 @@ async def _nothing_left(made: World) -> None:
     records = await _standing(made, "$KV.vm.>")
     homes = {key.removeprefix("$KV.vm.") for key in records}
     secrets = {key.removeprefix("$KV.sec.") for key in await _standing(made, "$KV.sec.>")}
-    assert secrets <= homes
+    assert {secret for secret in secrets if not secret.startswith("_signing.")} <= homes
     assert len([home for home in homes if home.endswith(uid(1))]) == 1
     assert [secret for secret in secrets if secret.endswith(uid(1))]
 

@@ -6,7 +6,7 @@ import pytest
 from services.controller.tests.fleets import record, uid
 
 from virtbus.controller.core.claims import Standing
-from virtbus.controller.core.rebuilding import Known, Step, plan
+from virtbus.controller.core.rebuilding import Known, Step, believed, plan, unsigned
 from virtbus.schemas.nodework import KnownRecords
 from virtbus.schemas.vm import VmRecord
 
@@ -42,7 +42,7 @@ NEW = record(1, epoch=2, generation=3)
         (host("n1", gone=1), on_bus(epoch=2), (), Step.KEEP),
         (host("n1", gone=1), on_bus(node="n3"), (), Step.KEEP),
         (host("n1", gone=1), on_bus(leaving=True), (), Step.KEEP),
-        (host("n1", gone=1) | host("n2", gone=2), on_bus(leaving=True), (), Step.END),
+        (host("n1", gone=1) | host("n2", gone=2), on_bus(leaving=True), (), Step.CONFLICT),
         (host("n1", gone=1), on_bus(), ("n9",), Step.CONFLICT),
         (host("n1", gone=1) | host("n2", record(1, node="n2", epoch=2)), on_bus(), (), Step.MOVE),
         (host("n1", record(1)) | host("n2", record(1, node="n2")), {}, (), Step.CONFLICT),
@@ -65,3 +65,30 @@ def test_of_two_hosts_the_one_with_the_higher_epoch_is_written_back() -> None:
 def test_a_conflict_says_what_to_do() -> None:
     (done,) = plan(host("n1", gone=1), on_bus(), ("n9",))
     assert done.why == "it left n1; start n9, then repeat"
+
+
+def test_a_host_that_claims_anothers_vm_without_a_signature_gets_nothing() -> None:
+    claim = record(1, node="n2", epoch=2**40)
+    reports = host("n1", record(1)) | host("n2", claim)
+    sure, doubtful = believed(reports, {("n1", A)}, ())
+    steps = plan(sure, on_bus(), ())
+    assert [step.step for step in steps] == [Step.KEEP]
+    assert doubtful == [claim]
+    (told,) = unsigned(doubtful, steps, on_bus())
+    assert (told.step, told.record.node) == (Step.UNSIGNED, "n2")
+    assert f"--accept-unsigned n2/{A}" in told.why
+
+
+@pytest.mark.parametrize("accepted", ["n2", f"n2/{A}"])
+def test_a_persons_word_stands_for_a_signature(accepted: str) -> None:
+    reports = host("n2", record(1, node="n2", epoch=2))
+    sure, doubtful = believed(reports, (), [accepted])
+    (done,) = plan(sure, on_bus(), ())
+    assert (done.step, doubtful) == (Step.MOVE, [])
+
+
+def test_unsigned_copies_that_change_nothing_are_not_told_of() -> None:
+    reports = host("n1", record(1))
+    sure, doubtful = believed(reports, (), ())
+    steps = plan(sure, on_bus(), ())
+    assert unsigned(doubtful, steps, on_bus()) == []

@@ -21,6 +21,7 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.events import Kind
+from virtbus.schemas.hosts import HostMarks, Instance
 from virtbus.schemas.nodework import ImageReady, Release
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
@@ -71,6 +72,14 @@ async def imaged(tmp_path: Path, creds: Path) -> AsyncIterator[asyncio.subproces
         await child.wait()
 
 
+async def held(bus: NatsBus, run_dir: Path) -> None:
+    """The agent of this host acts for the node, and said so."""
+    one = Instance(node=NODE, instance="life", host=HostMarks(key="k"))
+    await bus.put(subjects.node_instance(NODE), encode(one))
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "instance").write_text("held life\n")
+
+
 async def put(bus: NatsBus, wanted: VmRecord) -> None:
     await bus.put(subjects.vm_record(NODE, wanted.uid), encode(wanted))
 
@@ -104,6 +113,10 @@ async def test_records_become_disks_across_kill_9(
 
         async with imaged(tmp_path, creds) as child:
             await put(controller, record(volume("tiny")))
+            with pytest.raises(TimeoutError):  # it serves no node that its host does not run
+                async with asyncio.timeout(3):
+                    await ready()
+            await held(node_bus, tmp_path / "run")
             first = await ready()
             assert first.error is None
             await put(controller, record(volume(server.url("a")), uid=uid(2)))

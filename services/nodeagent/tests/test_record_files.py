@@ -2,6 +2,7 @@
 
 import asyncio
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,41 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     ledger.close()
     entries = read_entries(path.read_text())
     assert {u: e.epoch for u, e in entries.items()} == {uid(1): 4, uid(3): 9}
+
+
+def test_a_clock_a_day_ahead_at_the_start_forgets_no_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, removed_s = tmp_path / "ledger", 1_790_000_000
+    ledger = EpochLedger(path)
+    ledger.open()
+    ledger.seen(removed_s * 1_000_000_000)
+    ledger.acted(uid(1), 3)
+    ledger.removed(uid(1))
+    ledger.save(uid(1))
+    ledger.close()
+    for ahead_s in (2 * REMOVED_KEPT_S, 10 * 365 * REMOVED_KEPT_S):
+        monkeypatch.setattr(time, "time", lambda s=ahead_s: float(removed_s + s))
+        again = EpochLedger(path)
+        again.open()
+        assert again.left(uid(1)) == 3
+        again.close()
+
+
+def test_a_fence_goes_once_the_bus_is_a_day_further(tmp_path: Path) -> None:
+    path, removed_s = tmp_path / "ledger", 1_790_000_000
+    ledger = EpochLedger(path)
+    ledger.open()
+    for number, at_s in ((1, removed_s), (2, removed_s + REMOVED_KEPT_S + 1)):
+        ledger.seen(at_s * 1_000_000_000)
+        ledger.acted(uid(number), 3)
+        ledger.removed(uid(number))
+        ledger.save(uid(number))
+    ledger.close()
+    again = EpochLedger(path)
+    again.open()
+    assert (again.left(uid(1)), again.left(uid(2))) == (0, 3)
+    again.close()
 
 
 def test_a_removed_vm_is_forgotten_after_a_day(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """A copy of what is wanted: records, claims, markers of deleted VMs, wishes of nodes, secrets.
 
+With the secrets go the keys by which controllers sign records, and with the wishes which host a
+node is: so a restored bus believes what it wrote, and no other host.
+
 Not in it: what is seen (statuses, liveness), which bus a node joined, tombstones, facts. Every
 value stays as it is on the bus, so a backup knows no more of the models than their keys.
 
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.records import plain_stored
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, vm_anywhere
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, vm_anywhere
 
 VERSION = 1
 QUIET_S = 0.3
@@ -45,7 +48,7 @@ class Backup:
     @property
     def secrets(self) -> list[str]:
         """The keys of secrets."""
-        return [key for key in self.values if key.startswith("$KV.sec.")]
+        return [key for key in self.values if key.startswith("$KV.sec.") and not _signs(key)]
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
         values |= {
             key: entry.value
             for key, entry in found.items()
-            if entry.kind is EntryKind.PUT and _uid(key) in uids
+            if entry.kind is EntryKind.PUT and (_uid(key) in uids or _signs(key))
         }
     return Backup(bus.sources.time_ns(), values, marked)
 
@@ -245,6 +248,11 @@ def _is_record(key: str) -> bool:
     """`$KV.vm.<node>.<uid>`: no claim, which has a token more, and no `_join` or `_node`."""
     tokens = key.split(".")
     return key.startswith("$KV.vm.") and len(tokens) == 4 and not tokens[3].startswith("_")
+
+
+def _signs(key: str) -> bool:
+    """A key by which controllers sign records."""
+    return key.startswith(f"$KV.sec.{SIGNING}.")
 
 
 def _lasts(entry: Entry) -> bool:

@@ -5,6 +5,7 @@ Creates what is missing and updates what differs; it never deletes, so it may ru
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +22,9 @@ from virtbus.bus.ports import (
 )
 from virtbus.bus.refusals import CONSUMER_DIFFERS, NO_PEERS, STREAM_NOT_FOUND, ApiError
 from virtbus.schemas.bounds import STORED_BYTES
+from virtbus.schemas.hosts import HostRecord
+from virtbus.schemas.subjects import node_host
+from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
@@ -266,6 +270,22 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         in_memory = _IN_MEMORY if watches and admin.clustered else {}
         await _ensure_consumer(admin, stream, config | in_memory)
     return nonce
+
+
+async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
+    """Say whether what the node reports needs no approval: there is no other node to draw from.
+
+    What else is known of its host stays.
+    """
+    key = node_host(node)
+    entry = await admin.get(key)
+    record = HostRecord(node=node)
+    if entry is not None and entry.kind is EntryKind.PUT:
+        record = read(HostRecord, entry.value)
+    if record.trusted != trusted:
+        value = encode(record.model_copy(update={"trusted": trusted}))
+        with suppress(ConflictError):  # written meanwhile: done at the next declaration
+            await admin.put(key, value, expect=entry.revision if entry else 0)
 
 
 async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:

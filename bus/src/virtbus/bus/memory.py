@@ -16,6 +16,7 @@ from virtbus.bus.calls import Calls, headers_out
 from virtbus.bus.codec import envelope
 from virtbus.bus.facts import Told, stored_id
 from virtbus.bus.filters import matches
+from virtbus.bus.gated import GatedWatch
 from virtbus.bus.link import Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.memory_link import MemoryLink, MemoryServer
@@ -24,6 +25,7 @@ from virtbus.bus.ports import (
     Endpoint,
     Entry,
     Extent,
+    Gate,
     Message,
     OutcomeUnknownError,
     ServiceInfo,
@@ -249,9 +251,13 @@ class MemoryBus:
         finally:
             stop()
 
-    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
+    @asynccontextmanager
+    async def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AsyncIterator[Watch]:
         del service
-        return self.watch(f"$KV.vm.{node}.>")
+        async with self.watch(f"$KV.vm.{node}.>") as watch:
+            yield watch if gate is None else GatedWatch(watch, gate)
 
     async def fill(self, bucket: str) -> float:
         self._reachable()

@@ -16,6 +16,7 @@ from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.ports import (
     BusError,
     Endpoint,
+    Gate,
     Message,
     ServiceInfo,
     StoredMessage,
@@ -136,9 +137,11 @@ class NatsBus:
         source = OwnConsumer(self._records.call, filters, self._name)
         return watching(self._link, source, " ".join(filters))
 
-    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
+    def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AbstractAsyncContextManager[Watch]:
         source = NodeConsumer(self._records.call, node, service)
-        return watching(self._link, source, f"{node}/{service}")
+        return watching(self._link, source, f"{node}/{service}", gate)
 
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))

@@ -12,7 +12,7 @@ from virtbus.bus.consumers import node_consumer
 from virtbus.bus.declaration import COMMANDS, WATCHING_SERVICES
 from virtbus.bus.owners import BRIDGE
 from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
-from virtbus.schemas.subjects import api
+from virtbus.schemas.subjects import api, node_instance
 
 ADMIN = "admin"
 CONTROLLER = "controller"
@@ -230,6 +230,7 @@ def agent(node: str) -> Role:
             *(f"$JS.API.CONSUMER.RESET.{stream}.{own}" for stream, own in watches),
             *(f"$JS.ACK.{stream}.{own}.>" for stream, own in consumers),
             *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
+            f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}",
             f"$KV.st.{node}.*",
             f"$KV.node.{node}",
             f"virtbus.evt.{node}.>",
@@ -258,6 +259,7 @@ def helper(node: str, service: str) -> Role:
         publish=(
             *(f"$JS.API.CONSUMER.{verb}.KV_vm.{own}" for verb in ("MSG.NEXT", "INFO", "RESET")),
             f"$JS.ACK.KV_vm.{own}.>",
+            f"$JS.API.DIRECT.GET.KV_st.{node_instance(node)}",
             *(f"virtbus.evt.{node}.*.{kind}" for kind in HELPER_FACTS[service]),
             f"virtbus.node.{node}.ready.*.{part}",
             *progress,

@@ -166,6 +166,9 @@ class Extent:
 
 Handler = Callable[[Request], Awaitable[Any]]
 
+Gate = Callable[[], Awaitable[None]]
+"""Returns once a list may begin; what it raises ends the watch, unless it is a BusError."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -291,8 +294,14 @@ class Bus(Protocol):
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
         """An ordered watch over one bucket: RESET, the last of each key, SYNCED, then changes."""
 
-    def node_watch(self, node: str, service: str) -> AbstractAsyncContextManager[Watch]:
-        """The same over `$KV.vm.<node>.>` by the node's pre-made consumer (rule 7)."""
+    def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AbstractAsyncContextManager[Watch]:
+        """The same over `$KV.vm.<node>.>` by the node's pre-made consumer (rule 7).
+
+        All that has the node's credentials shares that consumer, and each list rewinds it: `gate`
+        is passed before each.
+        """
 
     async def fill(self, bucket: str) -> float:
         """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""

@@ -5,6 +5,7 @@ Waiting and durations use the loop's clock, `loop.time()`, which a simulation ow
 """
 
 import random
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class Sources:
     uniform: Callable[[float, float], float] = random.uniform
     """A number between two: jitter, never a secret."""
     uuid7: Callable[[], str] = uuid7
+    secret: Callable[[int], bytes] = secrets.token_bytes
+    """So many bytes that nobody can guess."""
 
     def now(self) -> datetime:
         """The wall clock, in UTC."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from virtbus.bus.backoff import delays
 from virtbus.bus.link import Link, Raw, Subscription
 from virtbus.bus.mailbox import Mailbox
-from virtbus.bus.ports import BusError, DeniedError, Entry, WatchMark
+from virtbus.bus.ports import BusError, DeniedError, Entry, Gate, WatchMark
 from virtbus.bus.records import kind_of, said
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,9 @@ _AT_ONCE = frozenset({_Doubt.START, _Doubt.ASKED, _Doubt.LINK})
 class PullWatch:
     """Keeps `ports.Watch`. The reader's own `async for` drives it: a slow reader slows the pull."""
 
-    def __init__(self, link: Link, source: Source, name: str) -> None:
+    def __init__(self, link: Link, source: Source, name: str, gate: Gate | None = None) -> None:
         self._link = link
+        self._gate = gate
         self._source = source
         self._name = name
         self._raws: Mailbox[Raw] = Mailbox(4 * BATCH)
@@ -122,6 +123,8 @@ class PullWatch:
             if why is not _Doubt.START:
                 log.info("watch %s lists again: %s", self._name, why, extra={"code": "relist"})
             await self._link.up(UP_S)
+            if self._gate is not None:
+                await self._gate()
             await self._listen(why)
             waiting = await self._source.rewind()
             if self._left <= BATCH // 2:
@@ -255,9 +258,11 @@ class PullWatch:
 
 
 @asynccontextmanager
-async def watching(link: Link, source: Source, name: str) -> AsyncIterator[PullWatch]:
+async def watching(
+    link: Link, source: Source, name: str, gate: Gate | None = None
+) -> AsyncIterator[PullWatch]:
     """A watch that hears of the connection's changes and leaves nothing behind."""
-    watch = PullWatch(link, source, name)
+    watch = PullWatch(link, source, name, gate)
     forget = link.on_change(watch.changed)
     try:
         yield watch

@@ -31,6 +31,8 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
         "drain": ("virtbus.cli.nodes.drain", "Empty a host: its VMs go to others."),
         "fence": ("virtbus.cli.nodes.fence:fence", "Say that a silent host is off for sure."),
         "unfence": ("virtbus.cli.nodes.fence:unfence", "Let a host that is back take part."),
+        "takeover": ("virtbus.cli.nodes.hosts:takeover", "Give a node to another host."),
+        "approve": ("virtbus.cli.nodes.hosts:approve", "Let a node offer what it reports."),
         "forget": ("virtbus.cli.nodes.forget", "A host is gone for good."),
     },
 )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.ids import Id, Uid, UnsignedRecord
 from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
@@ -167,6 +167,8 @@ class BusRebuild(Command):
     """
 
     dry_run: bool = False
+    accept_unsigned: tuple[UnsignedRecord, ...] = Field((), max_length=1000)
+    """A person's word for what no controller of this bus has signed."""
 
 
 class Empty(Command):

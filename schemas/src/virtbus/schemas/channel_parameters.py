@@ -1,4 +1,9 @@
-"""The parameters of subjects: a sample value of each, and what it is."""
+"""Subjects with their parameters in braces: a sample value of each, and what it is."""
+
+import inspect
+from collections.abc import Callable
+
+from virtbus.schemas.ids import name_token
 
 SAMPLES = {
     "uid": "0192f0c1-2d3e-7abc-8def-0123456789ab",
@@ -15,6 +20,7 @@ SAMPLES = {
     "instance": "sample-instance",
     "token": "sample-token",
     "bucket": "sample-bucket",
+    "key": "sample-key",
 }
 PARAMETERS = {
     "uid": "the VM's UUID",
@@ -30,5 +36,32 @@ PARAMETERS = {
     "session": "the stream's own id, which the agent told its client alone",
     "instance": "the controller that serves the watch",
     "token": "the watch's own, random; only its client was told",
+    "key": "the id of a key: the digest of its public half",
     "bucket": "a KV bucket, such as `vm`",
 }
+
+
+ASKERS = {
+    "list": "controller",
+    "pull": "controller",
+    "delete": "controller",
+    "records": "controller",
+    "join": "controller",
+    "audit": "controller",
+    "guest": "client",
+    "command": "controller",
+    "inspect": "tools and tests",
+    "quarantine": "controller, nodeagent",
+}
+"""Who asks a node's services, by verb; else its agent."""
+
+
+def template(make: Callable[..., str], **fixed: str) -> str:
+    """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
+    names = [name for name in inspect.signature(make).parameters if name not in fixed]
+    subject = make(**fixed, **{name: SAMPLES[name] for name in names})
+    for name in names:
+        sample = SAMPLES[name]
+        token = name_token(sample)
+        subject = subject.replace(token if token in subject else sample, f"{{{name}}}")
+    return subject

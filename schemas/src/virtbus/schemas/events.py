@@ -47,6 +47,9 @@ class Kind(StrEnum):
     NODE_FORGOTTEN = "node.forgotten"
     NODE_TRIMMED = "node.trimmed"
     """It stored so many facts or statuses that others were short of room."""
+    NODE_RIVAL = "node.rival"
+    NODE_TAKEN_OVER = "node.taken-over"
+    NODE_APPROVED = "node.approved"
     SPAN = "trace.span"
 
 

@@ -4,7 +4,6 @@ docs/reference/subjects.md and asyncapi.yaml are written from it; a test holds t
 of `subjects` is in it.
 """
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from virtbus.schemas import (
     events,
     guest,
     history,
+    host_api,
+    hosts,
     image,
     image_api,
     lease,
@@ -29,8 +30,7 @@ from virtbus.schemas import (
     vm,
 )
 from virtbus.schemas import quarantine as qt
-from virtbus.schemas.channel_parameters import SAMPLES
-from virtbus.schemas.ids import name_token
+from virtbus.schemas.channel_parameters import ASKERS, template
 
 
 class Plane(StrEnum):
@@ -73,17 +73,6 @@ class Channel:
         return self.plane is not Plane.RECORD
 
 
-def template(make: Callable[..., str], **fixed: str) -> str:
-    """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
-    names = [name for name in inspect.signature(make).parameters if name not in fixed]
-    subject = make(**fixed, **{name: SAMPLES[name] for name in names})
-    for name in names:
-        sample = SAMPLES[name]
-        token = name_token(sample)
-        subject = subject.replace(token if token in subject else sample, f"{{{name}}}")
-    return subject
-
-
 def _api(
     resource: str, verb: str, want: type[BaseModel], give: type[BaseModel] | None, about: str
 ) -> Channel:
@@ -111,25 +100,11 @@ def _rpc(
         plane=Plane.STREAM if streamed else Plane.REQUEST,
         message=want,
         reply=give,
-        sender="client" if streamed else _ASKERS.get(verb, "nodeagent"),
+        sender="client" if streamed else ASKERS.get(verb, "nodeagent"),
         receiver="nodeagent" if service == "agent" else service,
         about=about,
         function="rpc",
     )
-
-
-_ASKERS = {
-    "list": "controller",
-    "pull": "controller",
-    "delete": "controller",
-    "records": "controller",
-    "join": "controller",
-    "audit": "controller",
-    "guest": "client",
-    "command": "controller",
-    "inspect": "tools and tests",
-    "quarantine": "controller, nodeagent",
-}
 
 
 def _said(
@@ -173,6 +148,8 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "fence", api.NodeFence, api.NodeDetail, "Say that a node is off for sure."),
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
     _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
+    _api("node", "takeover", host_api.NodeTakeover, api.NodeDetail, "Give a node to a host."),
+    _api("node", "approve", host_api.NodeApprove, api.NodeDetail, "What a node may offer."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
     _api("node", "quarantine", qt.NodeQuarantine, qt.NodeQuarantined, "Disks without a record."),
     _api(
@@ -236,6 +213,13 @@ CHANNELS: tuple[Channel, ...] = (
         "Cordon, drain and fence of a node.",
     ),
     _said(
+        subjects.node_host,
+        Plane.RECORD,
+        hosts.HostRecord,
+        "controller → controller, nodeagent",
+        "Which host a node is, and what it was approved for.",
+    ),
+    _said(
         subjects.node_hosts,
         Plane.RECORD,
         node.HostAddresses,
@@ -257,11 +241,32 @@ CHANNELS: tuple[Channel, ...] = (
         "User-data and network-data of a VM.",
     ),
     _said(
+        subjects.signing_key,
+        Plane.RECORD,
+        hosts.SigningKey,
+        "controller → controller",
+        "A key by which controllers sign records.",
+    ),
+    _said(
         subjects.vm_status,
         Plane.RECORD,
         vm.VmStatus,
         "nodeagent → controller",
         "What the owning node sees of a VM.",
+    ),
+    _said(
+        subjects.node_instance,
+        Plane.RECORD,
+        hosts.Instance,
+        "nodeagent → the node's services, controller",
+        "The one agent that acts for the node; held by compare-and-set.",
+    ),
+    _said(
+        subjects.node_rival,
+        Plane.RECORD,
+        hosts.Instance,
+        "nodeagent → controller",
+        "An agent of the same id that was refused; TTL 60 s.",
     ),
     _said(
         subjects.node_images,
@@ -383,14 +388,9 @@ CHANNELS: tuple[Channel, ...] = (
 FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.signing_keys), "the keys that sign records"),
     (template(subjects.hosts_all), "the addresses of hosts, as each node is told them"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.tele_all), "telemetry of a node"),
     (template(subjects.events), "facts of one VM"),
 )
-
-
-def messages() -> tuple[type[BaseModel], ...]:
-    """Every model that is a message of its own, by name."""
-    found = {model for channel in CHANNELS for model in (channel.message, channel.reply) if model}
-    return tuple(sorted(found, key=lambda model: model.__name__))

@@ -99,6 +99,7 @@ _VALUES: dict[str, Any] = {
     "renew": "virtbus.api.v1.watch.renew.c1.1",
     "input_subject": "virtbus.node.n1.rpc.agent.console.s-1",
     "accelerator": "kvm",
+    "accept_unsigned": [f"n1/{UID}", "n2"],
     "accelerators": ["kvm", "tcg"],
     "code": 503,
     "reason": "image_pulling",

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from virtbus.schemas.envelope import Envelope
 from virtbus.schemas.errors import ErrorBody
-from virtbus.schemas.generate_channels import messages
+from virtbus.schemas.generate_channels import CHANNELS
 from virtbus.schemas.generate_examples import full, minimal
 from virtbus.schemas.vm import SCHEMA_VERSION
 from virtbus.schemas.wire import encode, encode_json, read
@@ -29,7 +29,8 @@ RETIRED = {
 
 def models() -> tuple[type[BaseModel], ...]:
     """Every model whose bytes go over the bus as a whole, by name."""
-    return tuple(sorted({*messages(), Envelope, ErrorBody}, key=lambda model: model.__name__))
+    said = {model for one in CHANNELS for model in (one.message, one.reply) if model}
+    return tuple(sorted({*said, Envelope, ErrorBody}, key=lambda model: model.__name__))
 
 
 def edition(model: type[BaseModel]) -> dict[str, Any]:

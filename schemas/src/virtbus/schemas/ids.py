@@ -56,6 +56,10 @@ Id = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_id)]
 Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)]
 """A VM's identity: a UUID (v7 where virtbus makes it), lower case."""
 
+_CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
+UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]
+"""`NODE/UID`, or `NODE`: what one host says of one VM, or of all."""
+
 
 def name_token(name: str) -> str:
     """The subject token of a VM name: lower-case base32 without padding (design §3 rule 2)."""

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from virtbus.schemas.hosts import Approved, HostMarks, Instance
 from virtbus.schemas.image import ImageKeys
 from virtbus.schemas.model import Fact
 
@@ -41,6 +42,7 @@ class NodeRecord(Fact):
     state: NodeState
     cpus: int
     memory_bytes: int
+    disk_bytes: int = 0
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
     """What new VMs leave free of the disk; 0: the disk is not looked at (simulated nodes)."""
@@ -61,6 +63,7 @@ class NodeRecord(Fact):
     quarantined: int = 0
     """Entries of the node's quarantine, and the bytes of the disk that they take."""
     quarantined_bytes: int = 0
+    host: HostMarks | None = None
 
 
 class NodeImages(Fact):
@@ -170,3 +173,8 @@ class NodeView(NodeRecord):
     skew_s: float = 0.0
     cut: tuple[str, ...] = ()
     """Fields left out, because the view was too large to be sent."""
+    approved: Approved | None = None
+    unapproved: tuple[str, ...] = ()
+    """What it reports beyond what it was approved for: that attracts no VM."""
+    rivals: tuple[Instance, ...] = ()
+    """Agents of the same id that were refused of late."""

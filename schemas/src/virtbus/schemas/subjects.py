@@ -6,6 +6,10 @@ PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
+HOST_KEY = "_host"
+SIGNING = "_signing"
+INSTANCE_KEY = "_instance"
+RIVAL_KEY = "_rival"
 IMAGES_KEY = "_images"
 HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
@@ -50,6 +54,11 @@ def node_wish(node: str) -> str:
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
 
 
+def node_host(node: str) -> str:
+    """`$KV.vm.<node>._host`: which host the node is, and what it was approved for."""
+    return f"$KV.vm.{check_id(node)}.{HOST_KEY}"
+
+
 def node_hosts(node: str) -> str:
     """`$KV.vm.<node>._hosts`: addresses of the fleet's hosts, closed to the node's guests."""
     return f"$KV.vm.{check_id(node)}.{HOSTS_KEY}"
@@ -70,9 +79,29 @@ def vm_secret(node: str, uid: str) -> str:
     return f"$KV.sec.{_node(node)}.{check_uid(uid)}"
 
 
+def signing_key(key: str) -> str:
+    """`$KV.sec._signing.<id>`: a key by which controllers sign records."""
+    return f"$KV.sec.{SIGNING}.{check_id(key)}"
+
+
+def signing_keys() -> str:
+    """Filter over those keys."""
+    return f"$KV.sec.{SIGNING}.>"
+
+
 def vm_status(node: str, uid: str) -> str:
     """`$KV.st.<node>.<uid>`."""
     return f"$KV.st.{check_id(node)}.{check_uid(uid)}"
+
+
+def node_instance(node: str) -> str:
+    """`$KV.st.<node>._instance`: the one agent that acts for the node."""
+    return f"$KV.st.{check_id(node)}.{INSTANCE_KEY}"
+
+
+def node_rival(node: str) -> str:
+    """`$KV.st.<node>._rival`: an agent of the same id that was refused; expires."""
+    return f"$KV.st.{check_id(node)}.{RIVAL_KEY}"
 
 
 def node_images(node: str) -> str:

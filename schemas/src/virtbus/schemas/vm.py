@@ -262,6 +262,8 @@ class VmRecord(Fact):
     """The bridge that made it, which alone among bridges may touch it; controllers set it."""
     traceparent: str | None = None
     sec_digest: str | None = None
+    signature: str = ""
+    """The controllers' over all else, and the last field: `virtbus.bus.signing` adds it."""
 
     @property
     def ending(self) -> bool:

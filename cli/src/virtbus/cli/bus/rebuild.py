@@ -20,13 +20,21 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
         """
         virtbus bus rebuild --dry-run        what the hosts know and the bus has not
         virtbus bus rebuild                  write it back, and let the hosts go on
+        virtbus bus rebuild --accept-unsigned n1
         virtbus bus rebuild -o json | jq '.vms[] | select(.step == "conflict")'
         """
     )
 )
 @click.option("--dry-run", is_flag=True, help="Only tell; write nothing.")
+@click.option(
+    "--accept-unsigned",
+    "accepted",
+    multiple=True,
+    metavar="NODE[/UID]",
+    help="Believe this host of this VM, or of all of its VMs, without a signature.",
+)
 @verb
-def command(invocation: Invocation, *, dry_run: bool) -> None:
+def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...]) -> None:
     """Write back the VMs that the hosts know and the bus has lost.
 
     For a bus that was made anew, restored from a backup, or lost records. Every host keeps a copy
@@ -38,16 +46,21 @@ def command(invocation: Invocation, *, dry_run: bool) -> None:
     written back: a VM keeps the seed that it has, and cannot move to another host.
 
     STEP: add, the bus had lost it. raise and move, its host had moved on. end, its host had
-    let go of it, so it was deleted. conflict, you decide: WHY says between what.
+    let go of it, so it was deleted. unsigned: a host's copy would win, and no controller of this
+    bus has signed it, so the host may be lying, or the key was lost with the bus (a backup has
+    it); see --accept-unsigned. conflict, you decide: WHY says between what.
     """
-    answer = invocation.call("bus", "rebuild", {"dry_run": dry_run}, timeout_s=TIMEOUT_S)
+    asked: dict[str, object] = {"dry_run": dry_run}
+    if accepted:
+        asked["accept_unsigned"] = list(accepted)
+    answer = invocation.call("bus", "rebuild", asked, timeout_s=TIMEOUT_S)
     invocation.show(answer, lambda: table(answer))
     vms, nodes = answer.get("vms") or [], answer.get("nodes") or []
     if not nodes:
         invocation.note("no host has shown itself; on each: virtbus node up")
     if dry_run:
         return
-    conflicts = sum(vm.get("step") == "conflict" for vm in vms)
+    conflicts = sum(vm.get("step") in {"conflict", "unsigned"} for vm in vms)
     apart = [str(node.get("node")) for node in nodes if not node.get("joined")]
     if conflicts or apart:
         what = [f"{conflicts} VM(s) in conflict"] if conflicts else []

@@ -64,6 +64,18 @@ def creds() -> Finding:
     return ok("credentials", f"{path}, mode {mode:04o}")
 
 
+def instance() -> Finding:
+    """Whether this host's agent acts for its node, in the agent's own words."""
+    path = access.default_creds(os.environ).parent / "instance"
+    try:
+        word, _, why = path.read_text(errors="replace").partition("\n")
+    except OSError:
+        return ok("node", "no agent has run here since the boot")
+    if word.startswith("held"):
+        return ok("node", "this host's agent acts for its node")
+    return fail("node", why.strip(), "virtbus node get NAME   (NAME as in virtbus node list)")
+
+
 def nats_server() -> Finding:
     """The embedded server's program."""
     from virtbus.bus.ports import BusError

@@ -35,6 +35,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         bus.nats_server,
         bus.nats,
         bus.creds,
+        bus.instance,
         lambda: bus.tiny(state_dir),
         lambda: host.disk(state_dir),
         lambda: host.quarantine(state_dir),

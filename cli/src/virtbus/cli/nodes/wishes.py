@@ -77,6 +77,15 @@ def table(detail: Mapping[str, Any]) -> str:
             f"\n\nwithout a record: {held} VM(s) held, {kept} in quarantine ({size}); "
             f"virtbus node quarantine list {name}"
         )
+    for rival in node.get("rivals") or ():
+        where = output.safe(rival.get("hostname") or "a host")
+        text += (
+            f"\n\na second agent on {where} ({output.safe(rival.get('instance'))}) is kept out: "
+        )
+        text += output.safe(rival.get("why"))
+    if more := node.get("unapproved"):
+        told = ", ".join(output.safe(one) for one in more)
+        text += f"\n\nattracts no VM until `virtbus node approve`: {told}"
     vms = detail.get("vms") or []
     if not vms:
         return text

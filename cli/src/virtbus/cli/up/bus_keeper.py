@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from virtbus.bus.client import connect
 from virtbus.bus.cluster import Cluster
-from virtbus.bus.declaration import ensure, ensure_node
+from virtbus.bus.declaration import ensure, ensure_node, trust_host
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError
 from virtbus.bus.server import DEFAULT_PORT, Server, ServerFiles, binary, running
@@ -36,7 +36,16 @@ class Wanted:
 class BusKeeper:
     """One server and an admin's connection to it."""
 
-    def __init__(self, server: Server, admin: NatsBus, place: Place, terminal: Terminal) -> None:
+    def __init__(
+        self,
+        server: Server,
+        admin: NatsBus,
+        place: Place,
+        terminal: Terminal,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """`alone`: no other host may log in."""
         self.server = server
         self.admin = admin
         self._place = place
@@ -44,6 +53,7 @@ class BusKeeper:
         self._declared_at = -1
         self._waits = ""
         self._planned = False
+        self._alone = alone
         self._disk = BusDisk(
             ServerFiles(place.state_dir, place.run_dir), admin, terminal, self.restart
         )
@@ -72,6 +82,7 @@ class BusKeeper:
         if self._place.runs == ALL:
             nonce = encode(JoinNonce(nonce=secrets.token_hex(16)))
             await ensure_node(self.admin, self._place.node, nonce)
+            await trust_host(self.admin, self._place.node, trusted=self._alone)
         self._declared_at = generation
 
     async def keep_declared(self) -> None:
@@ -146,7 +157,8 @@ async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator
             ) as server,
             connect(server.settings("admin"), name="up") as admin,
         ):
-            keeper = BusKeeper(server, admin, place, terminal)
+            alone = not wanted.nodes and wanted.cluster is None
+            keeper = BusKeeper(server, admin, place, terminal, alone=alone)
             if wanted.cluster is None:
                 await keeper.declare()
             yield keeper

@@ -8,18 +8,19 @@ from typing import Any
 from virtbus.bus.joining import Nodes
 from virtbus.bus.ports import Bus, Endpoint, Handler, Request, ServiceInfo
 from virtbus.bus.process import notify
+from virtbus.bus.signing import signing
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.edge import fencing
 from virtbus.controller.edge.audits import Audits
 from virtbus.controller.edge.departures import Departures
-from virtbus.controller.edge.duties import Duties
+from virtbus.controller.edge.duties import Duties, Duty
 from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
 from virtbus.controller.edge.host_addresses import FleetAddresses
+from virtbus.controller.edge.host_api import HostApi, HostDuty
 from virtbus.controller.edge.lease import Leases, Tenure
-from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
 from virtbus.controller.edge.quarantine import Overtaken, Quarantines
@@ -67,6 +68,7 @@ class Controller:
         declared: Callable[[], Coroutine[Any, Any, None]],
         joined: Callable[[Nodes], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        bus, self._keys = signing(bus)
         self._bus = bus
         self._declared = declared
         self._joined = joined
@@ -88,34 +90,45 @@ class Controller:
         self._power = VmPower(self._vms, self._fleet)
         self._commands = VmCommands(bus, self._vms)
         self._about = FleetApi(bus, self._fleet, self._storage)
-        self._nodes = NodeApi(bus, self._fleet, facts)
+        self._nodes = HostApi(bus, self._fleet, facts)
+        self._hosts = HostDuty(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
         self._quarantines = Quarantines(bus, self._fleet, facts)
-        self._overtaken = Overtaken(bus, self._fleet)
-        self._rebuilds = Rebuilds(bus, self._fleet, facts)
+        self._rebuilds = Rebuilds(bus, self._fleet, facts, self._keys)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
         self._departures = Departures(bus, self._fleet, self._watches, facts)
         self._placing = Placing(bus, self._fleet, self._watches, facts)
-        self._shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
-        self._addresses = FleetAddresses(bus, self._fleet)
-        self._duties = Duties(
-            self._leases,
-            [
-                self._sweep,
-                self._pulse.tell,
-                self._depart,
-                self._fence,
-                self._place,
-                self._overtake,
-                self._addresses.run,
-                self._shares.run,
-            ],
-        )
+        self._duties = Duties(self._leases, self._duties_of(bus, facts))
+
+    def _duties_of(self, bus: Bus, facts: Facts) -> list[Duty]:
+        """What one controller does for all."""
+        overtaken = Overtaken(bus, self._fleet)
+        shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
+        return [
+            self._sweep,
+            self._pulse.tell,
+            self._depart,
+            self._fence,
+            self._place,
+            self._when_synced(overtaken.run),
+            FleetAddresses(bus, self._fleet).run,
+            shares.run,
+            self._when_synced(self._hosts.run),
+        ]
+
+    def _when_synced(self, duty: Duty) -> Duty:
+        """The duty, once the fleet is known."""
+
+        async def run(tenure: Tenure) -> None:
+            await self._feeds.synced()
+            await duty(tenure)
+
+        return run
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -125,6 +138,7 @@ class Controller:
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._declared())
+            group.create_task(self._keys.prepare())
             if self._joined is not None:
                 group.create_task(self._joined(self._nodes_here))
             group.create_task(self._feeds.run())
@@ -171,6 +185,8 @@ class Controller:
             ("node", "fence"): nodes.fence,
             ("node", "unfence"): nodes.unfence,
             ("node", "forget"): nodes.forget,
+            ("node", "takeover"): nodes.takeover,
+            ("node", "approve"): nodes.approve,
             ("image", "list"): about.images,
             ("image", "pull"): about.pull,
             ("image", "delete"): about.delete_image,
@@ -238,10 +254,6 @@ class Controller:
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
-
-    async def _overtake(self, tenure: Tenure) -> None:
-        await self._feeds.synced()
-        await self._overtaken.run(tenure)
 
     async def _place(self, tenure: Tenure) -> None:
         await self._feeds.synced()

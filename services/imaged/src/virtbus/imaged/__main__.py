@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from virtbus.bus import client, process, tracing
+from virtbus.bus.local_agent import LocalAgent, word_in
 from virtbus.bus.settings import load
 from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
@@ -14,12 +15,16 @@ few threads of asyncio's default, four such names would hold up the look-ups of 
 
 
 async def serve(settings: Settings) -> None:
-    """Connect and serve until cancelled."""
+    """Connect, and serve where this host's agent holds the node, until cancelled."""
     lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
     asyncio.get_running_loop().set_default_executor(lookups)
     async with client.connect(settings.bus(), name="imaged") as bus:
         with tracing.recording("imaged", settings.node, bus.emit, settings.otlp_endpoint):
-            await Imaged(bus, settings, tracing.span).run()
+            agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
+            await agent.begin()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.keep())
+                await Imaged(bus, settings, tracing.span, agent.gate).run()
 
 
 def main() -> None:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from virtbus.bus import process
-from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
+from virtbus.bus.ports import (
+    Bus,
+    Endpoint,
+    Entry,
+    EntryKind,
+    Gate,
+    Request,
+    ServiceInfo,
+    WatchMark,
+)
 from virtbus.imaged.core.expiry import Keep
 from virtbus.imaged.core.wanted import brings_login, refs_of
 from virtbus.imaged.disks import Disks
@@ -44,8 +53,11 @@ _CHANGE_SETTLES_S = 0.1
 class Imaged:
     """The service on one node."""
 
-    def __init__(self, bus: Bus, settings: Settings, span: Spans = no_span) -> None:
+    def __init__(
+        self, bus: Bus, settings: Settings, span: Spans = no_span, gate: Gate | None = None
+    ) -> None:
         self._bus = bus
+        self._gate = gate
         self._settings = settings
         self._span = span
         self._version = importlib.metadata.version("virtbus-imaged")
@@ -143,7 +155,7 @@ class Imaged:
     async def _follow(self, work: Work) -> None:
         """Follow this node's records; compare with the whole list now and then (rule 3)."""
         async with (
-            self._bus.node_watch(self._settings.node, "imaged") as watch,
+            self._bus.node_watch(self._settings.node, "imaged", self._gate) as watch,
             asyncio.TaskGroup() as group,
         ):
 

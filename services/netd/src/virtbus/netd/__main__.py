@@ -1,18 +1,24 @@
 """`virtbus-netd`: settings, bus, service; everything is wired here."""
 
+import asyncio
 import sys
 
 from virtbus.bus import client, process, tracing
+from virtbus.bus.local_agent import LocalAgent, word_in
 from virtbus.bus.settings import load
 from virtbus.netd.service import Netd, teardown
 from virtbus.netd.settings import Settings
 
 
 async def serve(settings: Settings) -> None:
-    """Connect and serve until cancelled."""
+    """Connect, and serve where this host's agent holds the node, until cancelled."""
     async with client.connect(settings.bus(), name="netd") as bus:
         with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
-            await Netd(bus, settings, tracing.span).run()
+            agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
+            await agent.begin()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.keep())
+                await Netd(bus, settings, tracing.span, agent.gate).run()
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from virtbus.bus.ports import (
     Endpoint,
     Entry,
     EntryKind,
+    Gate,
     Request,
     ServiceInfo,
     Watch,
@@ -82,8 +83,11 @@ def doors_of(settings: Settings) -> Doors:
 class Netd:
     """The service on one node."""
 
-    def __init__(self, bus: Bus, settings: Settings, span: Spans = no_span) -> None:
+    def __init__(
+        self, bus: Bus, settings: Settings, span: Spans = no_span, gate: Gate | None = None
+    ) -> None:
         self._bus = bus
+        self._gate = gate
         self._settings = settings
         self._span = span
         self._version = importlib.metadata.version("virtbus-netd")
@@ -145,7 +149,7 @@ class Netd:
     async def _follow(self, work: Work) -> None:
         """Follow this node's records; compare with the whole list now and then (rule 3)."""
         async with (
-            self._bus.node_watch(self._settings.node, "netd") as watch,
+            self._bus.node_watch(self._settings.node, "netd", self._gate) as watch,
             asyncio.TaskGroup() as group,
         ):
             group.create_task(self._compare(watch))

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import os
+import platform
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from virtbus.bus import client, process, tracing
+from virtbus.bus.ports import Bus
 from virtbus.bus.settings import load
 from virtbus.bus.tasks import background
 from virtbus.nodeagent.audit import Auditor
@@ -19,10 +21,12 @@ from virtbus.nodeagent.edge.doors import GuestDoors
 from virtbus.nodeagent.edge.driver_file import test_host
 from virtbus.nodeagent.edge.host_facts import host_facts
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
+from virtbus.nodeagent.edge.identity import HostIdentity
 from virtbus.nodeagent.edge.kvm_probe import usable
 from virtbus.nodeagent.edge.reach import Reach
 from virtbus.nodeagent.edge.record_files import StateFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
+from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
@@ -80,6 +84,7 @@ async def serve(settings: Settings) -> None:
         )
         accelerators = await _accelerators(settings)
         facts = await _host(settings, hypervisor, accelerators)
+        own = await _ownership(settings, bus, hypervisor)
         if settings.simulate:
             simulated = SimulatedNode(bus, settings.node)
             await stack.enter_async_context(simulated.serve())
@@ -102,10 +107,11 @@ async def serve(settings: Settings) -> None:
             reach=ready,
             facts=Facts(bus, settings.node),
             accelerator=_chosen(accelerators),
+            gate=own.prove,
         )
-        await NodeAgent(
+        agent = NodeAgent(
             tools,
-            Liveness(bus, settings, facts),
+            Liveness(bus, settings, facts, own),
             AgentRpc(
                 bus,
                 settings.node,
@@ -116,7 +122,27 @@ async def serve(settings: Settings) -> None:
             auditor=None
             if settings.simulate
             else Auditor(bus, settings.node, hypervisor, files, settings.state_dir),
-        ).run()
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(own.keep())
+            await agent.run()
+
+
+async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:
+    """This life of the agent, once it holds the node's key."""
+    identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
+
+    async def end_guests() -> None:
+        """The node was given to another host: what runs here is a second runner there."""
+        for domain in await hypervisor.list_domains():
+            if domain.active and await hypervisor.uses(domain.uid, settings.state_dir):
+                log.warning("ended: the node is another host's", extra={"uid": domain.uid})
+                await hypervisor.destroy(domain.uid)
+
+    me = identity.me(bus.sources.uuid7)
+    own = Ownership(bus, settings.node, me, identity, platform.node(), end_guests)
+    await own.claim()
+    return own
 
 
 async def _host(

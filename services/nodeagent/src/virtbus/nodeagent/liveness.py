@@ -8,6 +8,7 @@ from collections.abc import Callable
 from virtbus.bus.hearing import hear
 from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.ports import HostFacts
+from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings
 from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
@@ -30,12 +31,19 @@ SERVICES = ("imaged", "netd")
 class Liveness:
     """What the node says of itself on `$KV.node.<id>`."""
 
-    def __init__(self, bus: Bus, settings: Settings, host: Callable[[], HostFacts]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: Settings,
+        host: Callable[[], HostFacts],
+        own: Ownership | None = None,
+    ) -> None:
         self.state = NodeState.RECOVERING
         self._bus = bus
         self._settings = settings
         self._host = host
-        self._instance = bus.sources.uuid7()
+        self._own = own
+        self._instance = own.me.instance if own is not None else bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
         self._message = ""
         self.held = 0
@@ -83,9 +91,10 @@ class Liveness:
                         continue
         finally:
             self.state = NodeState.LEFT
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_S):
-                    await self._beat(ttl_s=LEFT_TTL_S)
+            if self._own is None or self._own.held:  # else another life speaks for the node
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE_S):
+                        await self._beat(ttl_s=LEFT_TTL_S)
 
     async def _hear(self) -> None:
         async with self._bus.subscribe(subjects.tele_all(self._settings.node)) as messages:
@@ -141,6 +150,7 @@ class Liveness:
             state=self.state,
             cpus=host.cpus,
             memory_bytes=host.memory_bytes,
+            disk_bytes=host.disk_bytes,
             disk_free_bytes=host.disk_free_bytes,
             disk_reserve_bytes=host.disk_reserve_bytes,
             max_vcpus=host.max_vcpus,
@@ -158,4 +168,5 @@ class Liveness:
             quarantined_bytes=sum(tele.quarantined_bytes for tele in self._tele.values()),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),
+            host=self._own.me.host if self._own is not None else None,
         )

@@ -101,7 +101,7 @@ class NodeAgent:
             async with (
                 self._bus.subscribe(subjects.ready_all(self._node)) as ready,
                 self._tools.hypervisor.events() as events,
-                self._bus.node_watch(self._node, "agent") as watch,
+                self._bus.node_watch(self._node, "agent", self._tools.gate) as watch,
                 self._rpc.serve(
                     self._guests,
                     self._more_endpoints(watch.relist),
@@ -175,6 +175,7 @@ class NodeAgent:
         elif item is WatchMark.SYNCED:
             self._synced()
         elif isinstance(item, Entry):
+            self._tools.files.seen(item.time_ns)
             uid = item.key.rsplit(".", maxsplit=1)[-1]
             try:
                 self._take_entry(uid, item)
@@ -194,8 +195,8 @@ class NodeAgent:
         if uid == subjects.WISH_KEY:
             self._wished(entry)
             return
-        if uid == subjects.HOSTS_KEY:
-            return  # netd's
+        if uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
+            return  # the controllers' and netd's
         if entry.kind is EntryKind.PURGE:
             self._purged(uid, deleted=entry.why == DELETED)
             return

@@ -25,6 +25,11 @@ class Settings(ServiceSettings):
         "auto", pattern="^(auto|kvm|tcg)$", description="auto: KVM where a probe guest really runs"
     )
     labels: dict[str, str] = Field(default_factory=dict, description="labels of this node")
+    boot_id: str = Field(
+        "",
+        description="id of this boot of the host; empty: the kernel's. The unit gives systemd's, "
+        "for the kernel's is hidden there",
+    )
     heartbeat_s: float = Field(
         4.0, gt=0, description="seconds between liveness records; their TTL is 15 s"
     )

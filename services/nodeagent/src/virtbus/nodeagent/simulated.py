@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from virtbus.bus.ports import Bus, Endpoint, Entry, Request, ServiceInfo, Watch, WatchMark
+from virtbus.bus.ports import Bus, Endpoint, Entry, Gate, Request, ServiceInfo, Watch, WatchMark
 from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
 from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
@@ -270,6 +270,9 @@ class MemoryFiles:
     def removed(self) -> Mapping[str, int]:
         return self._left
 
+    def seen(self, time_ns: int) -> None:
+        """Nothing here outlives the process."""
+
     def nonce(self) -> str:
         return self._nonce
 
@@ -376,9 +379,11 @@ class Beside:
         return getattr(self._bus, name)
 
     @asynccontextmanager
-    async def node_watch(self, node: str, service: str) -> AsyncIterator[_Paced]:
+    async def node_watch(
+        self, node: str, service: str, gate: Gate | None = None
+    ) -> AsyncIterator[_Paced]:
         """As the bus's own, in turns."""
-        async with self._bus.node_watch(node, service) as watch:
+        async with self._bus.node_watch(node, service, gate) as watch:
             yield _Paced(watch, self._turns)
 
     async def request(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from virtbus.bus.ports import Bus
+from virtbus.bus.ports import Bus, Gate
 from virtbus.nodeagent.core.ports import (
     DiskFiles,
     Hypervisor,
@@ -73,3 +73,5 @@ class Tools:
     reach: Readiness
     facts: Facts
     accelerator: Callable[[VmRecord], str]
+    gate: Gate | None = None
+    """Passed before each list: this agent acts for the node."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from virtbus.controller.core.held import held_alarms
+from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
+    LEFT_FOR_S,
     SUSPECT_AFTER_S,
     UNHEARD,
     NodeSeen,
@@ -31,7 +33,7 @@ from virtbus.controller.core.placement import (
 from virtbus.controller.core.promises import NOTHING, Promises, takes_room
 from virtbus.controller.core.unreadable import Damaged
 from virtbus.controller.core.view import matches, view
-from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
+from virtbus.controller.core.vm_keys import Claimed, read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
 from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
@@ -57,18 +59,6 @@ class Held(NamedTuple):
         return (self.record.namespace, self.record.name, self.record.uid)
 
 
-class Claimed(NamedTuple):
-    """A name claim as it stands."""
-
-    uid: str
-    revision: int
-    time_ns: int
-
-
-LEFT_FOR_S = 60.0
-"""How long a node that left is shown; as long as its last record is on the bus."""
-
-
 @dataclass
 class Fleet:
     """All that is known. `revision` and `status_revision` are the highest seen of each bucket.
@@ -87,6 +77,7 @@ class Fleet:
     promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
     """Read it; write by `put_images` and `purge_images`."""
     wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
@@ -243,15 +234,18 @@ class Fleet:
         record = as_stored(NodeRecord, told)
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
-        self.nodes[record.node] = NodeSeen(
-            record,
-            now_s,
-            skew_s,
-            kind_of(told),
-            self.promises.on.get(record.node, NOTHING).vms,
-        )
-        self._candidates.pop(record.node, None)
+        vms = self.promises.on.get(record.node, NOTHING).vms
+        self.nodes[record.node] = NodeSeen(record, now_s, skew_s, vms=vms)
+        self.hosts.reported[record.node] = (record, told)
+        self.offer(record.node)
         return record.node
+
+    def offer(self, node: str) -> None:
+        """Judge anew what the node may offer of what it reported."""
+        if seen := self.nodes.get(node):
+            record, told = self.hosts.offered(node)
+            self.nodes[node] = seen._replace(record=record, kind=kind_of(told))
+        self._candidates.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
         """Forget nodes that left: their records end on the bus without a word."""
@@ -311,7 +305,7 @@ class Fleet:
         """What a person should look at."""
         brake_alarm = (BRAKE_ALARM,) if self.braked else ()
         held = held_alarms(seen.record for seen in self.nodes.values())
-        return (*brake_alarm, *held, *self.damaged.alarms())
+        return (*brake_alarm, *held, *self.hosts.alarms(), *self.damaged.alarms())
 
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""

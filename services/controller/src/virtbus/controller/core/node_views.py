@@ -22,4 +22,5 @@ def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
             age_s=round(now_s - seen.heard_s, 1),
             skew_s=round(seen.skew_s, 3),
             wish=fleet.wish_of(node),
+            **fleet.hosts.shown(node),
         )

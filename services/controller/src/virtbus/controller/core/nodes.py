@@ -9,6 +9,8 @@ SUSPECT_AFTER_S = 10.0
 """Two beats and a half: what the node last said may no longer be so."""
 DOWN_AFTER_S = 25.0
 """Longer than a bus election (9 s) plus a beat, or a leader change marks every node down."""
+LEFT_FOR_S = 60.0
+"""How long a node that left is shown; as long as its last record is on the bus."""
 TOGETHER_S = 10.0
 """Nodes that were last heard within this of each other fell silent together."""
 BRAKE_SHARE = 3

@@ -233,7 +233,7 @@ OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
 FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _host, _vcpus, _memory, _disk)
 ONE_OF_A_KIND = frozenset(
     {
-        *("node", "hostname", "instance", "started_ns", "time_ns"),
+        *("node", "hostname", "instance", "started_ns", "time_ns", "host", "disk_bytes"),
         *("cpus", "memory_bytes", "max_vcpus", "disk_free_bytes", "disk_reserve_bytes"),
     }
 )

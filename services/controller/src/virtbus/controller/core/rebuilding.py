@@ -4,7 +4,7 @@ A host's copy is of what it acted on; the bus may hold an older one (a restored 
 one, or none. The higher (epoch, generation, power_epoch, pause_epoch) is right, whoever has it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +25,8 @@ class Step(StrEnum):
     END = "end"
     """The host let go of it after this copy was made: it was deleted."""
     KEEP = "keep"
+    UNSIGNED = "unsigned"
+    """A host's copy would win, and no controller has signed it: a person decides."""
     CONFLICT = "conflict"
     """Nobody can say: a person decides."""
 
@@ -105,6 +107,49 @@ def step_of(record: VmRecord, known: Known) -> Rebuilt:
     return Rebuilt(Step.MOVE, record, f"from {known.node}")
 
 
+def believed(
+    reports: Mapping[str, KnownRecords],
+    good: Collection[tuple[str, str]],
+    accepted: Collection[str],
+) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
+    """The reports with what is signed, or was accepted by a person; and what is left of them.
+
+    `good` are node and uid of the signed ones, `accepted` names `NODE` or `NODE/UID`.
+    """
+    kept: dict[str, KnownRecords] = {}
+    doubtful: list[VmRecord] = []
+    for node, report in reports.items():
+        sure = [
+            record
+            for record in report.records
+            if (record.node, record.uid) in good
+            or not {node, f"{node}/{record.uid}"}.isdisjoint(accepted)
+        ]
+        doubtful += [record for record in report.records if record not in sure]
+        kept[node] = report.model_copy(update={"records": tuple(sure)})
+    return kept, doubtful
+
+
+def unsigned(
+    doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
+) -> list[Rebuilt]:
+    """Those that would change something, were they believed."""
+    settled = {step.record.uid: step.record for step in steps}
+    found = []
+    for record in doubtful:
+        known = bus.get(record.uid, Known(Standing.NOTHING))
+        other = settled.get(record.uid)
+        if other is not None and age(other) >= age(record):
+            continue
+        if step_of(record, known).step is not Step.KEEP:
+            why = (
+                f"no controller of this bus has signed it; if {record.node} is to be believed: "
+                f"--accept-unsigned {record.node}/{record.uid}"
+            )
+            found.append(Rebuilt(Step.UNSIGNED, record, why))
+    return found
+
+
 def plan(
     reports: Mapping[str, KnownRecords], bus: Mapping[str, Known], silent: Iterable[str]
 ) -> list[Rebuilt]:
@@ -126,7 +171,10 @@ def plan(
             steps.append(step_of(record, known))
         elif known.record is not None:
             let_go = was_deleted(known.record, gone)
-            if let_go and unheard:
+            if let_go and known.record.leaving:  # by another node's word, which nobody signed
+                why = "it left its node, and another host says that it was deleted there"
+                steps.append(Rebuilt(Step.CONFLICT, known.record, f"{why}: vm delete, or repeat"))
+            elif let_go and unheard:
                 why = f"it left {known.node}; start {', '.join(unheard)}, then repeat"
                 steps.append(Rebuilt(Step.CONFLICT, known.record, why))
             else:

@@ -1,20 +1,30 @@
 """What stands at the keys of the bucket `vm`: records, tombstones, name claims, wishes of nodes."""
 
+from typing import NamedTuple
+
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.records import read_record, read_stored
-from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, RESERVED, WISH_KEY
+from virtbus.schemas.subjects import HOST_KEY, HOSTS_KEY, JOIN_KEY, RESERVED, WISH_KEY
 from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
+
+
+class Claimed(NamedTuple):
+    """A name claim as it stands."""
+
+    uid: str
+    revision: int
+    time_ns: int
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
     """The value of a `$KV.vm…` key by the shape of the key.
 
-    None for what controllers tell a node alone: the join nonce, the addresses of hosts. Raises
+    None for what joins a node, and what controllers tell it alone: the addresses of hosts. Raises
     VirtbusError where it cannot be read.
     """
     tokens = key.split(".")
-    if tokens[-1] == HOSTS_KEY:
+    if tokens[-1] in {HOST_KEY, HOSTS_KEY}:
         return None
     if tokens[-1] == JOIN_KEY:
         read_stored(JoinNonce, key, value)

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Awaitable, Iterator
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
-from virtbus.controller.core.fleet import Claimed, Fleet, Held
+from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.suspects import Suspects
+from virtbus.controller.core.vm_keys import Claimed
 from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.lease import Tenure
@@ -112,6 +113,8 @@ class Endings:
                 if item is WatchMark.SYNCED:
                     break
                 if isinstance(item, WatchMark) or item.kind is not EntryKind.PUT:
+                    continue
+                if f".{subjects.SIGNING}." in item.key:
                     continue
                 if not _belongs(item, self._fleet.vms.get(_uid(item))):
                     found[item.key] = item

@@ -109,13 +109,7 @@ class Feeds:
         """Drop what a complete list no longer names."""
         for uid in missing:
             if uid.startswith("$KV."):
-                self._fleet.damaged.discard(uid)
-            if uid.endswith(f".{subjects.IMAGES_KEY}"):
-                self._fleet.purge_images(uid)
-            elif uid.endswith(f".{subjects.WISH_KEY}"):
-                self._fleet.purge_vm(uid, self._fleet.revision)
-            elif uid.startswith("$KV."):
-                continue
+                self._forget_key(uid)
             elif bucket == "vm":
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
             else:
@@ -123,17 +117,40 @@ class Feeds:
                     del self._fleet.statuses[key]
                 self._changed(uid)
 
+    def _forget_key(self, key: str) -> None:
+        """Drop what stood at a key that is no VM's, or could not be read."""
+        fleet = self._fleet
+        fleet.damaged.discard(key)
+        if key.endswith(f".{subjects.HOST_KEY}"):
+            node = key.split(".")[2]
+            fleet.hosts.records.pop(node, None)
+            fleet.offer(node)
+        elif key.endswith(f".{subjects.IMAGES_KEY}"):
+            fleet.purge_images(key)
+        elif key.endswith(f".{subjects.WISH_KEY}"):
+            fleet.purge_vm(key, fleet.revision)
+
     def _changed(self, uid: str | None) -> None:
         self._watches.changed(uid)
         if uid is not None:
             self.released.put_nowait(uid)
 
     def _known_in_vm(self) -> set[str]:
-        return {*self._fleet.vms, *(subjects.node_wish(node) for node in self._fleet.wishes)}
+        fleet = self._fleet
+        wishes = (subjects.node_wish(node) for node in fleet.wishes)
+        return {*fleet.vms, *wishes, *(subjects.node_host(node) for node in fleet.hosts.records)}
 
     def _vm(self, entry: Entry) -> str | None:
         if entry.key.endswith(f".{subjects.WISH_KEY}"):
             self._wish(entry)
+            return None
+        if entry.key.endswith(f".{subjects.HOST_KEY}"):
+            if entry.kind is EntryKind.PUT:
+                self._fleet.offer(self._fleet.hosts.put(entry.key, entry.value, entry.revision))
+            else:
+                node = entry.key.split(".")[2]
+                self._fleet.hosts.took(node, None, entry.revision)
+                self._fleet.offer(node)
             return None
         return self._vm_record(entry)
 
@@ -169,6 +186,12 @@ class Feeds:
         if entry.key.endswith(f".{subjects.IMAGES_KEY}"):
             self._images(entry)
             return None
+        last = entry.key.rpartition(".")[2]
+        if last.startswith("_"):  # of the node's agents, not of a VM
+            if last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
+                now_s = asyncio.get_running_loop().time()
+                self._fleet.hosts.put_rival(entry.key, entry.value, now_s)
+            return None
         if entry.kind is EntryKind.PURGE:
             return self._fleet.purge_status(entry.key, entry.revision)
         return self._fleet.put_status(entry.key, entry.value, entry.revision)
@@ -188,6 +211,7 @@ class Feeds:
 
 
 def _name(key: str) -> str:
-    """What a key is known by: the uid, or the whole key of a node's wish or images."""
+    """What a key is known by: the uid, or the whole key of what is wanted or known of a node."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    return key if last in {subjects.WISH_KEY, subjects.IMAGES_KEY} else last
+    whole = {subjects.WISH_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
+    return key if last in whole else last

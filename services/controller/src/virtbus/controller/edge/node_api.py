@@ -203,6 +203,10 @@ class NodeApi:
         for uid in told:
             await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
 
+        for key in (subjects.node_instance(node), subjects.node_rival(node)):
+            await self._bus.purge(key, marker_ttl_s=MARKER_TTL_S)
+        await self._bus.purge(subjects.node_host(node), marker_ttl_s=MARKER_TTL_S)
+
         def nothing(wish: NodeWish) -> NodeWish:
             return NodeWish(node=node, requests=wish.requests)
 

@@ -89,6 +89,7 @@ class Pulse:
         """Look at every node once."""
         fleet = self._fleet
         fleet.forget_left(now_s)
+        fleet.hosts.forget_old(now_s)
         braked = fleet.must_brake(now_s)
         if braked != fleet.braked:
             fleet.braked = braked

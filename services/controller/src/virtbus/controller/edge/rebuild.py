@@ -20,10 +20,18 @@ from virtbus.bus.ports import (
     Request,
     WatchMark,
 )
+from virtbus.bus.signing import RecordKeys
 from virtbus.controller.core.changes import deleting
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.rebuilding import Known, Rebuilt, Step, plan
+from virtbus.controller.core.rebuilding import (
+    Known,
+    Rebuilt,
+    Step,
+    believed,
+    plan,
+    unsigned,
+)
 from virtbus.controller.core.vm_keys import read_vm_key
 from virtbus.controller.edge.commit import Commits
 from virtbus.controller.edge.facts import Facts
@@ -53,8 +61,9 @@ WRITTEN = {
 class Rebuilds:
     """The handler. Any controller may run it, two at once too."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts, keys: RecordKeys) -> None:
         self._bus = bus
+        self._keys = keys
         self._fleet = fleet
         self._facts = facts
         self._commits = Commits(bus, fleet)
@@ -66,12 +75,17 @@ class Rebuilds:
         reports, failed = await self._ask(nodes, request.deadline_s - ANSWER_BEFORE_S)
         silent = {*failed, *(set(self._fleet.nodes) - set(nodes))}
         bus = await self._known(reports.values())
-        steps = plan(reports, bus, silent)
+        records = [record for report in reports.values() for record in report.records]
+        sure, doubtful = believed(reports, await self._keys.good(records), want.accept_unsigned)
+        steps = plan(sure, bus, silent)
+        steps += unsigned(doubtful, steps, bus)
         done: list[Rebuilt] = []
         for step in steps:
             known = bus.get(step.record.uid, Known(Standing.NOTHING))
             done.append(step if want.dry_run else await self._do(step, known))
-        disputed = {step.record.node for step in done if step.step is Step.CONFLICT}
+        disputed = {
+            step.record.node for step in done if step.step in {Step.CONFLICT, Step.UNSIGNED}
+        }
         told = [
             await self._follow(report, dry=want.dry_run, disputed=report.node in disputed)
             for report in reports.values()

@@ -191,6 +191,9 @@ class RecordFiles(Protocol):
     def removed(self) -> Mapping[str, int]:
         """The uids whose VM left this host in the last 24 h, with the epoch it had."""
 
+    def seen(self, time_ns: int) -> None:
+        """The bus stored something at this time of its own; removals are stamped by it."""
+
     def nonce(self) -> str:
         """The bus incarnation that this node joined; empty before the first join."""
 
@@ -313,3 +316,4 @@ class HostFacts:
     max_vcpus: int
     accelerators: tuple[str, ...]
     versions: Mapping[str, str]
+    disk_bytes: int = 0

@@ -31,6 +31,7 @@ def host_facts(
         hostname=platform.node(),
         cpus=os.cpu_count() or 1,
         memory_bytes=memory_bytes(),
+        disk_bytes=disk.total,
         disk_free_bytes=disk.free,
         disk_reserve_bytes=reserve(disk.total),
         max_vcpus=max_vcpus,

@@ -3,12 +3,14 @@
 One file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced; the last line of a uid
 holds, a line that is not whole counts for nothing. `refused` instead of the full stop: the VM was
 never taken under that epoch, and whoever was told so may have moved it. It is written anew at
-each start, without the entries whose VM was removed more than 24 h ago.
+each start, without the entries whose VM was removed more than 24 h before the newest removal.
+
+Removals are stamped with the bus's time, by which its purge markers expire. The host's own clock
+has no say: one that is a day ahead would forget every fence against restored backups.
 """
 
 import errno
 import os
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ _ENDS = {".": False, "refused": True}
 
 
 class Entry(NamedTuple):
-    """`removed_s` is Unix time, 0 while the VM is there."""
+    """`removed_s` is the bus's Unix time, 0 while the VM is there."""
 
     epoch: int
     removed_s: int = 0
@@ -35,10 +37,13 @@ class EpochLedger:
         self._entries: dict[str, Entry] = {}
         self._durable: dict[str, Entry] = {}
         self._file: int | None = None
+        self._now_s = 1
 
     def open(self) -> None:
         """Read, drop what is too old, write the rest anew."""
-        self._entries = _kept(read_entries(self._text()), int(time.time()))
+        entries = read_entries(self._text())
+        self._now_s = max((entry.removed_s for entry in entries.values()), default=0) or 1
+        self._entries = _kept(entries, self._now_s)
         lines = (_line(uid, entry) for uid, entry in self._entries.items())
         replace(self._path, "".join(lines).encode())
         self._durable = dict(self._entries)
@@ -48,6 +53,10 @@ class EpochLedger:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def seen(self, time_ns: int) -> None:
+        """The bus stored something at this time of its own."""
+        self._now_s = max(self._now_s, time_ns // 1_000_000_000)
 
     def epoch(self, uid: str) -> int:
         """The highest epoch ever acted on; 0 for an unknown uid."""
@@ -74,7 +83,7 @@ class EpochLedger:
     def removed(self, uid: str, refused_epoch: int = 0) -> None:
         """Nothing of the VM is left; `save` makes it durable."""
         epoch = max(self.epoch(uid), refused_epoch)
-        self._entries[uid] = Entry(epoch, int(time.time()), refused=bool(refused_epoch))
+        self._entries[uid] = Entry(epoch, self._now_s, refused=bool(refused_epoch))
 
     def save(self, uid: str) -> None:
         """Durable on return. Blocks; may run in any thread.

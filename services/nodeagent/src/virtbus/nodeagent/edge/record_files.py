@@ -2,7 +2,7 @@
 
 <state_dir>/VERSION            version of this layout
 <state_dir>/node               the id of this node
-<state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h after the removal
+<state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h of the bus's time
 <state_dir>/agent/nonce        the bus incarnation that this node joined
 <state_dir>/agent/wish         what that bus wants of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
@@ -117,6 +117,9 @@ class StateFiles:
 
     def removed(self) -> dict[str, int]:
         return self._ledger.all_removed()
+
+    def seen(self, time_ns: int) -> None:
+        self._ledger.seen(time_ns)
 
     # --- records --------------------------------------------------------------------------
     async def write(self, record: VmRecord) -> None:

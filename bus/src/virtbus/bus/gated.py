@@ -1,0 +1,40 @@
+"""A gate before each list of a watch, for buses whose watches have none of their own (fakes)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from virtbus.bus.ports import BusError, DeniedError, Entry, Gate, Watch, WatchMark
+
+RETRY_S = 0.5
+
+
+class GatedWatch:
+    """Keeps `ports.Watch`: a RESET is handed on once the gate was passed."""
+
+    def __init__(self, watch: Watch, gate: Gate) -> None:
+        self._watch = watch
+        self._items = aiter(watch)
+        self._gate = gate
+
+    def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
+        return self
+
+    async def __anext__(self) -> Entry | WatchMark:
+        item = await anext(self._items)
+        if item is WatchMark.RESET:
+            await self._pass()
+        return item
+
+    def relist(self) -> None:
+        self._watch.relist()
+
+    async def _pass(self) -> None:
+        while True:
+            try:
+                await self._gate()
+            except DeniedError:
+                raise
+            except BusError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return

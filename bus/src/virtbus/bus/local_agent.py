@@ -1,0 +1,122 @@
+"""The agent of this host, which imaged and netd follow: they work where it holds the node.
+
+Their credentials open the node's consumers on any host. So they wait for the local agent's word
+in `<run_dir>/instance`, and hold it against the node's key on the bus before each list.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from virtbus.bus.ports import Bus, BusError, EntryKind
+from virtbus.bus.process import notify
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.hosts import Instance
+from virtbus.schemas.subjects import node_instance
+from virtbus.schemas.wire import read
+
+log = logging.getLogger(__name__)
+
+FILE = "instance"
+LOOK_S = 0.1
+TOLD_AFTER_S = 5.0
+PROVE_S = 10.0
+SETTLES_S = 2.0
+"""Longer than an agent needs from its new key to its new word."""
+
+
+def word_in(run_dir: Path) -> Callable[[], str]:
+    """What the agent of this host said last; nothing before its first start."""
+
+    def said() -> str:
+        try:
+            return (run_dir / FILE).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    return said
+
+
+class LocalAgent:
+    """Whether the agent of this host acts for the node."""
+
+    def __init__(self, bus: Bus, node: str, said: Callable[[], str]) -> None:
+        self._bus = bus
+        self._key = node_instance(node)
+        self._said = said
+
+    async def gate(self) -> None:
+        """Return once the agent here holds the node; raises BusError where that is not known."""
+        loop = asyncio.get_running_loop()
+        begun_s, told = loop.time(), False
+        while not await self._holds():
+            if not told:
+                notify("READY=1\nSTATUS=waits for the agent of this host")
+            if not told and loop.time() - begun_s > TOLD_AFTER_S:
+                told = True
+                text = "waits for the agent of this host: it does not hold the node"
+                log.warning(text, extra={"code": "agent_awaited"})
+            await asyncio.sleep(LOOK_S)
+
+    async def begin(self) -> None:
+        """As `gate`, however long the bus is away."""
+        while True:
+            try:
+                return await self.gate()
+            except BusError as error:
+                log.info("the node's key: %s", error, extra={"code": "agent_awaited"})
+                await asyncio.sleep(SETTLES_S)
+
+    async def keep(self) -> None:
+        """Look on; never returns.
+
+        Raises:
+            VirtbusError: 409 `second_instance`: the node is another host's.
+        """
+        loop = asyncio.get_running_loop()
+        proved_s = loop.time()
+        while True:
+            await asyncio.sleep(SETTLES_S / 2)
+            if self._word()[:1] == ["refused"]:
+                raise _lost()
+            if loop.time() - proved_s < PROVE_S:
+                continue
+            proved_s = loop.time()
+            if await self._other() and await self._settled():
+                raise _lost()
+
+    async def _settled(self) -> bool:
+        await asyncio.sleep(SETTLES_S)
+        return await self._other()
+
+    async def _other(self) -> bool:
+        """True where another life holds the key than the one that the local agent names."""
+        try:
+            holder = await self._holder()
+        except BusError:
+            return False
+        word = self._word()
+        return bool(holder) and word[:1] == ["held"] and word[1:] != [holder]
+
+    async def _holds(self) -> bool:
+        word = self._word()
+        return word[:1] == ["held"] and word[1:] == [await self._holder()]
+
+    def _word(self) -> list[str]:
+        """`held` and the life's id, or `refused`; nothing before the agent's first start."""
+        return self._said().partition("\n")[0].split()
+
+    async def _holder(self) -> str:
+        entry = await self._bus.get(self._key)
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return ""
+        try:
+            return read(Instance, entry.value).instance
+        except VirtbusError:
+            return ""
+
+
+def _lost() -> VirtbusError:
+    message = "the agent of this host does not hold the node; this service waits for it"
+    return VirtbusError(Code.CONFLICT, "second_instance", message)

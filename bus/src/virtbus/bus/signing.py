@@ -1,0 +1,208 @@
+"""Records are signed: a controller's connection signs each record that it writes (ADR 0032).
+
+The signature is over node, uid and the digest of all other bytes of the record, its epoch among
+them. A host keeps it beside the rest, so a rebuild knows what a controller once wrote. The keys are
+in `$KV.sec._signing`, which controllers alone read, and in a backup with secrets.
+"""
+
+import asyncio
+import base64
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from virtbus.bus.ports import (
+    Bus,
+    BusError,
+    Entry,
+    EntryKind,
+    OutcomeUnknownError,
+    UnavailableError,
+    WatchMark,
+    Write,
+)
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.hosts import SigningKey
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+SEED_BYTES = 32
+RETRY_S = 1.0
+_TEXT_BYTES = 95
+"""Key id, a colon, 64 bytes in base64 without padding."""
+_FIELD = b"\xa9signature\xd9" + bytes([_TEXT_BYTES])
+"""The last pair of a signed record in msgpack: a key of 9 bytes, a text of 95."""
+_TOMBSTONE = b"\xa9tombstone\xc3"
+_FIXMAP, _FIXMAP_MOST, _MAP16 = 0x80, 15, 0xDE
+
+
+class Signer:
+    """One key."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.id = hashlib.sha256(public).hexdigest()[:8]
+
+    def sealed(self, node: str, uid: str, value: bytes) -> bytes:
+        """The encoded record with its signature; one of before is replaced."""
+        bare = unsigned(value)
+        signature = self._key.sign(_said(node, uid, bare))
+        text = f"{self.id}:{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+        return _counted(bare, 1) + _FIELD + text.encode()
+
+    def made(self, record: VmRecord) -> bool:
+        """True where the record bears this key's signature."""
+        identity, _, text = record.signature.partition(":")
+        if identity != self.id:
+            return False
+        bare = encode(record.model_copy(update={"signature": ""}))
+        try:
+            signature = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            self._key.public_key().verify(signature, _said(record.node, record.uid, bare))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+def unsigned(value: bytes) -> bytes:
+    """An encoded record without its signature."""
+    end = len(_FIELD) + _TEXT_BYTES
+    return _counted(value[:-end], -1) if value[-end:].startswith(_FIELD) else value
+
+
+def _said(node: str, uid: str, bare: bytes) -> bytes:
+    return f"virtbus record\n{node}\n{uid}\n{hashlib.sha256(bare).hexdigest()}".encode()
+
+
+def _counted(value: bytes, more: int) -> bytes:
+    """A msgpack map that says that it has so many pairs more."""
+    if value[0] == _MAP16:
+        count, rest = int.from_bytes(value[1:3], "big") + more, value[3:]
+    else:
+        count, rest = value[0] - _FIXMAP + more, value[1:]
+    if count <= _FIXMAP_MOST:
+        return bytes([_FIXMAP + count]) + rest
+    return bytes([_MAP16]) + count.to_bytes(2, "big") + rest
+
+
+class _Kept(NamedTuple):
+    revision: int
+    signer: Signer
+
+
+class RecordKeys:
+    """The controllers' keys: made by the first one, listed by all."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._signer: Signer | None = None
+        self._one = asyncio.Lock()
+
+    async def signer(self) -> Signer:
+        """The key to sign with, which is the oldest; raises BusError while there is none to read.
+
+        A restored bus has those of its backup as well; what any of them signed is good.
+        """
+        if self._signer is None:
+            async with self._one:
+                kept = await self.listed()
+                oldest = min(kept.values(), key=lambda each: each.revision, default=None)
+                self._signer = oldest.signer if oldest is not None else await self._make()
+        return self._signer
+
+    async def prepare(self) -> None:
+        """Read or make the key before the first record waits for it."""
+        while self._signer is None:
+            try:
+                await self.signer()
+            except BusError as error:
+                log.info("no key to sign with yet: %s", error, extra={"code": "signing_waits"})
+                await asyncio.sleep(RETRY_S)
+
+    async def _make(self) -> Signer:
+        seed = self._bus.sources.secret(SEED_BYTES)
+        signer = Signer(seed)
+        key = subjects.signing_key(signer.id)
+        value = SigningKey(seed=seed.hex(), created_ns=self._bus.sources.time_ns())
+        try:
+            await self._bus.put(key, encode(value), expect=0)
+        except OutcomeUnknownError as error:  # of the key, not of the record
+            message = f"{key}: {error}"
+            raise UnavailableError(message) from error
+        log.info("key %s signs records", signer.id, extra={"code": "signing_key"})
+        return signer
+
+    async def listed(self) -> Mapping[str, _Kept]:
+        """All keys of the bus, by id."""
+        found: dict[str, _Kept] = {}
+        async with self._bus.watch(subjects.signing_keys()) as watch:
+            async for item in watch:
+                if item is WatchMark.SYNCED:
+                    break
+                if item is WatchMark.RESET:
+                    found = {}
+                elif isinstance(item, Entry) and item.kind is EntryKind.PUT:
+                    try:
+                        signer = Signer(bytes.fromhex(read(SigningKey, item.value).seed))
+                    except (VirtbusError, ValueError):
+                        log.error("unreadable %s", item.key, extra={"code": "bad_record"})
+                        continue
+                    found[signer.id] = _Kept(item.revision, signer)
+        return found
+
+    async def good(self, records: Sequence[VmRecord]) -> set[tuple[str, str]]:
+        """Node and uid of those that bear a good signature."""
+        kept = await self.listed()
+        found = set()
+        for record in records:
+            key = kept.get(record.signature.partition(":")[0])
+            if key is not None and key.signer.made(record):
+                found.add((record.node, record.uid))
+        return found
+
+
+class SigningBus:
+    """A bus whose writes of records are signed; all else is the bus's own."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.keys = RecordKeys(bus)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def put(self, key: str, value: bytes, **more: Any) -> int:
+        """As `Bus.put`."""
+        return await self._bus.put(key, await self._signed(key, value), **more)
+
+    async def batch(self, writes: Sequence[Write]) -> int:
+        """As `Bus.batch`."""
+        signed = [
+            one if one.value is None else replace(one, value=await self._signed(one.key, one.value))
+            for one in writes
+        ]
+        return await self._bus.batch(signed)
+
+    async def _signed(self, key: str, value: bytes) -> bytes:
+        tokens = key.split(".")
+        record = len(tokens) == 4 and key.startswith("$KV.vm.") and tokens[3][:1] != "_"
+        if not record or _TOMBSTONE in value[:64]:
+            return value
+        signer = await self.keys.signer()
+        return signer.sealed(tokens[2], tokens[3], value)
+
+
+def signing(bus: Bus) -> tuple[Bus, RecordKeys]:
+    """The bus, made to sign records, and its keys."""
+    made = SigningBus(bus)
+    return cast("Bus", made), made.keys

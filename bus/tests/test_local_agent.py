@@ -1,0 +1,114 @@
+"""imaged and netd work on the host whose agent holds the node, and on no other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from virtbus.bus import local_agent
+from virtbus.bus.local_agent import LocalAgent, word_in
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import WatchMark
+from virtbus.bus.tasks import Background, background
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.hosts import HostMarks, Instance
+from virtbus.schemas.wire import encode
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_S", 0.01), ("SETTLES_S", 0.04), ("PROVE_S", 0.05)):
+        monkeypatch.setattr(local_agent, name, seconds)
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Background]:
+    async with background() as group:
+        yield group
+
+
+async def holder(bus: MemoryBus, life: str) -> None:
+    one = Instance(node="n1", instance=life, host=HostMarks(key="k"))
+    await bus.put(subjects.node_instance("n1"), encode(one))
+
+
+def says(run_dir: Path, text: str) -> None:
+    (run_dir / "instance").write_text(text)
+
+
+@pytest.mark.parametrize("word", ["", "held other\n", "refused\nit belongs to another host\n"])
+async def test_it_waits_while_its_agent_does_not_hold_the_node(
+    tasks: Background, tmp_path: Path, word: str
+) -> None:
+    bus = MemoryBus(MemoryServer())
+    await holder(bus, "life")
+    if word:
+        says(tmp_path, word)
+    agent = LocalAgent(bus, "n1", word_in(tmp_path))
+    begun = tasks.start(agent.begin())
+    await asyncio.sleep(0.1)
+    assert not begun.done()
+    says(tmp_path, "held life\n")
+    async with asyncio.timeout(2):
+        await begun
+
+
+async def test_no_list_is_handed_on_before_the_gate(tasks: Background, tmp_path: Path) -> None:
+    bus = MemoryBus(MemoryServer())
+    agent = LocalAgent(bus, "n1", word_in(tmp_path))
+    async with bus.node_watch("n1", "imaged", agent.gate) as watch:
+        seen: list[object] = []
+
+        async def look() -> None:
+            seen.append(await anext(aiter(watch)))
+
+        first = tasks.start(look())
+        await asyncio.sleep(0.1)
+        assert not first.done()
+        await holder(bus, "life")
+        says(tmp_path, "held life\n")
+        async with asyncio.timeout(2):
+            await first
+        assert seen == [WatchMark.RESET]
+
+
+@pytest.mark.parametrize("how", ["its agent was refused", "the key is another life's"])
+async def test_it_ends_once_the_node_is_another_hosts(tmp_path: Path, how: str) -> None:
+    bus = MemoryBus(MemoryServer())
+    await holder(bus, "life")
+    says(tmp_path, "held life\n")
+    agent = LocalAgent(bus, "n1", word_in(tmp_path))
+    await agent.begin()
+
+    async def ended() -> None:
+        with pytest.raises(VirtbusError, match="does not hold the node"):
+            await agent.keep()
+
+    async with asyncio.timeout(3), asyncio.TaskGroup() as group:
+        kept = group.create_task(ended())
+        await asyncio.sleep(0.15)
+        assert not kept.done()
+        if how == "its agent was refused":
+            says(tmp_path, "refused\nwhy\n")
+        else:
+            await holder(bus, "other")
+
+
+async def test_a_restart_of_the_agent_ends_nothing(tasks: Background, tmp_path: Path) -> None:
+    bus = MemoryBus(MemoryServer())
+    await holder(bus, "life")
+    says(tmp_path, "held life\n")
+    agent = LocalAgent(bus, "n1", word_in(tmp_path))
+    await agent.begin()
+    kept = tasks.start(agent.keep())
+    for number in range(5):
+        await holder(bus, f"life{number}")  # the key first, then its word
+        await asyncio.sleep(0.01)
+        says(tmp_path, f"held life{number}\n")
+        await asyncio.sleep(0.05)
+    await bus.purge(subjects.node_instance("n1"))  # of a bus that was made anew
+    await asyncio.sleep(0.2)
+    assert not kept.done()
+    kept.cancel()

@@ -1,0 +1,117 @@
+"""The hosts that nodes are: whose a node is, what it may offer, and who else asks for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from virtbus.controller.core.approval import beyond, offered
+from virtbus.controller.core.vm_keys import refuse_foreign
+from virtbus.schemas import subjects
+from virtbus.schemas.hosts import HostRecord, Instance
+from virtbus.schemas.ids import is_id
+from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.wire import read
+
+RIVAL_FRESH_S = 20.0
+"""One that was refused says so each 5 s."""
+RIVALS_KEPT = 8
+"""Of one node: a credential in many hands is told of, and costs nothing more."""
+
+
+class Rival(NamedTuple):
+    """An agent that was refused, and when it last said so, on this process's clock."""
+
+    instance: Instance
+    heard_s: float
+
+
+@dataclass
+class Hosts:
+    """What is known of them from `_host`, `_rival` and heartbeats."""
+
+    records: dict[str, tuple[HostRecord | None, int]] = field(default_factory=dict)
+    """By node, with the revision of the key; None where it was purged."""
+    reported: dict[str, tuple[NodeRecord, Mapping[str, Any]]] = field(default_factory=dict)
+    """The last heartbeats as they came."""
+    rivals: dict[str, dict[str, Rival]] = field(default_factory=dict)
+
+    def put(self, key: str, value: bytes, revision: int) -> str:
+        """Take in a host record; the node, or VirtbusError where it is not of its key."""
+        record = read(HostRecord, value)
+        refuse_foreign(key, is_id(record.node) and subjects.node_host(record.node))
+        self.took(record.node, record, revision)
+        return record.node
+
+    def took(self, node: str, record: HostRecord | None, revision: int) -> None:
+        """It stands at this revision, in any order of arrival."""
+        if self.revision(node) < revision:
+            self.records[node] = (record, revision)
+
+    def record(self, node: str) -> HostRecord | None:
+        return self.records.get(node, (None, 0))[0]
+
+    def revision(self, node: str) -> int:
+        return self.records.get(node, (None, 0))[1]
+
+    def put_rival(self, key: str, value: bytes, now_s: float) -> None:
+        """Take in the word of an agent that was refused."""
+        instance = read(Instance, value)
+        refuse_foreign(key, is_id(instance.node) and subjects.node_rival(instance.node))
+        there = self.rivals.setdefault(instance.node, {})
+        for name, one in list(there.items()):
+            if (one.instance.host, one.instance.folder) == (instance.host, instance.folder):
+                del there[name]  # its life before
+        there[instance.instance] = Rival(instance, now_s)
+        while len(there) > RIVALS_KEPT:
+            del there[next(iter(there))]
+
+    def forget_old(self, now_s: float) -> None:
+        """Let go of rivals that are silent."""
+        for node, there in list(self.rivals.items()):
+            for name in [n for n, one in there.items() if now_s - one.heard_s > RIVAL_FRESH_S]:
+                del there[name]
+            if not there:
+                del self.rivals[node]
+
+    def waiting(self, node: str) -> tuple[Instance, ...]:
+        """The agents that were refused of late."""
+        return tuple(one.instance for one in self.rivals.get(node, {}).values())
+
+    def offered(self, node: str) -> tuple[NodeRecord, Mapping[str, Any]]:
+        """What placement sees of the last heartbeat, also as plain values."""
+        record, told = self.reported[node]
+        may = offered(record, self.record(node))
+        return may, told if may is record else {**told, "labels": may.labels}
+
+    def shown(self, node: str) -> dict[str, Any]:
+        """What a node's view says of its host."""
+        host, last = self.record(node), self.reported.get(node)
+        return {
+            "approved": host.approved if host is not None else None,
+            "unapproved": beyond(last[0], host) if last is not None else (),
+            "rivals": self.waiting(node),
+        }
+
+    def alarms(self) -> tuple[str, ...]:
+        """What a person should look at."""
+        return (*self._rivalries(), *self._strangers())
+
+    def _rivalries(self) -> list[str]:
+        return [
+            f"{node}: a second agent with its id or credentials, on {one.hostname or 'a host'} "
+            f"({one.instance}), is kept out: {one.why}; stop it, or see virtbus node takeover"
+            for node in sorted(self.rivals)
+            for one in self.waiting(node)
+        ]
+
+    def _strangers(self) -> list[str]:
+        """Heartbeats from a host that the node is not: of whoever has its credentials."""
+        found = []
+        for node, (record, _) in sorted(self.reported.items()):
+            host = self.record(node)
+            if host and host.host and record.host and not record.host.same(host.host):
+                found.append(
+                    f"{node}: its heartbeat comes from another host, {record.hostname}; "
+                    f"are its credentials stolen? virtbus bus revoke-node {node}"
+                )
+        return found

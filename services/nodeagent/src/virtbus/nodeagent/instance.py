@@ -1,0 +1,256 @@
+"""The node's key on the bus: taken before anything of the node is read, renewed, given up to none.
+
+All that has a node's credentials can pull from the node's consumers. So an agent first holds
+`$KV.st.<node>._instance`, by compare-and-set, and proves before each list that it still does. One
+that may not hold it starts nothing and ends nothing, and says why, until a person decides.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from virtbus.bus.ports import (
+    Bus,
+    BusError,
+    ConflictError,
+    Entry,
+    EntryKind,
+    FullError,
+    UnavailableError,
+)
+from virtbus.bus.process import notify
+from virtbus.nodeagent.core.instance import Me, Signs, Step, judge, replaced
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
+from virtbus.schemas.node import NodeRecord, NodeState
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 60.0
+"""Each renewal is a synced write; the key is proved before each list besides."""
+LOOK_S = 1.0
+REFUSED_LOOK_S = 5.0
+WAIT_TOLD_S = 20.0
+"""A reboot's wait for the end of the old heartbeat (15 s) is no news."""
+RIVAL_TTL_S = 60.0
+QUIET_S = 5.0
+"""Longer than a beat: a bus that was restarted has no heartbeats for a moment."""
+STALE_READ_S = 0.2
+WHY = (
+    "node {node} is not run by this host: {why}. Nothing is started or ended here. If {other} is "
+    "off for good: virtbus node takeover {node} --confirm HOW"
+)
+
+
+class Lives(Protocol):
+    """What the state folder and the run directory keep of it."""
+
+    def remember(self, instance: str) -> None:
+        """Durable on return: a later life may follow this one."""
+
+    def disown(self) -> None:
+        """Durable on return: no later life of this folder may follow any."""
+
+    def tell(self, instance: str, why: str) -> None:
+        """For imaged, netd and `virtbus doctor`: the life that holds the node, or why none does."""
+
+
+class Ownership:
+    """One life of the agent, and the node's key."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        me: Me,
+        lives: Lives,
+        hostname: str = "",
+        on_replaced: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.me = me
+        self.held = False
+        self._bus = bus
+        self._node = node
+        self._lives = lives
+        self._hostname = hostname
+        self._on_replaced = on_replaced
+        self._key = subjects.node_instance(node)
+        self._since_ns = bus.sources.time_ns()
+        self._revision = 0
+        self._sent: set[str] = set()
+        """Tokens of writes that may have been stored after the last one that surely was."""
+        self._quiet_since_s: float | None = None
+        self._refused_s: float | None = None
+        self._told = ""
+
+    # --- taking -------------------------------------------------------------------------------
+    async def claim(self) -> None:
+        """Return once this life holds the key, however long that takes."""
+        self._lives.remember(self.me.instance)
+        while True:
+            try:
+                step, why = await self._try()
+                if step is Step.TAKE:
+                    break
+                await self._refused(step, why)
+            except ConflictError:
+                continue  # another one was first: look again
+            except BusError as error:
+                log.warning("the node's key: %s", error, extra={"code": "instance_waits"})
+                step = Step.WAIT
+            await asyncio.sleep(LOOK_S if step is Step.WAIT else REFUSED_LOOK_S)
+        self._sent.clear()
+        self.held = True
+        self._lives.tell(self.me.instance, "")
+        log.info("this host runs node %s", self._node, extra={"code": "instance_held"})
+
+    async def _try(self) -> tuple[Step, str]:
+        """One look, and the key taken where that may be; ConflictError where it changed."""
+        entry = await self._bus.get(self._key)
+        held = _held(entry)
+        if held is not None and held.token in self._sent:
+            self._revision = entry.revision if entry else 0
+            return Step.TAKE, ""
+        step, why = judge(await self._signs(entry))
+        if step is Step.TAKE:
+            await self._write(entry.revision if entry else 0)
+        return step, why
+
+    async def _signs(self, entry: Entry | None) -> Signs:
+        record = await self._host_record()
+        held = _held(entry)
+        heard = held is not None and await self._heard(held)
+        return Signs(self.me, record, held, entry.revision if entry else 0, heard)
+
+    async def _host_record(self) -> HostRecord | None:
+        entry = await self._bus.get(subjects.node_host(self._node))
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return None
+        try:
+            return read(HostRecord, entry.value)
+        except VirtbusError as error:
+            message = f"the node's host record cannot be read ({error}); a person's word mends it"
+            raise UnavailableError(message) from error
+
+    async def _heard(self, held: Instance) -> bool:
+        """False once the holder said goodbye, or has had no heartbeat for `QUIET_S`."""
+        entry = await self._bus.get(subjects.node_record(self._node))
+        now_s = asyncio.get_running_loop().time()
+        if entry is not None and entry.kind is EntryKind.PUT:
+            self._quiet_since_s = None
+            with suppress(VirtbusError):
+                last = read(NodeRecord, entry.value)
+                return last.instance != held.instance or last.state is not NodeState.LEFT
+            return True
+        if self._quiet_since_s is None:
+            self._quiet_since_s = now_s
+        return now_s - self._quiet_since_s < QUIET_S
+
+    async def _write(self, expect: int) -> None:
+        """Compare-and-set; raises as `Bus.put`."""
+        token = self._bus.sources.uuid7()
+        self._sent.add(token)
+        value = encode(self._instance(token))
+        self._revision = await self._bus.put(self._key, value, expect=expect)
+        self._sent = {token}
+
+    def _instance(self, token: str, why: str = "") -> Instance:
+        me = self.me
+        return Instance(
+            node=self._node,
+            instance=me.instance,
+            host=me.host,
+            boot=me.boot,
+            folder=me.folder,
+            hostname=self._hostname,
+            since_ns=self._since_ns,
+            token=token,
+            why=why,
+        )
+
+    # --- being refused ------------------------------------------------------------------------
+    async def _refused(self, step: Step, why: str) -> None:
+        """Say so: to the log, the supervisor, this host's services, and the controllers."""
+        now_s = asyncio.get_running_loop().time()
+        self._refused_s = now_s if self._refused_s is None else self._refused_s
+        if step is Step.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
+            return
+        if why != self._told:
+            self._told = why
+            other = "the host that runs it"
+            text = WHY.format(node=self._node, why=why, other=other)
+            log.error("%s", text, extra={"code": "second_instance"})
+            self._lives.tell("", text)
+            notify(f"READY=1\nSTATUS={why}")
+        if self._on_replaced is not None and replaced(self.me, await self._host_record()):
+            await self._on_replaced()
+        rival = encode(self._instance(self._bus.sources.uuid7(), why))
+        await self._bus.put(subjects.node_rival(self._node), rival, ttl_s=RIVAL_TTL_S)
+
+    # --- holding ------------------------------------------------------------------------------
+    async def keep(self) -> None:
+        """Renew now and then; never returns.
+
+        Raises:
+            VirtbusError: 409 `second_instance`: the key is no longer this life's.
+        """
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self.prove()
+            except BusError as error:
+                log.info("the node's key: %s", error, extra={"code": "instance_waits"})
+
+    async def prove(self) -> None:
+        """Return once the key was written by this life, over its own last write.
+
+        Raises:
+            VirtbusError: 409 `second_instance`: the key is no longer this life's.
+            BusError: it is not known; ask again.
+        """
+        while True:
+            try:
+                await self._write(self._revision)
+            except (ConflictError, FullError):
+                entry = await self._bus.get(self._key)
+            else:
+                return
+            held = _held(entry)
+            if entry is not None and held is not None and held.token in self._sent:
+                self._revision, self._sent = entry.revision, {held.token}
+                return
+            await self._again(entry, held)
+
+    async def _again(self, entry: Entry | None, held: Instance | None) -> None:
+        """The key is not as it was written last: of a bus that lost it, or of another life."""
+        if entry is not None and held is not None and held.instance == self.me.instance:
+            if entry.revision != self._revision:
+                self._lose(held)  # this very life, somewhere else
+            await asyncio.sleep(STALE_READ_S)
+            return
+        step, _ = judge(await self._signs(entry))
+        if step is not Step.TAKE:
+            self._lose(held)
+        self._revision = entry.revision if entry else 0
+
+    def _lose(self, held: Instance | None) -> None:
+        self.held = False
+        self._lives.disown()
+        other = held.hostname if held is not None and held.hostname else "another host"
+        message = f"node {self._node} is run by an agent of {other} now; this one ends"
+        self._lives.tell("", message)
+        raise VirtbusError(Code.CONFLICT, "second_instance", message)
+
+
+def _held(entry: Entry | None) -> Instance | None:
+    """Who holds the key; one that cannot be read is held by nobody that is known."""
+    if entry is None or entry.kind is not EntryKind.PUT:
+        return None
+    try:
+        return read(Instance, entry.value)
+    except VirtbusError:
+        return Instance(node="", instance="", host=HostMarks(key=""))
