@@ -48,7 +48,7 @@ async def test_a_record_of_the_largest_size_takes_every_later_write(made: World)
     vm = await made.vm("create", name="web", image="tiny", uid=uid(1), annotations={"a": "x"})
     stored = await made.stored(uid(1))
     assert stored is not None
-    room = bounds.RECORD_ACCEPTED_BYTES - len(encode(stored)) - 10
+    room = bounds.RECORD_ACCEPTED_BYTES - len(encode(stored)) - 20
     notes = dict.fromkeys("abc", "x" * (room // 3))
     await made.vm("update", uid=uid(1), revision=vm.revision, annotations=notes)
     for number in range(6):

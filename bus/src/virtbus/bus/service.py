@@ -285,13 +285,14 @@ class Served:
         failure = ""
         try:
             await self._handle(asked, answers)
-        except asyncio.CancelledError as error:
+        except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            inside = RuntimeError("it was cancelled from inside")
-            inside.__cause__ = error
-            failure = await self._failed(answers, inside)
+            # Work that several wait for was given up, as when its VM is deleted.
+            message = "what the request waited for was given up; repeat it"
+            given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
+            failure = await self._failed(answers, given_up)
         except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
             failure = await self._failed(answers, error)
         self.tally.done(loop.time() - started_s, failure)
