@@ -119,7 +119,7 @@ def statuses(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 def filled_buckets(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
     """Statuses and facts until a bucket that all share is full."""
     body = b"\x00" * 1_000_000
-    for number in range(rng.choice((8, 40))):
+    for number in range(rng.choice((2, 12))):
         subject = f"$KV.st.{EVIL}.fill{rng.randrange(10_000)}x{number}"
         yield f"node-{EVIL}", subject, Message("a full bucket", body)
     for _ in range(4):
