@@ -3,7 +3,7 @@
 The schedule of a seed is the same each time; FROM=turn begins later in it, SHOW=n prints the first
 n turns and sends nothing. Exit code 0: all held; 1: a violation, with its lines, the messages sent
 last and the seed to repeat. The journal of all messages is in build-out/. KEEP_ON=1 attacks on
-after a service has ended. REAL=1 boots real guests.
+after a service has ended.
 """
 
 import os
@@ -39,7 +39,6 @@ def main() -> int:
         minutes * 60,
         first=int(os.environ.get("FROM") or 0),
         keep_on=os.environ.get("KEEP_ON", "") not in {"", "0"},
-        simulate=os.environ.get("REAL", "") in {"", "0"},
         journal=Path("build-out", f"fuzz-{seed}.jsonl"),
     )
     broken = run.run()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 from tests.e2e.platform import NODE
-from tests.fuzz.ground import EVIL
+from tests.fuzz.ground import EVIL, NETWORK
 from tests.fuzz.mutations import Message, own_vm
 from tests.fuzz.pool import NAMESPACE, Pool
 from tests.fuzz.texts import aliases, merges
@@ -72,6 +72,18 @@ def seeds(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
         vm["spec"] = {"node_selector": {"kubernetes.io/hostname": NODE}}
         vm.pop("network", None)
         yield rng.choice(("client", "bridge")), f"{API}.vm.create", _said("hostile YAML", vm)
+
+
+def machines(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
+    """VMs that are admitted, with hostile images, networks and user data."""
+    for _ in range(3):
+        vm = own_vm(rng, pool)
+        vm["spec"] = {"node_selector": {"kubernetes.io/hostname": NODE}}
+        yield rng.choice(("client", "bridge")), f"{API}.vm.create", _said("a VM", vm)
+    vm = own_vm(rng, pool) | {"image": "tiny", "network": rng.choice(("default", NETWORK))}
+    vm["spec"] = {"node_selector": {"kubernetes.io/hostname": NODE}}
+    vm.pop("user_data", None)
+    yield "client", f"{API}.vm.create", _said("a VM that runs", vm)
 
 
 def wide_refusals(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
@@ -168,6 +180,16 @@ def tidied(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 AIMED: tuple[Callable[[random.Random, Pool], Iterator[Aimed]], ...] = (
-    *(full_records, annotated, seeds, wide_refusals, watches, consoles, statuses),
+    *(
+        machines,
+        machines,
+        full_records,
+        annotated,
+        seeds,
+        wide_refusals,
+        watches,
+        consoles,
+        statuses,
+    ),
     *(filled_buckets, heartbeats, ready_events, rebuilds, tidied, tidied),
 )

@@ -1,7 +1,8 @@
 """The platform under attack: a whole node, and a node whose credentials the attackers hold.
 
-`e2e` is a real node (imaged, netd, nodeagent; QEMU, or libvirt's test driver where guests add
-nothing). `evil` is a simulated node on the same bus. Every service runs under the probe.
+`e2e` is a real node: imaged, netd and nodeagent, with libvirt's test driver in place of QEMU, so
+that the attackers can be the guests. `evil` is a simulated node on the same bus. Every service
+runs under the probe.
 """
 
 import json
@@ -17,7 +18,7 @@ from tests.e2e.platform import Platform, until
 from tests.fuzz.pool import IMAGES_PORT
 
 from virtbus.bus.ports import BusError
-from virtbus.nodeagent.edge.driver_file import EMPTY
+from virtbus.nodeagent.edge.driver_file import test_host
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
@@ -34,11 +35,10 @@ PSS = "Pss:"
 
 
 class Ground(Platform):
-    """`virtbus up` with both nodes; `simulate`: the guests of e2e are libvirt's test driver's."""
+    """`virtbus up` with both nodes."""
 
-    def __init__(self, *, simulate: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(SWEEPS)
-        self.simulate = simulate
         self.words = ("up", "--nodes", EVIL, "--port", "-1")
         self.probes = self.base / "probes"
         self.probes.mkdir()
@@ -53,10 +53,8 @@ class Ground(Platform):
             "VIRTBUS_CNI_BIN_DIRS": json.dumps([str(PLUGIN.parent), "/usr/lib/cni"]),
             "VIRTBUS_CNI_TIMEOUT_S": "2",
         }
-        if simulate:
-            empty = self.base / "test-host.xml"
-            empty.write_text(EMPTY)
-            self.environ["VIRTBUS_LIBVIRT_URI"] = f"test://{empty}"
+        uri = test_host(self.base / "test-host.xml")
+        self.environ["VIRTBUS_LIBVIRT_URI"] = uri
         self._evil: subprocess.Popen[bytes] | None = None
 
     def _write_network(self) -> None:
@@ -145,10 +143,10 @@ def pss_bytes(pid: int) -> int:
 
 
 @contextmanager
-def attacked(*, simulate: bool) -> Iterator[Ground]:
+def attacked() -> Iterator[Ground]:
     """The platform, started, and wiped at the end."""
     host.refuse_the_machines_own_network()
-    ground = Ground(simulate=simulate)
+    ground = Ground()
     try:
         ground.start()
         ground.wait_whole()

@@ -248,7 +248,7 @@ def drawn(
     """One message for a subject."""
     data: Any = plain(model, rng, pool) if model is not None else _free(rng, pool)
     what, headers, times = "valid", dict[str, str](), 1
-    if rng.random() < 0.7:
+    if rng.random() < 0.6:
         what, data = rng.choice(DATA)(data, rng)
     if enveloped and rng.random() < 0.5:
         word, data = _envelope(data, subject, rng)

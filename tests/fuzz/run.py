@@ -40,10 +40,9 @@ class Run:
         *,
         journal: Path,
         first: int = 0,
-        simulate: bool = True,
         keep_on: bool = False,
     ) -> None:
-        self.seed, self.seconds, self.first, self.simulate = seed, seconds, first, simulate
+        self.seed, self.seconds, self.first = seed, seconds, first
         self.broken: list[str] = []
         self.held: list[str] = []
         self._journal = journal
@@ -59,7 +58,7 @@ class Run:
         self._journal.parent.mkdir(exist_ok=True)
         self.say(f"seed {self.seed}, {self.seconds / 60:g} min; journal: {self._journal}")
         try:
-            with attacked(simulate=self.simulate) as ground:
+            with attacked() as ground:
                 try:
                     self._on(ground)
                 finally:
