@@ -104,7 +104,7 @@ def wide_refusals(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 def watches(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
     """Streams that are opened and never read."""
     user = rng.choice(("observer", "client"))
-    times = rng.choice((20, 200))
+    times = rng.choice((20, 300, 1100))
     said = _said("abandoned watches", {"namespace": NAMESPACE}, times=times)
     yield user, f"{API}.vm.watch", said
     yield user, f"{API}.vm.events", _said("much history", {"limit": 1000}, times=8)

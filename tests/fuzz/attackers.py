@@ -75,7 +75,7 @@ class Attackers:
             inbox_prefix=login["inbox_prefix"],
             error_cb=self._hear_error,
             max_reconnect_attempts=-1,
-            reconnect_time_wait=0.2,
+            reconnect_time_wait=1,
             pending_size=64 * 1024 * 1024,
         )
         stack.push_async_callback(self._leave, client)

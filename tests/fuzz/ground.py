@@ -49,6 +49,7 @@ class Ground(Platform):
             "PYTHONPATH": str(PROBE),
             "VIRTBUS_FUZZ_PROBE": str(self.probes),
             "VIRTBUS_INSECURE_REGISTRIES": json.dumps([f"127.0.0.1:{IMAGES_PORT}"]),
+            "VIRTBUS_IMAGE_ADDRESSES": json.dumps(["127.0.0.0/8"]),
             "VIRTBUS_CNI_CONF_DIR": str(self._conf),
             "VIRTBUS_CNI_BIN_DIRS": json.dumps([str(PLUGIN.parent), "/usr/lib/cni"]),
             "VIRTBUS_CNI_TIMEOUT_S": "2",

@@ -148,7 +148,9 @@ class Guests:
 
     def _lies(self) -> dict[str, object]:
         rng = self._rng
-        values = (0, -1, 2**63, 10**30, "", "x" * 100_000, "\ud800", "\x00", b"x", None, 1e308, [])
+        values: tuple[object, ...] = (
+            *(0, -1, 2**63, 10**30, "", "x" * 100_000, "\ud800", "\x00", b"x", None, 1e308, []),
+        )
         found: dict[str, object] = {}
         for key in KEYS:
             found[key] = rng.choice(values)

@@ -130,7 +130,10 @@ class ImageServer:
         digest = f"sha256:{hashlib.sha256(layer).hexdigest()}"
         size = len(layer) if kind != "lies" else 2**50
         one = {"mediaType": LAYER, "digest": digest, "size": size}
-        config = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest}
+        config: dict[str, object] = {
+            "mediaType": "application/vnd.oci.image.config.v1+json",
+            "digest": digest,
+        }
         config |= {"size": 2}
         manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [one]}
         hostile: tuple[object, ...] = (

@@ -52,8 +52,7 @@ class Message:
 
 def _spoilt(value: Any) -> bytes:
     """Msgpack of anything, also of text that is none."""
-    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
-    return packed
+    return msgpack.packb(value, unicode_errors="surrogatepass")
 
 
 def plain(model: type[BaseModel], rng: random.Random, pool: Pool) -> Json:
@@ -84,6 +83,8 @@ def _own(value: Any, rng: random.Random, pool: Pool, key: str = "") -> Any:
             return {name: _own(inner, rng, pool, name) for name, inner in value.items()}
         case list():
             return [_own(inner, rng, pool, key) for inner in value]
+        case _:
+            pass
     makes: dict[str, Callable[[], Any]] = {
         "uid": lambda: pool.uid(rng),
         "name": lambda: pool.name(rng),

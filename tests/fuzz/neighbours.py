@@ -2,7 +2,7 @@
 
 Each creates a VM on the honest node, waits until it runs, and deletes it. FILE gets a line for each
 life: when it began, how long its create took until the VM ran, or what went wrong. A further task
-looks at what all share: lists, watches, nodes, status. Ends with SIGTERM, its VMs deleted.
+looks at what all share: lists, watches, nodes, status, pulls. Ends with SIGTERM, its VMs deleted.
 """
 
 import asyncio
@@ -10,9 +10,13 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TextIO
+
+from aiohttp import web
+from services.imaged.tests.site_under_test import qcow2_image
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
@@ -25,6 +29,7 @@ NAMESPACE = "good"
 TENANTS = 2
 REST_S = 0.4
 LOOK_S = 0.03
+HONEST, HONEST_PORT = "127.0.0.2", 18081
 LATE_S = 30.0
 """A VM that does not run, or is not gone, by then counts as refused."""
 SHARED_S = 4.0
@@ -40,6 +45,8 @@ class Neighbours:
         self._bus = bus
         self._lines = lines
         self._over = asyncio.Event()
+        self._pulled = 0
+        self._images = f"http://{HONEST}:{HONEST_PORT}/good"
 
     def end(self) -> None:
         self._over.set()
@@ -66,13 +73,13 @@ class Neighbours:
                 took_s = time.monotonic() - begun_s
                 self._tell(kind="create", uid=uid, accepted_s=accepted_s, took_s=took_s)
             except (TimeoutError, VirtbusError, BusError) as error:
-                self._tell(kind="failed", uid=uid, why=f"create: {error or 'late'}")
+                self._tell(kind="failed", uid=uid, why=f"create: {str(error) or 'late'}")
             try:
                 async with asyncio.timeout(LATE_S):
                     await self._ask("delete", {"uid": uid, "grace_s": 0})
                     await self._until(uid, lambda view: view is None)
             except (TimeoutError, VirtbusError, BusError) as error:
-                self._tell(kind="failed", uid=uid, why=f"delete: {error or 'late'}")
+                self._tell(kind="failed", uid=uid, why=f"delete: {str(error) or 'late'}")
             await self._rest(REST_S)
 
     async def _rest(self, seconds: float) -> None:
@@ -118,6 +125,7 @@ class Neighbours:
             "vm.watch": self._watch,
             "node.list": lambda: self._plain("node.list"),
             "bus.status": lambda: self._plain("bus.status"),
+            "image.pull": self._pull,
         }
         while not self._over.is_set():
             for name, look in looks.items():
@@ -132,6 +140,14 @@ class Neighbours:
 
     async def _plain(self, verb: str) -> None:
         await self._bus.request(f"virtbus.api.v1.{verb}", {}, timeout_s=10)
+
+    async def _pull(self) -> None:
+        """A small image of an honest server, that nobody has yet, comes in time."""
+        self._pulled += 1
+        asked = {"ref": f"{self._images}/{self._pulled}", "node": NODE}
+        found = await self._bus.request("virtbus.api.v1.image.pull", asked, timeout_s=14)
+        if found.get("errors"):
+            raise BusError(str(found["errors"]))
 
     async def _list(self) -> None:
         more: str | None = None
@@ -153,6 +169,25 @@ class Neighbours:
         raise BusError(msg)
 
 
+@asynccontextmanager
+async def _image_server() -> AsyncIterator[None]:
+    """An honest one, at an address of its own."""
+    image = qcow2_image(payload=0)
+
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=image)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HONEST, HONEST_PORT).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
 def _wanted(uid: str) -> Json:
     return {
         "uid": uid,
@@ -167,7 +202,7 @@ def _wanted(uid: str) -> Json:
 async def main(run_dir: Path, file: Path) -> None:
     settings = BusSettings.found(run_dir, "client")
     with file.open("a", encoding="utf-8") as lines:
-        async with connect(settings, name="neighbours") as bus:
+        async with connect(settings, name="neighbours") as bus, _image_server():
             neighbours = Neighbours(bus, lines)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -84,7 +84,7 @@ def _of(role: Role, nodes: tuple[str, ...]) -> Iterator[Target]:
         literal = [re.sub(r"\{\w+\}", "x", one.subject) for one in known]
         if pattern.endswith(">") or not any(matches(pattern, one) for one in literal):
             node = role.node or nodes[0]
-            asked = pattern.startswith("$JS.API")
+            asked = pattern.startswith("$JS.API") and "MSG.NEXT" not in pattern
             yield Target(role.user, f"raw {pattern}", pattern, node, None, False, asked)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,11 +164,12 @@ class Tenants:
     ) -> tuple[list[str], list[str]]:
         """What broke and what held, of a stretch without and one with attackers."""
         before, during = self.lines(begun_s, attacked_s), self.lines(attacked_s, over_s)
-        broken = [
-            f"neighbours: {line['why']} ({line.get('uid') or line['what']})"
+        wrong = Counter(
+            f"{line.get('what') or 'a VM'}: {line['why']}"
             for line in during
             if line["kind"] in {"failed", "blind"}
-        ]
+        )
+        broken = [f"neighbours: {count} times {what}" for what, count in wrong.most_common()]
         held = []
         if not broken:
             looks = sum(line["kind"] == "look" for line in during)

@@ -4,7 +4,11 @@ from typing import Any
 class UnpackException(Exception): ...
 
 def packb(
-    o: Any, *, default: Callable[[Any], Any] | None = ..., use_bin_type: bool = ...
+    o: Any,
+    *,
+    default: Callable[[Any], Any] | None = ...,
+    use_bin_type: bool = ...,
+    unicode_errors: str = ...,
 ) -> bytes: ...
 def unpackb(
     packed: bytes,

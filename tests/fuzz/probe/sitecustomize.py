@@ -1,8 +1,8 @@
 """Measures each callback of a service's event loop by the CPU time of the loop's own thread.
 
 Put on PYTHONPATH by the fuzzer's launcher; nothing of the product knows of it. It acts in processes
-that run `python -m virtbus.<service>` only. The loop there is asyncio's own in place of uvloop's:
-uvloop runs its callbacks in compiled code, where nobody can stand beside them.
+that run `python -m virtbus.<service>` only: their loop is uvloop's with its scheduling methods
+wrapped, so that each step of a task, each timer and each reader is measured.
 """
 
 import asyncio
@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 FOLDER = os.environ.get("VIRTBUS_FUZZ_PROBE", "")
 TOLD_S = 0.1
@@ -20,6 +22,7 @@ TOLD_S = 0.1
 CAUGHT_S = 0.35
 """When a callback has used this much, its stack is taken once."""
 LOOK_S = 0.05
+FRAMES = 12
 
 
 def _service() -> str:
@@ -38,23 +41,22 @@ class _Probe:
         self._begun_s: float | None = None
         self._stack: list[str] = []
         self._thread = threading.get_ident()
-        self._plain = asyncio.Handle._run
+        threading.Thread(target=self._look, name="probe", daemon=True).start()
 
-    def install(self) -> None:
-        probe, plain, clock = self, self._plain, time.thread_time
+    def measured(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        clock = time.thread_time
 
-        def run(handle: asyncio.Handle) -> None:
-            begun_s = probe._begun_s = clock()
+        def call(*args: Any) -> Any:
+            begun_s = self._begun_s = clock()
             try:
-                plain(handle)
+                return callback(*args)
             finally:
-                probe._begun_s = None
+                self._begun_s = None
                 used_s = clock() - begun_s
                 if used_s > TOLD_S:
-                    probe._tell(handle, used_s)
+                    self._tell(callback, used_s)
 
-        asyncio.Handle._run = run  # type: ignore[method-assign]
-        threading.Thread(target=self._look, name="probe", daemon=True).start()
+        return call
 
     def _look(self) -> None:
         clock = time.pthread_getcpuclockid(self._thread)
@@ -69,12 +71,11 @@ class _Probe:
                 frame = sys._current_frames().get(self._thread)
                 self._stack = [
                     f"{entry.filename}:{entry.lineno} {entry.name}"
-                    for entry in traceback.extract_stack(frame)[-12:]
+                    for entry in traceback.extract_stack(frame)[-FRAMES:]
                 ]
 
-    def _tell(self, handle: asyncio.Handle, used_s: float) -> None:
+    def _tell(self, callback: Callable[..., Any], used_s: float) -> None:
         stack, self._stack = self._stack, []
-        callback = getattr(handle, "_callback", None)
         task = getattr(callback, "__self__", None)
         what = task if isinstance(task, asyncio.Task) else callback
         with suppress(Exception), open(self._path, "a", encoding="utf-8") as file:
@@ -88,9 +89,41 @@ class _Probe:
             file.write(json.dumps(line) + "\n")
 
 
-_name = _service() if FOLDER else ""
-if _name:
+SCHEDULES = {
+    "call_soon": 0,
+    "call_soon_threadsafe": 0,
+    "call_later": 1,
+    "call_at": 1,
+    "add_reader": 1,
+    "add_writer": 1,
+}
+"""Methods of a loop that take a callback, and the place of it among their arguments."""
+
+
+def _install(service: str) -> None:
     import uvloop
 
-    uvloop.run = asyncio.run  # type: ignore[assignment]
-    _Probe(_name).install()
+    probe = _Probe(service)
+
+    def measuring(name: str, place: int) -> Callable[..., Any]:
+        plain = getattr(uvloop.Loop, name)
+
+        def schedule(loop: Any, *args: Any, **more: Any) -> Any:
+            callback = probe.measured(args[place])
+            return plain(loop, *args[:place], callback, *args[place + 1 :], **more)
+
+        return schedule
+
+    methods = {name: measuring(name, place) for name, place in SCHEDULES.items()}
+    loop_factory: Any = type("Loop", (uvloop.Loop,), methods)
+
+    def run(main: Any, **_: Any) -> Any:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(main)
+
+    uvloop.run = run
+
+
+_name = _service() if FOLDER else ""
+if _name:
+    _install(_name)
