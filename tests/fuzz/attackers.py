@@ -17,8 +17,8 @@ from tests.fuzz.schedule import Schedule, Shot
 
 from virtbus.bus.codec import ERROR_CODE
 
-RATE_HZ = 40.0
-BYTES_PER_S = 2_000_000
+RATE_HZ = 60.0
+BYTES_PER_S = 6_000_000
 """Between messages there is as much time as both allow: a flood of bytes needs no fuzzer."""
 LAST = 12
 """Messages shown of a culprit; the journal has all."""

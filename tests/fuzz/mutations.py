@@ -172,7 +172,7 @@ def _at(data: Any, path: tuple[Any, ...]) -> Any:
     return data
 
 
-DATA = (_replaced, _replaced, _replaced, _long, _wide, _many, _deep, _less)
+DATA = (*[_replaced] * 6, _long, _wide, _many, _deep, _deep, _less, _less)
 
 
 # --- mutations of the bytes -----------------------------------------------------------------
