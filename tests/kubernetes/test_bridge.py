@@ -13,6 +13,8 @@ import yaml
 from tests.kubernetes.cluster import Json
 from tests.kubernetes.platform import SMOKE, Platform, run, until
 
+from virtbus.schemas.generate_manifests import NAMESPACE
+
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 NAME = "kubevirt-smoke-fedora"
@@ -67,6 +69,34 @@ def test_the_seeds_manifest_runs_and_goes(platform: Platform, ns: str) -> None:
     cluster.kubectl("delete", "-n", ns, "-f", str(SMOKE), "--timeout=60s")
     until("the VMI is gone", lambda: platform.find(ns, "vmi", NAME) is None)
     assert platform.vms(ns) == {}
+
+
+def test_the_kubevirt_object_is_observed_as_soon_as_it_changes(platform: Platform) -> None:
+    def observed() -> bool:
+        one = platform.cluster.get("-n", NAMESPACE, "kubevirt", "kubevirt")
+        return bool(
+            one.get("status", {}).get("observedGeneration") == one["metadata"]["generation"]
+        )
+
+    manifest = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt"},
+        "spec": {"imagePullPolicy": "Always"},
+    }
+    platform.apply(NAMESPACE, manifest)
+    until("the new object is observed", observed)
+    platform.apply(NAMESPACE, manifest | {"spec": {"imagePullPolicy": "IfNotPresent"}})
+    until("its change is observed", observed)
+
+
+def test_a_machine_without_a_disk_of_1_mib_runs(platform: Platform, ns: str) -> None:
+    bare = vm("bare")
+    bare["spec"]["template"]["spec"] = {
+        "domain": {"devices": {}, "resources": {"requests": {"memory": "1Mi"}}}
+    }
+    platform.apply(ns, bare)
+    platform.ready(ns, "bare")
 
 
 def test_what_rests_is_not_written(platform: Platform, ns: str) -> None:

@@ -17,6 +17,9 @@ ROOT = {"name": "root", "image": {"ref": "tiny"}}
 SEED = {"name": "seed", "cloud_init_no_cloud": {"user_data": "#cloud-config\n"}}
 
 
+DISKS = "spec.domain.devices.disks"
+
+
 def admitted(**data: Any) -> Admitted:
     return admit({"name": "web", "image": "tiny"} | data, uid(1))
 
@@ -104,6 +107,23 @@ def test_devices_that_are_named_stay_and_the_others_are_added() -> None:
     disks = {disk.name: str(disk.bus) for disk in done.spec.domain.devices.disks}
     assert disks == {"root": "sata", "data": "virtio", "cloudinit": "virtio"}
     assert [i.name for i in done.spec.domain.devices.interfaces] == ["lan", "wan"]
+
+
+def test_an_explicit_empty_list_of_volumes_means_an_empty_machine() -> None:
+    machine = admitted(image=None, spec={"volumes": []})
+    assert [volume.image_ref for volume in machine.spec.volumes] == [""]
+    assert paths({"name": "web"}) == ["image"]
+
+
+@pytest.mark.parametrize(("bus", "wrong"), [("sata", []), ("virtio", [f"{DISKS}[0].name"])])
+def test_a_drive_of_a_bus_with_drives_needs_no_volume(bus: str, wrong: list[str]) -> None:
+    drive = {"name": "drive", "device": "cdrom", "bus": bus}
+    devices = {"domain": {"devices": {"disks": [drive]}}}
+    data = {"name": "web", "image": "tiny", "spec": devices}
+    if wrong:
+        assert paths(data) == wrong
+    else:
+        assert admitted(**data).spec.domain.devices.disks[0].name == "drive"
 
 
 def test_an_explicit_empty_list_of_networks_means_none() -> None:

@@ -135,7 +135,11 @@ def test_affinity_to_nodes_is_a_node_selector() -> None:
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
             "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}],
         },
-        "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]},
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"}}
+            ]
+        },
     }
     both = vmi({"affinity": affinity, "nodeSelector": {"disk": "fast", "zone": "a"}})
     assert vmi_causes(both) == []
@@ -171,7 +175,7 @@ def test_what_our_models_refuse_is_told_by_kubevirts_path() -> None:
     whole = vmi(
         {
             "volumes.0.containerDisk.image": "NO image",
-            "domain.memory.guest": "1Mi",
+            "domain.memory.guest": "32Ti",
             "domain.firmware.uuid": "x",
             "domain.devices.interfaces.0.macAddress": "ff:ff:ff:ff:ff:ff",
         }
@@ -186,7 +190,7 @@ def test_what_our_models_refuse_is_told_by_kubevirts_path() -> None:
 
 def test_memory_is_told_where_it_was_given() -> None:
     whole = vmi()
-    whole["spec"]["domain"]["resources"]["requests"]["memory"] = "1M"
+    whole["spec"]["domain"]["resources"]["requests"]["memory"] = "32Ti"
     del whole["spec"]["domain"]["memory"]
     assert fields(whole) == ["spec.domain.memory.guest"]  # the default copied it there
 
@@ -274,7 +278,8 @@ def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, A
     whole = {"metadata": {"name": "a", "namespace": "b"}, "spec": spec}
     assert vmi_causes(whole)
     assert vm_causes(whole)
-    assert vm_causes({**whole, "spec": {"running": True, "template": {"spec": spec}}})
+    template_only = {**whole, "spec": {"running": True, "template": {"spec": spec}}}
+    assert all(cause.message for cause in vm_causes(template_only))
     once = defaults.of_vmi(whole)
     assert defaults.of_vmi(once) == once
     needs(spec)

@@ -32,6 +32,7 @@ def keys(ways: dict[str, Any]) -> dict[str, Any]:
     return {"accessCredentials": [{"sshPublicKey": {"source": source, "propagationMethod": ways}}]}
 
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TERMS = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
 
 
@@ -46,14 +47,9 @@ def nodes(*terms: list[tuple[str, list[str]]]) -> dict[str, Any]:
 
 
 BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
-    (17, "domain.memory.guest"): ({"domain.resources": None}, "domain.memory.guest"),
     (20, "domain.resources.requests.memory"): (
         {"domain.resources.limits": {"memory": "3G"}, "domain.memory.guest": "1G"},
         "domain.resources.requests.memory",
-    ),
-    (21, "domain.memory.guest"): (
-        {"domain.resources": {"limits": {"memory": "1G"}}, "domain.memory.guest": "2G"},
-        "domain.memory.guest",
     ),
     (26, "domain.resources.requests.cpu"): (
         {"domain.resources.requests.cpu": 2, "domain.resources.limits.cpu": 1},
@@ -180,12 +176,21 @@ BROKEN: Mapping[tuple[int, str], tuple[dict[str, Any], str]] = {
         {**nodes([("a", ["b"])]), "nodeSelector": {"a": "c"}},
         f"{TERMS}[0].matchExpressions[0].values",
     ),
-    (0, "volumes"): (
-        {
-            "volumes": [{"name": "a", "emptyDisk": {"capacity": "1Gi"}}],
-            "domain.devices.disks": None,
-        },
-        "volumes",
+    (95, "accessCredentials[]"): ({"accessCredentials": [{}]}, "accessCredentials[0]"),
+    (95, "accessCredentials[].sshPublicKey.source"): (
+        {"accessCredentials": [{"sshPublicKey": {"propagationMethod": {"noCloud": {}}}}]},
+        "accessCredentials[0].sshPublicKey.source",
+    ),
+    (0, TERMS.rpartition(".")[0]): (nodes(), TERMS),
+    (0, "tolerations[]"): ({"tolerations": [{"operator": "Is"}]}, "tolerations[0].operator"),
+    (0, "affinity"): (
+        {f"affinity.nodeAffinity.{PREFERRED}": [{"weight": 101, "preference": {}}]},
+        f"affinity.nodeAffinity.{PREFERRED}[0].weight",
+    ),
+    (0, "domain.ioThreadsPolicy"): ({"domain.ioThreadsPolicy": "bad"}, "domain.ioThreadsPolicy"),
+    (0, "domain.devices.interfaces[].ports[]"): (
+        {"domain.devices.interfaces.0.ports": [{"port": 0}]},
+        "domain.devices.interfaces[0].ports[0].port",
     ),
 }  # fmt: skip
 

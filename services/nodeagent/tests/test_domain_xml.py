@@ -20,6 +20,7 @@ from virtbus.schemas.vm import (
     DiskBus,
     Domain,
     EmptyDisk,
+    ErrorPolicy,
     Firmware,
     ImageVolume,
     Interface,
@@ -187,6 +188,16 @@ def test_a_container_disk_is_an_overlay_to_boot_from_as_an_image_is() -> None:
     spec = BARE.model_copy(update={"volumes": (container,)})
     assert render(inputs(spec)) == render(inputs(BARE))
     assert 'order="1"' in render(inputs(spec))
+
+
+def test_a_drive_without_a_volume_is_empty_and_an_error_policy_is_the_drivers() -> None:
+    drive = Disk(name="drive", bus=DiskBus.SATA, device="cdrom", error_policy=ErrorPolicy.STOP)
+    xml = render(inputs(VmSpec(domain=Domain(devices=Devices(disks=(drive,))))))
+    disk = xml[xml.index("<disk") : xml.index("</disk>")]
+    assert 'device="cdrom"' in disk
+    assert "<source" not in disk
+    assert 'error_policy="stop"' in disk
+    assert "<readonly" in disk
 
 
 def test_nics_get_the_first_root_ports_and_no_device_shares_one() -> None:

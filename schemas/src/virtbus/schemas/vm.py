@@ -24,6 +24,8 @@ MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
 DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
+BOOT_ORDER_MAX = 2**31 - 1
+"""QEMU holds it in an int32."""
 SCHEMA_VERSION = 1
 GUEST_ENDED = "guest_ended"
 """The reason of a status: the guest crashed, powered itself off, or was ended by others."""
@@ -95,15 +97,30 @@ class DiskBus(StrEnum):
     SCSI = "scsi"
 
 
+class ErrorPolicy(StrEnum):
+    """QEMU's answer to an I/O error of the host (libvirt: formatdomain, error_policy)."""
+
+    STOP = "stop"
+    """The guest pauses."""
+    IGNORE = "ignore"
+    """The guest is not told."""
+    REPORT = "report"
+    """The guest sees the error."""
+    ENOSPACE = "enospace"
+    """The guest pauses where the host's disk is full, and sees every other error."""
+
+
 class Disk(Command):
-    """A disk device; its contents are the volume of the same name."""
+    """A disk device; its contents are the volume of the same name. A CD-ROM drive may be empty."""
 
     name: Id
     bus: DiskBus = DiskBus.VIRTIO
     device: Literal["disk", "cdrom"] = "disk"
     readonly: bool = False
-    boot_order: Count | None = Field(None, ge=1, le=64)
+    boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
+    error_policy: ErrorPolicy | None = None
+    """Unset: enospace."""
 
 
 class Interface(Command):

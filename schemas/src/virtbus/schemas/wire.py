@@ -264,6 +264,7 @@ HASHED_WHEN_SET = frozenset(
         "image_pull_secret",
         "autoattach_graphics_device",
         "watchdog",
+        "error_policy",
     }
 )
 """Fields that came after the first release: unset they leave older hashes as they are."""

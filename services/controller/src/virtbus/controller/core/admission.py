@@ -202,9 +202,10 @@ def _shorthand_conflicts(
     if data.get("image") and any(volume.get("name") == ROOT for volume in volumes):
         message = f"give either image or a volume named {ROOT} in spec.volumes, not both"
         found.append(Detail(path="image", message=message))
-    if not data.get("image") and not imaged:
+    if not data.get("image") and not imaged and "volumes" not in spec:
         hint = (
-            "add image: tiny, or a volume with an image; `virtbus image list` shows what is there"
+            "add image: tiny, or a volume with an image; `virtbus image list` shows what is there;"
+            " for an empty machine write spec.volumes: []"
         )
         message = "a VM needs an image to boot from"
         found.append(Detail(path="image", message=message, hint=hint))
@@ -258,10 +259,16 @@ def _partners(
     found = _duplicates(path, devices)
     names = [partner.get("name") for partner in partners]
     for index, device in enumerate(devices):
-        if isinstance(device.get("name"), str) and device["name"] not in names:
-            message = f"no {kind} is named {device['name']!r}"
+        name = device.get("name")
+        if isinstance(name, str) and name not in names and not _empty_drive(device):
+            message = f"no {kind} is named {name!r:.80}"
             found.append(Detail(path=f"{path}[{index}].name", message=message))
     return found
+
+
+def _empty_drive(device: Mapping[str, Any]) -> bool:
+    """A CD-ROM drive needs no volume; virtio has no CD-ROM drive."""
+    return device.get("device") == "cdrom" and device.get("bus") in {"sata", "scsi"}
 
 
 def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.causes import Reason
-from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, Rule
+from virtbus.kubebridge.core.rules import CROWD_RULES, RUN_RULES, SPEC_RULES, VM_RULES, Rule
 from virtbus.kubebridge.core.rules_checks import BINDINGS, DISKS, NICS, RESERVED_MAC
 
 BY_SCHEMA = frozenset(
@@ -55,7 +55,7 @@ class Cel(NamedTuple):
 
 
 _RULES: Mapping[tuple[int, str], Rule] = {
-    (rule.number, rule.field): rule for rule in (*VM_RULES, *CROWD_RULES, *SPEC_RULES)
+    (rule.number, rule.field): rule for rule in (*VM_RULES, *CROWD_RULES, *RUN_RULES, *SPEC_RULES)
 }
 
 
@@ -136,8 +136,6 @@ def _list(number: int, path: str) -> Cel:
     return Cel(number, f"{path}[].name", path, ONCE, "", ("'one of the names'",))
 
 
-_GUEST = "self.memory.guest"
-_LIMITS = "self.resources.limits"
 _SEED_OF = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
 _WAY = "c.sshPublicKey.propagationMethod"
 
@@ -154,7 +152,7 @@ VM_ROWS = (
     Cel(3, "running", "", "has(self.running) || has(self.runStrategy)", ".running"),
 )
 """Below a VM's `spec`."""
-SPEC_ROWS = (
+RUN_ROWS = (
     Cel(
         17,
         "domain.memory.guest",
@@ -164,21 +162,10 @@ SPEC_ROWS = (
         " || has(self.resources.limits) && 'memory' in self.resources.limits)",
         ".memory.guest",
     ),
+)
+"""Below a VMI's `spec` only."""
+SPEC_ROWS = (
     _over_limit(20, "memory"),
-    Cel(
-        21,
-        "domain.memory.guest",
-        "domain",
-        _both(
-            "has(self.memory) && has(self.memory.guest) && has(self.resources)",
-            _GUEST,
-            f"{_LIMITS}['memory']",
-            "memory",
-            _LIMITS,
-        ),
-        ".memory.guest",
-        (f"string({_GUEST})",),
-    ),
     _over_limit(26, "cpu"),
     _list(46, "volumes"),
     _list(51, DISKS),
@@ -284,13 +271,6 @@ SPEC_ROWS = (
         _one_of(("configDrive", "noCloud", "qemuGuestAgent")),
         "",
         (SEVERAL,),
-    ),
-    Cel(
-        0,
-        "volumes",
-        "",
-        "has(self.volumes) && self.volumes.exists(v, has(v.containerDisk))",
-        ".volumes",
     ),
 )
 """Below a VMI's `spec`, or a VM's `spec.template.spec`."""

@@ -74,7 +74,7 @@ RESOURCES = (
         VirtualMachineInstance,
         _rows("spec", VMI.rows),
         status=False,
-        held=cel.of_spec("spec"),
+        held=cel.of_spec("spec") | cel.keywords(cel.RUN_ROWS, "spec"),
     ),
     Resource(
         "KubeVirt",

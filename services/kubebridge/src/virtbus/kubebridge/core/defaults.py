@@ -15,6 +15,10 @@ from virtbus.kubebridge.core.plain import Object, at, items, part, text
 FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 """KubeVirt's: a VM of the same name has the same firmware uuid on both."""
 
+DEFAULT_BUS = "sata"
+"""KubeVirt's on amd64 (pkg/defaults, setDefaultAmd64DisksBus)."""
+WATCHDOG_ACTION = "reset"
+
 Plain = dict[str, Any]
 
 
@@ -110,18 +114,18 @@ def _disks(spec: Plain) -> None:
     for volume in items(spec, "volumes"):
         name = text(volume, "name")
         if name and name not in named:
-            disks.append({"name": name, "disk": {"bus": "virtio"}})
+            disks.append({"name": name, "disk": {"bus": DEFAULT_BUS}})
             named.add(name)
 
 
 def _buses(spec: Plain) -> None:
     for disk in items(spec, "domain", "devices", "disks"):
         if isinstance(disk, dict) and not {"disk", "cdrom", "lun"} & set(disk):
-            disk["disk"] = {"bus": "virtio"}
+            disk["disk"] = {"bus": DEFAULT_BUS}
         for kind in ("disk", "cdrom"):
             device = at(disk, kind)
             if isinstance(device, dict) and not device.get("bus"):
-                device["bus"] = "sata"
+                device["bus"] = DEFAULT_BUS
 
 
 def _cdroms(spec: Plain) -> None:
@@ -130,6 +134,16 @@ def _cdroms(spec: Plain) -> None:
         if isinstance(cdrom, dict):
             cdrom.setdefault("readonly", True)
             cdrom.setdefault("tray", "closed")
+
+
+def _watchdog(spec: Plain) -> None:
+    """A watchdog without a model is an i6300esb."""
+    watchdog = at(spec, "domain", "devices", "watchdog")
+    if not isinstance(watchdog, dict) or watchdog.get("diag288") is not None:
+        return
+    model = into(watchdog, "i6300esb")
+    if not model.get("action"):
+        model["action"] = WATCHDOG_ACTION
 
 
 def _features(spec: Plain) -> None:
@@ -157,9 +171,10 @@ SPEC_DEFAULTS = (
         "without networks: one on the pod's network, unless autoattachPodInterface is false",
         _nic,
     ),
-    Default("domain.devices.disks", "a virtio disk for each volume without one", _disks),
-    Default("domain.devices.disks[].disk.bus", "sata; virtio where no device is given", _buses),
+    Default("domain.devices.disks", "a sata disk for each volume without one", _disks),
+    Default("domain.devices.disks[].disk.bus", "sata", _buses),
     Default("domain.devices.disks[].cdrom", "read-only, the tray closed", _cdroms),
+    Default("domain.devices.watchdog", "an i6300esb that resets the guest", _watchdog),
     Default("domain.features.acpi.enabled", "true", _features),
 )
 

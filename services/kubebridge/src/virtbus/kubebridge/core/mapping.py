@@ -4,6 +4,7 @@ A VMI is one run of a guest, so its VM runs once; what comes after an end is the
 (`vm_rules`). Its uid is the VM's: a create that is repeated finds what it made.
 """
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ CLUSTER = "virtbus.io/cluster"
 OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
 """Those that a VM of virtbus has beside the VMI's own, sooner or later."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
+_SIZE = re.compile(r"(?<![\w.])[0-9]{7,20}(?![\w.])")
 UNNAMED = "unnamed"
 """In place of a name that the API server is still to generate."""
 
@@ -101,10 +103,24 @@ def _bounded(walked: Walked) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     except ValidationError as error:
         told = tuple(cause.field for cause in walked.causes)
         found = [
-            Cause(walked.where(one.path), one.message) for one in problems(error, model=VmCreate)
+            Cause(walked.where(one.path), _plain(one.message))
+            for one in problems(error, model=VmCreate)
         ]
     own = dict.fromkeys(found)
     return None, tuple(one for one in own if not any(field.startswith(one.field) for field in told))
+
+
+def _plain(message: str) -> str:
+    """A message of our models in Kubernetes' terms: sizes are quantities."""
+    return _SIZE.sub(_quantity, message).replace("Input should", "must", 1)
+
+
+def _quantity(found: re.Match[str]) -> str:
+    size_bytes = int(found[0])
+    for unit, power in (("Ti", 40), ("Gi", 30), ("Mi", 20)):
+        if size_bytes % 2**power == 0:
+            return f"{size_bytes >> power}{unit}"
+    return found[0]
 
 
 def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 from virtbus.kubebridge.core.defaults import SPEC_DEFAULTS
 from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
 from virtbus.kubebridge.core.fields.table import ANNOTATIONS, VM, VMI
-from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI_RULES, Rule
+from virtbus.kubebridge.core.rules import (
+    CROWD_RULES,
+    RUN_RULES,
+    SPEC_RULES,
+    VM_RULES,
+    VMI_RULES,
+    Rule,
+)
 
 
 def page() -> str:
@@ -54,7 +61,7 @@ def page() -> str:
                 ("Field", "Reason", "Message", "CEL"),
                 [
                     *(_rule(rule, "spec.") for rule in VM_RULES),
-                    *(_rule(rule, "") for rule in (*CROWD_RULES, *SPEC_RULES)),
+                    *(_rule(rule, "") for rule in (*CROWD_RULES, *RUN_RULES, *SPEC_RULES)),
                     *(_rule(rule, "") for rule in VMI_RULES),
                 ],
             ),

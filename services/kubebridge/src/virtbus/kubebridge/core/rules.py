@@ -25,14 +25,12 @@ from virtbus.kubebridge.core.rules_checks import (
     contradictions,
     cpu_over_limit,
     device_types,
-    guest_over_limit,
     interfaces_without_network,
     masquerade_off_pod,
     memory_over_limit,
     names_twice,
     network_kinds,
     networks_without_interface,
-    no_image,
     no_memory,
     no_strategy,
     no_template,
@@ -51,8 +49,17 @@ from virtbus.kubebridge.core.rules_contents import (
     data_twice,
     inline_size,
     keys_without_seed,
+    keys_without_source,
+    kinds_of_credential,
     unnamed,
     ways_of_keys,
+)
+from virtbus.kubebridge.core.rules_ignored import (
+    no_terms,
+    ports,
+    preferred,
+    thread_policy,
+    toleration,
 )
 
 
@@ -119,24 +126,10 @@ def _of_seed(seed: str) -> tuple[Rule, ...]:
 
 SPEC_RULES = (
     Rule(
-        17,
-        "domain.memory.guest",
-        "no memory requested, at least one of domain.resources.requests.memory and"
-        " domain.memory.guest must be set",
-        no_memory,
-        REQUIRED,
-    ),
-    Rule(
         20,
         "domain.resources.requests.memory",
         "{} is greater than domain.resources.limits.memory",
         memory_over_limit,
-    ),
-    Rule(
-        21,
-        "domain.memory.guest",
-        "{} must be equal to or less than domain.resources.limits.memory",
-        guest_over_limit,
     ),
     Rule(
         26,
@@ -256,6 +249,21 @@ SPEC_RULES = (
         ways_of_keys,
     ),
     Rule(
+        95,
+        "accessCredentials[]",
+        "must have exactly one of sshPublicKey and userPassword; it has {}",
+        kinds_of_credential,
+        cel=False,
+    ),
+    Rule(
+        95,
+        "accessCredentials[].sshPublicKey.source",
+        "must name the secret with the keys in secret.secretName",
+        keys_without_source,
+        REQUIRED,
+        cel=False,
+    ),
+    Rule(
         0,
         ".".join(TERMS),
         "a node is chosen by one term; write one, or nodeSelector",
@@ -278,13 +286,37 @@ SPEC_RULES = (
     ),
     Rule(
         0,
-        "volumes",
-        "a VM needs an image to boot from; add a volume with a containerDisk",
-        no_image,
+        ".".join(TERMS[:-1]),
+        "must have at least one node selector term",
+        no_terms,
+        REQUIRED,
+        cel=False,
+    ),
+    Rule(0, "tolerations[]", "{}", toleration, cel=False),
+    Rule(0, "affinity", "{}", preferred, cel=False),
+    Rule(
+        0,
+        "domain.ioThreadsPolicy",
+        "must be shared, auto or supplementalPool",
+        thread_policy,
+        UNSUPPORTED,
+        cel=False,
+    ),
+    Rule(0, "domain.devices.interfaces[].ports[]", "{}", ports, cel=False),
+)
+"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+
+RUN_RULES = (
+    Rule(
+        17,
+        "domain.memory.guest",
+        "no memory requested, at least one of domain.resources.requests.memory and"
+        " domain.memory.guest must be set",
+        no_memory,
         REQUIRED,
     ),
 )
-"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+"""Below a VMI's `spec`; a VM's template may leave these to the time when it runs."""
 
 VMI_RULES = (
     Rule(
@@ -315,7 +347,7 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 def between_fields(vmi: Object) -> list[Cause]:
     """What breaks a rule in a VMI with its defaults; the webhook may have been away."""
-    return list(_broken(SPEC_RULES, part(vmi, "spec"), "spec"))
+    return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
 def vmi_causes(vmi: Object) -> list[Cause]:

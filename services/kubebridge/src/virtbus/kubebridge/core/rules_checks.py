@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 
 from virtbus.kubebridge.core import affinity, quantity
+from virtbus.kubebridge.core.fields.devices import mac_address
 from virtbus.kubebridge.core.metadata import RESERVED_LABELS
 from virtbus.kubebridge.core.plain import Object, at, items, part, text
 
@@ -66,10 +67,6 @@ def memory_over_limit(spec: Object) -> Iterator[Found]:
     return _over(spec, ("domain", "resources", "requests", "memory"), "memory")
 
 
-def guest_over_limit(spec: Object) -> Iterator[Found]:
-    return _over(spec, ("domain", "memory", "guest"), "memory")
-
-
 def cpu_over_limit(spec: Object) -> Iterator[Found]:
     return _over(spec, ("domain", "resources", "requests", "cpu"), "cpu")
 
@@ -108,7 +105,12 @@ def _unpartnered(spec: Object, mine: tuple[str, ...], partners: tuple[str, ...])
 
 
 def without_volume(spec: Object) -> Iterator[Found]:
-    return _unpartnered(spec, ("domain", "devices", "disks"), ("volumes",))
+    """A CD-ROM drive may be empty."""
+    names = {text(one, "name") for one in items(spec, "volumes")}
+    for index, disk in enumerate(_disks(spec)):
+        name = text(disk, "name")
+        if name and name not in names and at(disk, "cdrom") is None:
+            yield f"{DISKS}[{index}].name", (name,)
 
 
 def interfaces_without_network(spec: Object) -> Iterator[Found]:
@@ -158,11 +160,6 @@ def boot_orders(spec: Object) -> Iterator[Found]:
         seen.add(order)
 
 
-def no_image(spec: Object) -> Iterator[Found]:
-    if not any(at(volume, "containerDisk") is not None for volume in items(spec, "volumes")):
-        yield "volumes", ()
-
-
 # --- networks ----------------------------------------------------------------------------------
 def bindings(spec: Object) -> Iterator[Found]:
     for index, nic in enumerate(_nics(spec)):
@@ -179,7 +176,10 @@ def masquerade_off_pod(spec: Object) -> Iterator[Found]:
 
 def reserved_mac(spec: Object) -> Iterator[Found]:
     for index, nic in enumerate(_nics(spec)):
-        if text(nic, "macAddress") == RESERVED_MAC and at(nic, "masquerade") is not None:
+        if (
+            mac_address(text(nic, "macAddress")) == RESERVED_MAC
+            and at(nic, "masquerade") is not None
+        ):
             yield f"{NICS}[{index}].macAddress", ()
 
 

@@ -73,6 +73,20 @@ def _ways(spec: Object) -> Iterator[tuple[str, Object]]:
             yield path, part(one, "sshPublicKey", "propagationMethod")
 
 
+def kinds_of_credential(spec: Object) -> Iterator[Found]:
+    for index, one in enumerate(items(spec, "accessCredentials")):
+        given = [kind for kind in ("sshPublicKey", "userPassword") if at(one, kind) is not None]
+        if len(given) != 1:
+            yield f"accessCredentials[{index}]", (" and ".join(given) or "none",)
+
+
+def keys_without_source(spec: Object) -> Iterator[Found]:
+    for index, one in enumerate(items(spec, "accessCredentials")):
+        keys = at(one, "sshPublicKey")
+        if keys is not None and not text(keys, "source", "secret", "secretName"):
+            yield f"accessCredentials[{index}].sshPublicKey.source", ()
+
+
 def ways_of_keys(spec: Object) -> Iterator[Found]:
     for path, ways in _ways(spec):
         given = [way for way, value in ways.items() if value is not None]

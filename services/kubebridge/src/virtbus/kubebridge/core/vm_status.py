@@ -212,12 +212,26 @@ def restart_required(vm: Object, vmi: Object) -> bool:
 
 
 def _observed(vm: Object, vmi: Object | None) -> int:
-    """The generation that runs: the VM's own, but for a VMI that a restart would change."""
+    """The generation that runs: the VM's own, unless the VMI was made of another template."""
     made_of = text(vmi, "metadata", "annotations", GENERATION)
     readable = made_of.isdecimal() and len(made_of) < DIGITS_OF_INT64
-    if vmi is not None and readable and restart_required(vm, vmi):
+    if vmi is not None and readable and _is_behind(vm, vmi):
         return int(made_of)
     return number(vm, "metadata", "generation")
+
+
+def _is_behind(vm: Object, vmi: Object) -> bool:
+    """True where a VMI made now would differ in any field, also in one that virtbus ignores."""
+    if has_of(vmi) is not Has.ALIVE:
+        return False
+    wanted = defaulted_template(vm)
+    if _lasting(wanted) != _lasting(vmi):
+        return True
+    return any(
+        at(vmi, "metadata", kind, key) != value
+        for kind in ("labels", "annotations")
+        for key, value in part(wanted, "metadata", kind).items()
+    )
 
 
 def _lasting(vmi: Object) -> Object:

@@ -51,7 +51,7 @@ class Walked:
         parts = _parts(path)
         for end in range(len(parts), 0, -1):
             if (origin := self.origin.get(parts[:end])) is not None:
-                return _join(origin, parts[end:])
+                return _join(origin, tuple(_camel(one) for one in parts[end:]))
         return path
 
 
@@ -132,6 +132,8 @@ def _object(
 def _leaf(
     value: Any, row: Field, path: str, indices: tuple[int, ...], table: Table
 ) -> Iterator[Cause | Step]:
+    if value == "" and (row.values or row.pattern):
+        return  # Go's API leaves out an empty string: the field is not given
     taken = not row.values or value in row.values
     if row.pattern and re.fullmatch(row.pattern, value) is None:
         taken = False
@@ -178,6 +180,14 @@ def _ours(to: str, indices: tuple[int, ...]) -> Path:
 def _parts(path: str) -> Path:
     """`spec.volumes[0].name` as parts."""
     return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path))
+
+
+def _camel(part: str | int) -> str | int:
+    """A name of ours as KubeVirt would write it: `container_disk` is `containerDisk`."""
+    if isinstance(part, int):
+        return part
+    first, *others = part.split("_")
+    return first + "".join(one.capitalize() for one in others)
 
 
 def _join(path: str, rest: Path) -> str:

@@ -4,17 +4,20 @@ import asyncio
 import logging
 
 from virtbus.kubebridge.core.installed import status
-from virtbus.kubebridge.core.plain import number, part, text
+from virtbus.kubebridge.core.plain import Object, number, part, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import KUBEVIRT
 
-LOOK_S = 300.0
 RETRY_S = 10.0
+PAUSE_S = 1.0
+"""Between a watch that the server ended and the next list."""
+GONE = 410
+"""The API server no longer knows the version; only a list helps."""
 _log = logging.getLogger(__name__)
 
 
 class Installation:
-    """Looks now and then, while `acts` is set; clients look at these objects only to begin."""
+    """Lists and watches the objects while `acts` is set, and writes each status that is stale."""
 
     def __init__(self, cluster: Cluster, acts: asyncio.Event) -> None:
         self._cluster = cluster
@@ -25,18 +28,30 @@ class Installation:
         while True:
             await self._acts.wait()
             try:
-                await self.tell()
+                await self._follow(await self.tell())
             except Answer as answer:
-                _log.warning("kubevirt: %s", answer)
-                await asyncio.sleep(RETRY_S)
-            else:
-                await asyncio.sleep(LOOK_S)
+                if answer.code != GONE:
+                    _log.warning("kubevirt: %s", answer)
+                    await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(PAUSE_S)
 
-    async def tell(self) -> None:
-        """Write what is not said yet, or is of another version."""
+    async def tell(self) -> str:
+        """Write each status that is missing or stale; returns the version of the list."""
         listed = await self._cluster.list(KUBEVIRT)
         for one in listed.items:
-            said = status(number(one, "metadata", "generation"))
-            if part(one, "status") != said:
-                name, namespace = (text(one, "metadata", key) for key in ("name", "namespace"))
-                await self._cluster.patch(KUBEVIRT, name, {"status": said}, namespace, "status")
+            await self._write(one)
+        return listed.resource_version
+
+    async def _follow(self, version: str) -> None:
+        """Answer each change until the server ends the watch, or another replica leads."""
+        async for event in self._cluster.watch(KUBEVIRT, version):
+            if not self._acts.is_set():
+                return
+            if event.type in {"ADDED", "MODIFIED"}:
+                await self._write(event.object)
+
+    async def _write(self, one: Object) -> None:
+        said = status(number(one, "metadata", "generation"))
+        if part(one, "status") != said:
+            name, namespace = (text(one, "metadata", key) for key in ("name", "namespace"))
+            await self._cluster.patch(KUBEVIRT, name, {"status": said}, namespace, "status")

@@ -48,24 +48,28 @@ def disk_elements(
     for disk in disks:
         order = disk.boot_order or (1 if disk.name == bootable else None)
         target, address = place.next(disk.bus, slots)
-        elements.append(_disk(disk, files[disk.name], target, order, address))
+        elements.append(_disk(disk, files.get(disk.name), target, order, address))
     return elements
 
 
-def _disk(disk: Disk, file: DiskFile, target: str, order: int | None, address: Element) -> Element:
+def _disk(
+    disk: Disk, file: DiskFile | None, target: str, order: int | None, address: Element
+) -> Element:
     readonly = disk.readonly or disk.device == "cdrom"
     # virtio has no CD-ROM; a guest that looks for a seed finds it on a read-only disk as well.
     device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
+    driver = el(
+        "driver",
+        name="qemu",
+        type=str(file.format) if file else "raw",
+        discard=None if readonly else "unmap",
+    )
+    if disk.error_policy is not None:
+        driver.set("error_policy", str(disk.error_policy))
     return el(
         "disk",
-        el(
-            "driver",
-            name="qemu",
-            type=str(file.format),
-            discard=None if readonly else "unmap",
-        ),
-        el("source", file=file.path),
-        _backing(file),
+        driver,
+        *_contents(file),
         el("target", dev=target, bus=str(disk.bus)),
         el("serial", disk.serial) if disk.serial else None,
         el("readonly") if readonly else None,
@@ -74,6 +78,11 @@ def _disk(disk: Disk, file: DiskFile, target: str, order: int | None, address: E
         type="file",
         device=device,
     )
+
+
+def _contents(file: DiskFile | None) -> tuple[Element, ...]:
+    """Nothing for a CD-ROM drive without a volume: it is empty."""
+    return () if file is None else (el("source", file=file.path), _backing(file))
 
 
 def _backing(file: DiskFile) -> Element:

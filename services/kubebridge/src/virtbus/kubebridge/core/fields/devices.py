@@ -1,5 +1,6 @@
 """The guest's devices: `spec.domain.devices`."""
 
+import re
 from typing import Any
 
 from virtbus.kubebridge.core.fields.row import (
@@ -25,6 +26,18 @@ PLACE = "devices are placed by virtbus"
 
 def _cdrom(_: Any) -> str:
     return "cdrom"
+
+
+_DASHES = re.compile("[0-9A-Fa-f]{2}(-[0-9A-Fa-f]{2}){5}")
+_DOTS = re.compile(r"[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
+
+
+def mac_address(value: str) -> str | None:
+    """A MAC address with colons, from each notation of Go's net.ParseMAC; None if it is empty."""
+    if _DASHES.fullmatch(value) or _DOTS.fullmatch(value):
+        digits = re.sub("[.-]", "", value)
+        return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
+    return value or None
 
 
 def _disk(path: str) -> Field:
@@ -84,10 +97,10 @@ DISK = (
     mapped(
         f"{DISKS}.errorPolicy",
         Kind.TEXT,
-        "",
-        "a full disk pauses the guest, other errors are told to it",
-        values=("enospc",),
-        instead="leave it out: a full disk pauses the guest, other errors are told to it",
+        f"{TO_DISK}.error_policy",
+        "without it `enospace`: a full disk pauses the guest, the guest sees other errors",
+        values=("stop", "ignore", "report", "enospace"),
+        instead="write stop, ignore, report or enospace",
     ),
     ignored(f"{DISKS}.dedicatedIOThread", "a matter of speed"),
     refused(f"{DISKS}.shareable", "a disk belongs to one VM", "leave it out"),
@@ -99,7 +112,13 @@ DISK = (
 NIC = (
     below(NICS, to=TO_NIC),
     mapped(f"{NICS}.name", Kind.TEXT, f"{TO_NIC}.name"),
-    mapped(f"{NICS}.macAddress", Kind.TEXT, f"{TO_NIC}.mac_address"),
+    mapped(
+        f"{NICS}.macAddress",
+        Kind.TEXT,
+        f"{TO_NIC}.mac_address",
+        "with colons, dashes or dots",
+        make=mac_address,
+    ),
     mapped(
         f"{NICS}.model",
         Kind.TEXT,
@@ -118,10 +137,19 @@ NIC = (
     refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.macvtap", DISCONTINUED, BRIDGE),
-    refused(
+    below(
         f"{NICS}.ports[]",
-        "every port of a guest can be reached",
-        "leave it out, and close ports in the guest",
+        "every port of a guest can be reached, also one that is not listed; close others in it",
+    ),
+    mapped(f"{NICS}.ports[].name", Kind.TEXT, "", "a name of its own"),
+    mapped(f"{NICS}.ports[].port", Kind.NUMBER, "", "1 to 65535"),
+    mapped(
+        f"{NICS}.ports[].protocol",
+        Kind.TEXT,
+        "",
+        "without it TCP",
+        values=("TCP", "UDP"),
+        instead="write TCP or UDP",
     ),
     refused(
         f"{NICS}.portRanges[]",

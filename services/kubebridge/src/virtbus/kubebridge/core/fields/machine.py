@@ -4,6 +4,7 @@ from typing import Any
 
 from virtbus.kubebridge.core.fields.row import Field, Kind, below, ignored, mapped, refused
 from virtbus.kubebridge.core.quantity import whole
+from virtbus.schemas.vm import MEMORY_MIN
 
 DOMAIN = "spec.domain"
 TIMERS = "a guest takes the best clock of its hypervisor by itself; virtbus leaves the timers so"
@@ -23,6 +24,15 @@ def cpu_model(value: str) -> str | None:
     return None if value in {"host-model", "host-passthrough"} else value
 
 
+def memory_bytes(value: Any) -> int:
+    """The quantity in bytes, rounded up to the least that a machine starts with."""
+    memory_bytes = whole(value)
+    if memory_bytes == 0:
+        msg = "must be greater than 0"
+        raise ValueError(msg)
+    return max(memory_bytes, MEMORY_MIN)
+
+
 def _count(name: str) -> Field:
     to = f"{DOMAIN}.cpu.{name}"
     return mapped(f"domain.cpu.{name}", Kind.NUMBER, to, "0 is the same as not given", make=some)
@@ -33,7 +43,7 @@ def _on(path: str, why: str, instead: str) -> Field:
 
 
 def _memory(path: str, why: str) -> Field:
-    return mapped(path, Kind.QUANTITY, f"{DOMAIN}.memory.guest", why, make=whole)
+    return mapped(path, Kind.QUANTITY, f"{DOMAIN}.memory.guest", why, make=memory_bytes)
 
 
 CPU = (
@@ -67,7 +77,7 @@ CPU = (
 
 MEMORY = (
     below("domain.memory"),
-    _memory("domain.memory.guest", "the guest's memory"),
+    _memory("domain.memory.guest", "the guest's memory; less than 16Mi becomes 16Mi"),
     ignored(
         "domain.memory.maxGuest",
         "room for memory plugged in later; until that is there, more memory asks for a restart",

@@ -1,0 +1,151 @@
+"""Verdicts and defaults in which the bridge once differed from KubeVirt's own webhooks."""
+
+import re
+from typing import Any
+
+import pytest
+from services.kubebridge.tests.manifests import put, template, vm, vmi
+
+from virtbus.kubebridge.core.mapping import translate
+from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
+from virtbus.schemas.api import VmCreate
+from virtbus.schemas.vm import MEMORY_MIN, DiskBus, ErrorPolicy
+
+DISKS, NICS = "domain.devices.disks", "domain.devices.interfaces"
+EMPTY_MACHINE: dict[str, Any] = {
+    "domain": {
+        "devices": {"autoattachPodInterface": False},
+        "resources": {"requests": {"memory": "1Mi"}},
+    },
+    "volumes": None,
+    "networks": None,
+}
+
+
+def made(changes: dict[str, Any]) -> VmCreate:
+    """The VM of a VMI that breaks no rule."""
+    whole = vmi(changes)
+    assert vmi_causes(whole) == []
+    create = translate(whole, {}, "cluster").create
+    assert create is not None
+    return create
+
+
+def domain(create: VmCreate) -> Any:
+    """Its domain."""
+    assert create.spec is not None
+    return create.spec.domain
+
+
+def test_a_disk_without_a_bus_and_a_volume_without_a_disk_are_sata() -> None:
+    disks = domain(made({DISKS: [{"name": "emptydisk"}]})).devices.disks
+    assert len(disks) == 3
+    assert {disk.bus for disk in disks} == {DiskBus.SATA}
+
+
+def test_a_watchdog_without_a_model_resets_its_guest() -> None:
+    watchdog = domain(made({"domain.devices.watchdog": {"name": "w"}})).devices.watchdog
+    assert watchdog.i6300esb.action == "reset"
+
+
+@pytest.mark.parametrize("policy", [str(one) for one in ErrorPolicy])
+def test_each_error_policy_of_kubevirt_reaches_the_disk(policy: str) -> None:
+    assert domain(made({f"{DISKS}.0.errorPolicy": policy})).devices.disks[0].error_policy == policy
+
+
+def test_an_error_policy_that_kubevirt_lacks_is_refused() -> None:
+    (cause,) = vmi_causes(vmi({f"{DISKS}.0.errorPolicy": "enospc"}))
+    assert cause.field == f"spec.{DISKS}[0].errorPolicy"
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        {},
+        {"sshPublicKey": {"propagationMethod": {"noCloud": {}}}},
+        {"sshPublicKey": {"source": {}}},
+    ],
+)
+def test_a_credential_that_would_do_nothing_is_refused(credential: dict[str, Any]) -> None:
+    assert vmi_causes(vmi({"accessCredentials": [credential]}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {f"{DISKS}.3": {"name": "drive", "cdrom": {"bus": "sata"}}},
+        {"domain.resources": {"limits": {"memory": "1G"}}, "domain.memory.guest": "2G"},
+        {f"{NICS}.0.macAddress": "02-00-5e-10-00-01"},
+        {f"{DISKS}.0.bootOrder": 65},
+        {"hostname": ""},
+        {f"{DISKS}.0.serial": ""},
+        {f"{NICS}.0": {"name": "default", "masquerade": {}, "ports": [{"port": 80}]}},
+        EMPTY_MACHINE,
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_kubevirt_accepts_becomes_a_vm(changes: dict[str, Any]) -> None:
+    made(changes)
+
+
+def test_a_vm_may_leave_its_memory_to_the_time_when_it_runs_and_a_vmi_may_not() -> None:
+    assert vm_causes(template({"domain.resources": None})) == []
+    without = {"domain.resources": None, "domain.memory": None}
+    assert [one.field for one in vmi_causes(vmi(without))] == ["spec.domain.memory.guest"]
+
+
+def test_a_mac_address_with_dashes_is_the_same_address() -> None:
+    nics = domain(made({f"{NICS}.0.macAddress": "02-00-5E-10-00-01"})).devices.interfaces
+    assert nics[0].mac_address == "02:00:5e:10:00:01"
+
+
+def test_a_machine_without_a_disk_has_the_memory_that_a_machine_needs() -> None:
+    create = made(EMPTY_MACHINE)
+    assert domain(create).memory.guest == MEMORY_MIN
+    assert create.image is None
+
+
+def test_a_refusal_uses_kubevirts_names_and_units() -> None:
+    broken: list[dict[str, Any]] = [
+        {"volumes.0.containerDisk": {}},
+        {"volumes.0.containerDisk.path": "../x"},
+        {"volumes.1.emptyDisk.capacity": "1"},
+        {"domain.memory.guest": "32Ti"},
+        {"domain.cpu": {"sockets": 1000}},
+        {"terminationGracePeriodSeconds": -1},
+        {"domain.firmware.uuid": "x"},
+        {f"{NICS}.0.macAddress": "x"},
+    ]
+    for changes in broken:
+        causes = vmi_causes(vmi(changes))
+        assert causes, changes
+        for cause in causes:
+            said = f"{cause.field} {cause.message}"
+            assert not re.search(r"[a-z]_[a-z]|\b[0-9]{7,}\b", said), said
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tolerations": [{"operator": "Equal"}]}, "tolerations[0].operator"),
+        ({"tolerations": [{"key": "a", "effect": "Never"}]}, "tolerations[0].effect"),
+        ({"domain.ioThreadsPolicy": "bad"}, "domain.ioThreadsPolicy"),
+    ],
+)
+def test_what_is_ignored_must_still_be_valid(changes: dict[str, Any], field: str) -> None:
+    assert [one.field for one in vmi_causes(vmi(changes))] == [f"spec.{field}"]
+
+
+def test_an_empty_list_of_node_terms_is_refused() -> None:
+    required: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+    }
+    (cause,) = vmi_causes(vmi({"affinity": {"nodeAffinity": required}}))
+    assert cause.field.endswith("nodeSelectorTerms")
+
+
+@pytest.mark.parametrize("weight", [0, 101, "1", None])
+def test_a_preference_needs_a_weight_of_1_to_100(weight: Any) -> None:
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": weight}]}
+    causes = vm_causes(put(vm(), {"spec.template.spec.affinity": {"nodeAffinity": preferred}}))
+    assert [one.field.rpartition(".")[2] for one in causes] == ["weight"]
