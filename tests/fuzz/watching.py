@@ -22,6 +22,7 @@ CALLBACK_S = 0.5
 GROWTH_BYTES = 20 * MIB
 SETTLED_S = 60.0
 """Within this after the attack, memory is back."""
+TRIMMED_S = 10.0
 RATIO = 3.0
 LOOK_S = 0.5
 FEWEST = 20
@@ -117,10 +118,22 @@ class Watching:
             await asyncio.sleep(1)
             grown = self._grown()
         told = ", ".join(f"{name} {size / MIB:+.0f}" for name, size in self._growth().items())
+        used = await self._trimmed(grown)
         for name, size in grown.items():
-            self.broken.append(f"memory: {name} grew by {size / MIB:.0f} MiB (all, MiB: {told})")
+            grew = f"{size / MIB:.0f} MiB, of which {used[name] / MIB:.0f} are in use"
+            self.broken.append(f"memory: {name} grew by {grew} (all, MiB: {told})")
         if not grown:
             self.held.append(f"memory: back to within 20 MiB (MiB: {told})")
+
+    async def _trimmed(self, grown: dict[str, int]) -> dict[str, int]:
+        """How much is left of what grew when free memory is given back to the system."""
+        files = [self.ground.probes / f"trim-{self._pids[name]}" for name in grown]
+        for file in files:
+            file.touch()
+        limit_s = time.monotonic() + TRIMMED_S
+        while any(file.exists() for file in files) and time.monotonic() < limit_s:
+            await asyncio.sleep(0.1)
+        return self._growth()
 
     def _growth(self) -> dict[str, int]:
         now = self.memory()
