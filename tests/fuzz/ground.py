@@ -7,7 +7,9 @@ runs under the probe.
 
 import json
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from tests.e2e import host
 from tests.e2e.platform import Platform, until
-from tests.fuzz.pool import IMAGES_PORT
+from tests.fuzz.pool import BRIDGE_PORT, IMAGES_PORT
 
 from virtbus.bus.ports import BusError
 from virtbus.nodeagent.edge.driver_file import test_host
@@ -57,6 +59,7 @@ class Ground(Platform):
         uri = test_host(self.base / "test-host.xml")
         self.environ["VIRTBUS_LIBVIRT_URI"] = uri
         self._evil: subprocess.Popen[bytes] | None = None
+        self._bridge: subprocess.Popen[bytes] | None = None
 
     def _write_network(self) -> None:
         self._conf.mkdir()
@@ -83,6 +86,15 @@ class Ground(Platform):
                 stderr=log,
                 start_new_session=True,
             )
+        with self.log.open("ab") as log:
+            self._bridge = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.webhooks"],
+                env=self.environ,
+                cwd=Path(__file__).parents[2],
+                stdout=log,
+                stderr=log,
+            )
+        until(_bridge_listens, "the bridge's port")
         until(lambda: self._ready() == {"e2e", EVIL}, lambda: f"ready: {self._ready()}")
 
     def _ready(self) -> set[str]:
@@ -93,6 +105,10 @@ class Ground(Platform):
         return {node.node for node in nodes if node.state is NodeState.READY}
 
     def stop(self) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            bridge.kill()
+            bridge.wait(10)
         evil, self._evil = self._evil, None
         if evil is not None and evil.poll() is None:
             evil.terminate()
@@ -108,6 +124,8 @@ class Ground(Platform):
     def services(self) -> dict[str, int]:
         """Every service of ours with its process; the second agent is `nodeagent-evil`."""
         found = {name: pid for name, pid in self.pids().items() if name != "nats-server"}
+        if self._bridge is not None and self._bridge.poll() is None:
+            found["webhooks"] = self._bridge.pid
         if self._evil is not None:
             for pid, argv in host.children(self._evil.pid).items():
                 if argv[1:2] == ["-m"] and argv[2].startswith("virtbus."):
@@ -131,6 +149,11 @@ class Ground(Platform):
         name = "bus" if user == "client" else user
         content: dict[str, Any] = json.loads((self.run_dir / f"{name}.creds").read_text())
         return content
+
+
+def _bridge_listens() -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", BRIDGE_PORT)) == 0
 
 
 def pss_bytes(pid: int) -> int:

@@ -15,8 +15,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import aiohttp
 from aiohttp import web
 from services.imaged.tests.site_under_test import qcow2_image
+from services.kubebridge.tests.manifests import vm
+from tests.fuzz.pool import BRIDGE_PORT
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
@@ -30,6 +33,7 @@ TENANTS = 2
 REST_S = 0.4
 LOOK_S = 0.03
 HONEST, HONEST_PORT = "127.0.0.2", 18081
+BRIDGE = f"http://127.0.0.1:{BRIDGE_PORT}"
 LATE_S = 30.0
 """A VM that does not run, or is not gone, by then counts as refused."""
 SHARED_S = 4.0
@@ -126,6 +130,7 @@ class Neighbours:
             "node.list": lambda: self._plain("node.list"),
             "bus.status": lambda: self._plain("bus.status"),
             "image.pull": self._pull,
+            "admission": self._admitted,
         }
         while not self._over.is_set():
             for name, look in looks.items():
@@ -134,7 +139,7 @@ class Neighbours:
                     async with asyncio.timeout(15):
                         await look()
                     self._tell(kind="look", what=name, took_s=time.monotonic() - begun_s)
-                except (TimeoutError, VirtbusError, BusError) as error:
+                except (TimeoutError, VirtbusError, BusError, aiohttp.ClientError) as error:
                     self._tell(kind="blind", what=name, why=str(error) or "late")
             await self._rest(SHARED_S)
 
@@ -148,6 +153,18 @@ class Neighbours:
         found = await self._bus.request("virtbus.api.v1.image.pull", asked, timeout_s=14)
         if found.get("errors"):
             raise BusError(str(found["errors"]))
+
+    async def _admitted(self) -> None:
+        """The API server's review of a plain manifest is answered while it waits."""
+        from_elsewhere = aiohttp.TCPConnector(local_addr=(HONEST, 0))
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with (
+            aiohttp.ClientSession(connector=from_elsewhere, timeout=timeout) as session,
+            session.post(f"{BRIDGE}/admission/validate", data=_review()) as answer,
+        ):
+            said = await answer.json()
+            if not said["response"]["allowed"]:
+                raise BusError(str(said)[:300])
 
     async def _list(self) -> None:
         more: str | None = None
@@ -167,6 +184,12 @@ class Neighbours:
                     return
         msg = "the watch ended before it was synced"
         raise BusError(msg)
+
+
+def _review() -> bytes:
+    request = {"uid": "u", "kind": {"kind": "VirtualMachine"}, "operation": "CREATE"}
+    whole = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+    return json.dumps(whole | {"request": request | {"object": vm()}}).encode()
 
 
 @asynccontextmanager

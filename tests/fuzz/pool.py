@@ -10,6 +10,7 @@ NAMESPACE = "hostile"
 VMS = 24
 IMAGES_PORT = 18080
 """Of the hostile image server; the network namespace is the test's own."""
+BRIDGE_PORT = 18082
 TOKENS = ("x", "_", "_join", "console", "agent", "1", "KV_vm", "a" * 200, "\u00e9", "PING", "INFO")
 
 

@@ -16,6 +16,7 @@ from tests.fuzz.attackers import Attackers
 from tests.fuzz.ground import EVIL, Ground, attacked
 from tests.fuzz.guests import Guests
 from tests.fuzz.images import ImageServer
+from tests.fuzz.manifests import Manifests
 from tests.fuzz.schedule import Schedule
 from tests.fuzz.stalled import stalled
 from tests.fuzz.targets import targets
@@ -104,6 +105,7 @@ class Run:
             beside = [
                 group.create_task(watching.watch()),
                 group.create_task(guests.run()),
+                group.create_task(Manifests(self.seed, attackers.coverage).run()),
                 group.create_task(stalled(ground, schedule.pool, attackers.coverage)),
             ]
             await attackers.attack(self.seconds - quiet_s - WARM_S, self.say, self.first)

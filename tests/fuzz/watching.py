@@ -52,9 +52,11 @@ class Watching:
     peaks: dict[str, int] = field(default_factory=dict)
     _pids: dict[str, int] = field(default_factory=dict)
     _before: dict[str, int] = field(default_factory=dict)
+    _begun_s: float = 0.0
 
     def begin(self) -> None:
         """Remember what lives, and how much memory it has."""
+        self._begun_s = time.monotonic()
         self._pids = self.ground.services()
         self._before = self.memory()
 
@@ -81,17 +83,17 @@ class Watching:
             if line["used_s"] > CALLBACK_S:
                 self._overran(line)
 
+    def _at(self) -> str:
+        return f"after {time.monotonic() - self._begun_s:.0f} s of attack"
+
     def _died(self, name: str, pid: int, successor: int | None) -> None:
         del self._pids[name]
         log = self.ground.log.read_text(errors="replace").splitlines()
         service = name.partition("-")[0]
         of_it = [line for line in log if f" {service} " in line][-12:]
         sent = list(self.last())
-        self.broken.append(
-            "\n  ".join(
-                [f"alive: {name} (pid {pid}) ended; now {successor}", *of_it, "sent last:", *sent]
-            )
-        )
+        what = f"alive: {name} (pid {pid}) ended {self._at()}; now {successor}"
+        self.broken.append("\n  ".join([what, *of_it, "sent last:", *sent]))
         if not self.keep_on:
             self.stop.set()
         elif successor is not None:
@@ -99,7 +101,8 @@ class Watching:
 
     def _overran(self, line: Json) -> None:
         stack = line["stack"][-6:]
-        what = f"callback: {line['service']} used {line['used_s']:g} s in {line['callback']}"
+        used = f"{line['used_s']:g} s {self._at()}"
+        what = f"callback: {line['service']} used {used} in {line['callback']}"
         sent = list(self.last())[-8:]
         self.broken.append("\n  ".join([what, *stack, "sent last:", *sent]))
 

@@ -1,8 +1,8 @@
 """Measures each callback of a service's event loop by the CPU time of the loop's own thread.
 
 Put on PYTHONPATH by the fuzzer's launcher; nothing of the product knows of it. It acts in processes
-that run `python -m virtbus.<service>` only: their loop is uvloop's with its scheduling methods
-wrapped, so that each step of a task, each timer and each reader is measured.
+that run `python -m virtbus.<service>`, and the bridge's port: their loop is uvloop's with its
+scheduling methods wrapped, so that each step of a task, each timer and each reader is measured.
 """
 
 import asyncio
@@ -19,10 +19,14 @@ from contextlib import suppress
 from typing import Any
 
 FOLDER = os.environ.get("VIRTBUS_FUZZ_PROBE", "")
+BRIDGE = "tests.fuzz.webhooks"
+"""Runs the bridge's handlers."""
 TOLD_S = 0.1
 """Callbacks over this are written down; the verdict has a bound of its own."""
 CAUGHT_S = 0.35
 """When a callback has used this much, its stack is taken once."""
+STUCK_S = 1.5
+"""A callback that has used this much is written down before its end, which may never come."""
 LOOK_S = 0.05
 FRAMES = 12
 
@@ -31,8 +35,8 @@ def _service() -> str:
     argv = sys.orig_argv
     if "-m" in argv[:-1]:
         module = argv[argv.index("-m") + 1]
-        if module.startswith("virtbus."):
-            return module.removeprefix("virtbus.")
+        if module.startswith("virtbus.") or module == BRIDGE:
+            return module.rpartition(".")[2]
     return ""
 
 
@@ -63,19 +67,24 @@ class _Probe:
     def _look(self) -> None:
         clock = time.pthread_getcpuclockid(self._thread)
         caught: float | None = None
+        told: float | None = None
         while True:
             time.sleep(LOOK_S)
             self._trim()
             begun_s = self._begun_s
-            if begun_s is None or begun_s == caught:
+            if begun_s is None:
                 continue
-            if time.clock_gettime(clock) - begun_s > CAUGHT_S:
+            used_s = time.clock_gettime(clock) - begun_s
+            if used_s > CAUGHT_S and begun_s != caught:
                 caught = begun_s
                 frame = sys._current_frames().get(self._thread)
                 self._stack = [
                     f"{entry.filename}:{entry.lineno} {entry.name}"
                     for entry in traceback.extract_stack(frame)[-FRAMES:]
                 ]
+            if used_s > STUCK_S and begun_s != told:
+                told = begun_s
+                self._write("it still runs", used_s, self._stack)
 
     @staticmethod
     def _trim() -> None:
@@ -90,12 +99,15 @@ class _Probe:
         stack, self._stack = self._stack, []
         task = getattr(callback, "__self__", None)
         what = task if isinstance(task, asyncio.Task) else callback
+        self._write(repr(what), used_s, stack)
+
+    def _write(self, what: str, used_s: float, stack: list[str]) -> None:
         with suppress(Exception), open(self._path, "a", encoding="utf-8") as file:
             line = {
                 "service": self._service,
                 "at_s": time.time(),
                 "used_s": round(used_s, 4),
-                "callback": repr(what)[:400],
+                "callback": what[:400],
                 "stack": stack,
             }
             file.write(json.dumps(line) + "\n")
