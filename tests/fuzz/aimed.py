@@ -102,9 +102,9 @@ def wide_refusals(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def watches(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
-    """Streams that are opened and never read."""
+    """Streams that are opened and never read; by observers more than all watches there may be."""
     user = rng.choice(("observer", "client"))
-    times = rng.choice((20, 300, 1100))
+    times = rng.choice((20, 300, 1100) if user == "observer" else (20, 300))
     said = _said("abandoned watches", {"namespace": NAMESPACE}, times=times)
     yield user, f"{API}.vm.watch", said
     yield user, f"{API}.vm.events", _said("much history", {"limit": 1000}, times=8)

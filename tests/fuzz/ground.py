@@ -44,6 +44,8 @@ class Ground(Platform):
         self.words = ("up", "--nodes", EVIL, "--port", "-1")
         self.probes = self.base / "probes"
         self.probes.mkdir()
+        self.seen = self.base / "neighbours"
+        """What the neighbours tell of themselves."""
         self._conf = self.base / "cni"
         self._plugin_log = self.base / "plugin.log"
         self._write_network()

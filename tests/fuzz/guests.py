@@ -79,13 +79,16 @@ class Guests:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
+        out = b""
         try:
             async with asyncio.timeout(20):
                 out, _ = await process.communicate()
         except TimeoutError:
-            process.kill()
-            await process.wait()
-            return
+            pass
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         words_out = out.split()
         if len(words_out) == 2:
             self._coverage.sent[DHCP] += int(words_out[0])

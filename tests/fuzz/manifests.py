@@ -55,7 +55,7 @@ class Manifests:
                 )
                 return "PUT", f"{PREFIX}/{kind}/h/{rng.choice(VERBS)}", text.encode()[:4096]
             case _:
-                body = self._spoilt(json.dumps(self._object()).encode())
+                body = self._spoilt(json.dumps(self._object(), default=str).encode())
                 return "PUT", f"{PREFIX}/expand-vm-spec", body
 
     def _object(self) -> Any:

@@ -137,7 +137,7 @@ class Neighbours:
                 begun_s = time.monotonic()
                 try:
                     async with asyncio.timeout(15):
-                        await look()
+                        await _insist(look)
                     self._tell(kind="look", what=name, took_s=time.monotonic() - begun_s)
                 except (TimeoutError, VirtbusError, BusError, aiohttp.ClientError) as error:
                     self._tell(kind="blind", what=name, why=str(error) or "late")
@@ -184,6 +184,19 @@ class Neighbours:
                     return
         msg = "the watch ended before it was synced"
         raise BusError(msg)
+
+
+async def _insist(look: Callable[[], Awaitable[None]]) -> None:
+    """Look again where it is said that a repeat may help."""
+    while True:
+        try:
+            await look()
+        except VirtbusError as error:
+            if error.body.retry is Retry.NEVER:
+                raise
+            await asyncio.sleep(0.2)
+        else:
+            return
 
 
 def _review() -> bytes:

@@ -73,6 +73,7 @@ class Run:
     def _keep(self, ground: Ground) -> None:
         with suppress(OSError):
             shutil.copyfile(ground.log, self._journal.with_suffix(".log"))
+            shutil.copyfile(ground.seen, self._journal.with_suffix(".neighbours"))
 
     def _on(self, ground: Ground) -> None:
         ground.quiet = ground.census()
@@ -89,7 +90,8 @@ class Run:
         every = targets()
         schedule = Schedule(self.seed, every)
         attackers = Attackers(ground, schedule, self._journal)
-        watching = Watching(ground, attackers.stop, lambda: attackers.last, self._keep_on)
+        last = attackers.last
+        watching = Watching(ground, attackers.stop, lambda: last, self._keep_on, self.broken)
         guests = Guests(ground, schedule.pool, attackers.coverage)
         images = ImageServer(self.seed)
         quiet_s = min(max(QUIET_SHARE * self.seconds, QUIET_LEAST_S), QUIET_MOST_S)
@@ -118,7 +120,7 @@ class Run:
             left = await self._tidy(ground)
             broken, held = await asyncio.to_thread(tenants.judge, begun_s, attacked_s, over_s)
             await watching.judge()
-            self.broken += [*watching.broken, *broken, *guests.broken, *left]
+            self.broken += [*broken, *guests.broken, *left]
             self.held += [*watching.held, *held]
             peaks = ", ".join(f"{name} {size >> 20}" for name, size in watching.peaks.items())
             self.say(f"most memory, MiB: {peaks}")

@@ -1,13 +1,19 @@
 """The hostile client: short with a fixed seed, longer with one that nobody knows before."""
 
+import json
+import os
 import random
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from tests.fuzz.ground import PROBE
 from tests.fuzz.run import Run
 from tests.fuzz.schedule import Schedule, may_send
 from tests.fuzz.targets import targets
+from tests.fuzz.watching import CALLBACK_S
 
 from virtbus.bus import permissions
 from virtbus.schemas.generate_channels import CHANNELS, Plane
@@ -35,6 +41,31 @@ def test_every_subject_that_strangers_may_use_is_attacked() -> None:
     assert asked <= attacked | {"agent.command"}
     roles = [r for r in permissions.fixed() if r.user not in {"admin", "controller"}]
     assert {one.user for one in targets()} >= {role.user for role in roles}
+
+
+BURNS = """
+import time, uvloop
+
+async def burn():
+    begun = time.thread_time()
+    while time.thread_time() - begun < 0.6:
+        pass
+
+uvloop.run(burn())
+"""
+
+
+def test_the_probe_tells_a_callback_that_burns_cpu(tmp_path: Path) -> None:
+    module = tmp_path / "tests" / "fuzz" / "webhooks.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(BURNS)
+    environ = os.environ | {"PYTHONPATH": str(PROBE), "VIRTBUS_FUZZ_PROBE": str(tmp_path)}
+    argv = [sys.executable, "-m", "tests.fuzz.webhooks"]
+    subprocess.run(argv, cwd=tmp_path, env=environ, check=True)
+    (told,) = [json.loads(file.read_text()) for file in tmp_path.glob("*.jsonl")]
+    assert told["service"] == "webhooks"
+    assert told["used_s"] > CALLBACK_S
+    assert "burn" in told["stack"][-1]
 
 
 @pytest.mark.integration

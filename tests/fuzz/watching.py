@@ -151,7 +151,7 @@ class Tenants:
     """The neighbours' process and what it wrote."""
 
     def __init__(self, ground: Ground) -> None:
-        self._file = ground.base / "neighbours.jsonl"
+        self._file = ground.seen
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.neighbours", str(ground.run_dir), str(self._file)],
             cwd=Path(__file__).parents[2],
