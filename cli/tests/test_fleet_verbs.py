@@ -8,15 +8,12 @@ from cli.tests.fakes import UID, Cli, Script
 
 from virtbus.bus.ports import Request
 from virtbus.schemas.api import (
-    DeletedImages,
-    ImagePage,
     NodeDetail,
-    NodeImage,
     NodePage,
     NodeVm,
-    PulledImages,
 )
 from virtbus.schemas.image import ImageFormat, ImageInfo, Progress
+from virtbus.schemas.image_api import DeletedImages, ImagePage, NodeImage, PulledImages
 from virtbus.schemas.node import NodeState, NodeView, NodeWish, ServiceState
 from virtbus.schemas.nodework import ForgottenImage
 from virtbus.schemas.states import VmState

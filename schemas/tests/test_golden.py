@@ -106,7 +106,7 @@ def test_every_subject_is_in_the_catalogue() -> None:
         for name, value in vars(subjects).items()
         if callable(value) and value.__module__ == subjects.__name__ and not name.startswith("_")
     }
-    filters = {"vm_anywhere", "vm_all", "ready_all", "tele_all", "events"}
+    filters = {"vm_anywhere", "vm_all", "hosts_all", "ready_all", "tele_all", "events"}
     assert made - filters == {channel.function for channel in generate_channels.CHANNELS}
     assert len(generate_channels.FILTERS) == len(filters)
 

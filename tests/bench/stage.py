@@ -162,6 +162,7 @@ async def stage(guest: Path | None = None, **environment: str) -> AsyncIterator[
         **os.environ,
         "VIRTBUS_NAMES": f'{{"{IMAGE}": "file://{source}/guest"}}',
         "VIRTBUS_CNI_CONF_DIR": str(folder / "cni"),
+        "VIRTBUS_NETWORK_NAMESPACES": '{"bench": ["*"]}',
         "VIRTBUS_ACCELERATOR": "tcg",
         **environment,
     }

@@ -141,3 +141,47 @@ def test_a_planted_effect_is_found(source: str) -> None:
 )
 def test_what_is_no_effect_is_not_found(source: str) -> None:
     assert list(used(ast.parse(source))) == []
+
+
+# --- YAML has one reader (ADR 0029) ------------------------------------------------------------
+SOURCES = sorted(
+    path
+    for folder in ("schemas", "bus", "cli", "services/*")
+    for path in ROOT.glob(f"{folder}/src/virtbus/**/*.py")
+)
+YAML_DOOR = "yaml_text.py"
+GENERATORS = "generate"
+"""Run at development: what they read is ours."""
+YAML_WRITERS = {"dump", "safe_dump", "SafeDumper", "CSafeDumper", "YAMLError"}
+
+
+def yaml_read(tree: ast.AST) -> Iterator[str]:
+    """What a module uses of PyYAML beside what writes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from (one.name for one in names if one.name.startswith(("yaml.", "ruamel")))
+            case ast.ImportFrom(module=str(module), names=names):
+                if module.split(".")[0] in {"yaml", "_yaml", "ruamel"}:
+                    yield from (one.name for one in names if one.name not in YAML_WRITERS)
+            case ast.Attribute(ast.Name("yaml"), attribute) if attribute not in YAML_WRITERS:
+                yield attribute
+            case _:
+                pass
+
+
+def test_yaml_is_read_by_one_module() -> None:
+    readers = {
+        path.name
+        for path in SOURCES
+        if list(yaml_read(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert {name for name in readers if not name.startswith(GENERATORS)} == {YAML_DOOR}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["yaml.safe_load(a)", "yaml.load(a, L)", "from yaml import safe_load", "x = yaml.CSafeLoader"],
+)
+def test_a_planted_reader_of_yaml_is_found(source: str) -> None:
+    assert list(yaml_read(ast.parse(source)))

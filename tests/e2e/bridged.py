@@ -98,6 +98,7 @@ def bridged(stage: Stage, cluster: Cluster, disk: Path, place: Path) -> Iterator
         asyncio.run(registry.push(images))
         environ = {
             "VIRTBUS_INSECURE_REGISTRIES": json.dumps([registry.host]),
+            "VIRTBUS_IMAGE_ADDRESSES": json.dumps(["127.0.0.0/8"]),
             "VIRTBUS_REGISTRY_MIRRORS": json.dumps({"docker.io": registry.host}),
         }
         with stage.apart(environ) as platform:

@@ -29,7 +29,7 @@ from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState
-from virtbus.schemas.subjects import JOIN_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, IMAGES_KEY, JOIN_KEY
 
 NODE = "e2e"
 BRIDGE = "virtbus0"
@@ -100,6 +100,7 @@ class Platform:
             "VIRTBUS_NODE": NODE,
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
+            "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
             **(environ or {}),
         }
         self._up: subprocess.Popen[bytes] | None = None
@@ -405,8 +406,9 @@ async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
 
 
 def _lasts(key: str) -> bool:
-    """Join nonces, and tombstones, which expire by themselves."""
-    return key.endswith(f".{JOIN_KEY}") or key.startswith(f"$KV.vm.{UNPLACED}.")
+    """What is of a node, and tombstones, which expire by themselves."""
+    of_node = key.endswith((f".{JOIN_KEY}", f".{HOSTS_KEY}", f".{IMAGES_KEY}"))
+    return of_node or key.startswith(f"$KV.vm.{UNPLACED}.")
 
 
 def _items(data: Any) -> list[Json]:

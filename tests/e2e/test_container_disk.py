@@ -47,11 +47,16 @@ def test_a_container_disk_boots_keeps_its_overlay_and_recovers_when_it_is_mended
     tiny, wanted = tiny_image().read_bytes(), tmp_path / "vm.json"
     push(registry, "team/tiny:1", gz(tar(("etc/x", b"x"))), zst(tar(("disk/tiny.qcow2", tiny))))
     push(registry, "team/broken:1", gz(tar(("etc/x", b"x"))))
-    insecure = {"VIRTBUS_INSECURE_REGISTRIES": json.dumps([registry.host])}
+    insecure = {
+        "VIRTBUS_INSECURE_REGISTRIES": json.dumps([registry.host]),
+        "VIRTBUS_IMAGE_ADDRESSES": json.dumps(["127.0.0.0/8"]),
+    }
     with stage.apart(insecure) as platform:
         view = create(platform, wanted, "a", "ready", image=f"{registry.host}/team/tiny:1")
         assert view["image_digest"].startswith("sha256:")
         assert host.ping(address(view))
+        (node,) = json.loads(platform.cli("node", "list", "-o", "json"))["items"]
+        assert node["images"] >= 2, "controllers know of the name and of the digest"
         overlay = platform.state_dir / "disks" / view["uid"] / "root.qcow2"
         inode = overlay.stat().st_ino
         platform.cli("vm", "stop", "a", "--grace", "0")

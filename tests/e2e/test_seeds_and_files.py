@@ -64,7 +64,10 @@ def test_a_guest_finds_its_seeds_files_and_empty_disk(
     stage: Stage, registry: Debian, tmp_path: Path
 ) -> None:
     file = tmp_path / "vm.json"
-    insecure = {"VIRTBUS_INSECURE_REGISTRIES": json.dumps([registry.host])}
+    insecure = {
+        "VIRTBUS_INSECURE_REGISTRIES": json.dumps([registry.host]),
+        "VIRTBUS_IMAGE_ADDRESSES": json.dumps(["127.0.0.0/8"]),
+    }
     with stage.apart(insecure) as platform:
         file.write_text(json.dumps({"spec": wanted(registry, Login("me", "wrong"))}))
         with pytest.raises(Refused) as refused:

@@ -212,7 +212,7 @@ class Fleet:
             # where an image is cached comes first in placement: all are to be alike
             self.ask("image.pull", {"ref": "tiny"}, timeout_s=120)
             until(
-                lambda: all(n.get("image_digests") for n in self.ask("node.list")["items"]),
+                lambda: all(n.get("images") for n in self.ask("node.list")["items"]),
                 "nodes tell of their image",
             )
         for host in self.hosts.values():

@@ -124,12 +124,15 @@ def test_bad_images_are_told_and_recover_when_they_are_mended(
         if files:
             push(openly, f"team/{name}:1", *files)
     push(private, "team/private:1", tiny)
-    hosts = json.dumps([openly.host, private.host])
+    environ = {
+        "VIRTBUS_INSECURE_REGISTRIES": json.dumps([openly.host, private.host]),
+        "VIRTBUS_IMAGE_ADDRESSES": json.dumps(["127.0.0.0/8"]),
+    }
     names = {*bad, "private"}
     absent_secret = "Secret login does not exist"
     with (
         alone.namespace("images") as ns,
-        Stage().apart({"VIRTBUS_INSECURE_REGISTRIES": hosts}) as platform,
+        Stage().apart(environ) as platform,
     ):
 
         def apply(*objects: Json) -> None:

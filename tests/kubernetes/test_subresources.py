@@ -275,7 +275,10 @@ async def test_a_vm_is_expanded_by_name_or_as_it_is_given(desk: Desk) -> None:
 
 
 async def test_a_body_that_cannot_be_read_or_is_too_long_is_refused(desk: Desk) -> None:
-    bodies = {"{": 400, "[" * 4000: 400, "- a": 400, " " * 5000: 413}
+    merges = "a0: &a0 {k: v}\n" + "".join(
+        f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 90)
+    )
+    bodies = {"{": 400, "[" * 4000: 400, "- a": 400, " " * 5000: 413, merges: 400}
     await desk.state("Succeeded")
     for body, code in bodies.items():
         assert (await desk.user.put(VM, NAME, "stop", body))[0] == code, body[:20]

@@ -17,7 +17,7 @@ from virtbus.bus.tasks import background
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.states import VmState
-from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -99,7 +99,7 @@ class Host:
         if _is_wish(entry):
             there = entry.kind is EntryKind.PUT
             self._fenced = there and read(NodeWish, entry.value).fenced is not None
-        elif uid == JOIN_KEY:
+        elif uid in {JOIN_KEY, HOSTS_KEY}:
             return
         elif entry.kind is EntryKind.PURGE:
             self._forget(uid)

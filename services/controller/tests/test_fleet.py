@@ -7,6 +7,7 @@ import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
 
 from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
 from virtbus.controller.core.view import view, visible_state
 from virtbus.controller.core.vm_keys import read_vm_key
@@ -236,7 +237,7 @@ def test_a_node_whose_clock_is_wrong_is_told_and_never_silent_for_it(off_s: int)
     hear(fleet, node(time_ns=now_ns + off_s * 10**9), 100.0, now_ns)
     assert not fleet.silent("n1", 100.0)
     assert fleet.node_state("n1", 100.1 + DOWN_AFTER_S) is NodeState.DOWN
-    assert [one.skew_s for one in fleet.node_views(100.0)] == [off_s]
+    assert [one.skew_s for one in node_views(fleet, 100.0)] == [off_s]
 
 
 def test_no_node_is_silent_while_the_bus_just_came_back() -> None:
@@ -253,7 +254,7 @@ def test_what_is_promised_on_a_node_is_counted() -> None:
     put(fleet, record(1, "a"), 1)
     put(fleet, record(2, "b", deleting=True), 2)
     put(fleet, record(3, "c", node="n2"), 3)
-    shown, other = fleet.node_views(12.0)
+    shown, other = node_views(fleet, 12.0)
     assert (other.node, other.vms) == ("n2", 1), "never heard, but it holds a VM"
     assert (shown.vms, shown.committed_vcpus, shown.age_s, shown.skew_s) == (2, 2, 2.0, 1.5)
     assert GIB // 2 < shown.committed_memory_bytes < GIB

@@ -22,8 +22,10 @@ from virtbus.controller.core.placement import (
     why_unplaced,
 )
 from virtbus.schemas.errors import Code
+from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.vm import VmSpec
+from virtbus.schemas.wire import encode
 
 MIB = 1024**2
 
@@ -36,10 +38,12 @@ def candidate(
     promised: int = 0,
     silent: bool = False,
     cordoned: str = "",
+    images: tuple[str, ...] = (),
     **more: Any,
 ) -> Candidate:
     known = node(name, **more)
-    return Candidate(known, vms, vcpus, promised, silent=silent, cordoned=cordoned)
+    keys = frozenset(map(image_key, images))
+    return Candidate(known, vms, vcpus, promised, silent=silent, cordoned=cordoned, images=keys)
 
 
 REFUSALS: list[tuple[Candidate, VmSpec, str]] = [
@@ -146,21 +150,17 @@ def test_the_emptier_node_is_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ref", "held"),
-    [
-        ("tiny", {"image_names": ("tiny",)}),
-        (f"x@sha256:{'0' * 64}", {"image_digests": (f"sha256:{'0' * 64}",)}),
-    ],
+    ("ref", "held"), [("tiny", "tiny"), (f"x@sha256:{'0' * 64}", f"sha256:{'0' * 64}")]
 )
-def test_a_node_that_has_the_image_is_first(ref: str, held: dict[str, Any]) -> None:
+def test_a_node_that_has_the_image_is_first(ref: str, held: str) -> None:
     wanted = spec(volumes=[{"name": "root", "image": {"ref": ref}}])
-    nodes = [candidate("n1"), candidate("n2", **held)]
+    nodes = [candidate("n1"), candidate("n2", images=(held,))]
     assert place(wanted, nodes).nodes == ("n2", "n1")
 
 
 def test_a_node_that_has_the_container_image_is_first() -> None:
     wanted = spec(volumes=[{"name": "root", "container_disk": {"image": "fedora"}}])
-    held = candidate("n2", image_names=("docker://docker.io/library/fedora:latest",))
+    held = candidate("n2", images=("docker://docker.io/library/fedora:latest",))
     assert place(wanted, [candidate("n1"), held]).nodes == ("n2", "n1")
 
 
@@ -262,15 +262,19 @@ def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
                 silent=rng.random() < 0.1,
                 labels=rng.choice([{}, {"zone": "a"}]),
                 networks=rng.choice([("default",), ("blue", "default")]),
-                image_names=rng.choice([(), ("tiny",)]),
+                images=rng.choice([(), ("tiny",)]),
                 state=rng.choice([NodeState.READY, NodeState.READY, NodeState.RECOVERING]),
                 cpus=rng.choice([1, 8]),
             )
             for i in range(12)
         ]
-        kinds = [replace(n, kind=kind_of(n.record.model_dump())) for n in nodes]
+        kinds = [
+            replace(n, kind=kind_of(n.record.model_dump()) + encode(sorted(n.images)))
+            for n in nodes
+        ]
         assert 1 < len({n.kind for n in kinds}) < 12
         wanted = spec(
+            volumes=[{"name": "root", "image": {"ref": "tiny"}}],
             node_selector=rng.choice([{}, {"zone": "a"}]),
             networks=[{"name": "x", "network": rng.choice(["default", "blue"])}],
         )

@@ -20,6 +20,7 @@ from services.imaged.tests.site_under_test import (
 from services.imaged.tests.test_pulls import refused
 
 from virtbus.imaged.edge.containers import Registries
+from virtbus.imaged.flights import Asker
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
 
@@ -213,7 +214,7 @@ async def test_a_broken_download_goes_on_where_it_was_also_in_the_next_process(
     server.handlers[blob] = broken
     async with make_node(registries=registry.known, attempts=2) as node:
         with pytest.raises(VirtbusError) as caught:
-            await node.images.ensure(parse_image_ref(registry.ref("a:1")), listen)
+            await node.images.ensure(parse_image_ref(registry.ref("a:1")), Asker(listen))
         assert caught.value.reason == "image_unreachable"
     del server.handlers[blob]
     asked = len(server.requests)
@@ -254,7 +255,9 @@ async def test_fifty_askers_share_one_download_and_its_progress(
     source = parse_image_ref(registry.ref("a:1"))
     async with make_node(registries=registry.known) as node:
         async with asyncio.TaskGroup() as group:
-            askers = [group.create_task(node.images.ensure(source, listen)) for _ in range(50)]
+            askers = [
+                group.create_task(node.images.ensure(source, Asker(listen))) for _ in range(50)
+            ]
         assert {asker.result().digest for asker in askers} == {digest_of(DISK)}
         assert registry.asked(digest_of(layer)) == 1
         total = len(layer) + len(gz(BASE))

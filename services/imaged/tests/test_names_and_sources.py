@@ -8,7 +8,6 @@ from virtbus.imaged.core.links import file_name, hex_of
 from virtbus.imaged.core.names import Names, read_rules, rules_of
 from virtbus.imaged.core.sources import (
     Validators,
-    address_refusal,
     beneath,
     check_url,
     redirect_target,
@@ -94,26 +93,6 @@ def test_each_name_has_its_own_plain_file_name(one: str, other: str) -> None:
 def test_digests_are_checked_before_they_become_paths(digest: str) -> None:
     with pytest.raises(ValueError, match="sha256"):
         hex_of(digest)
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["169.254.169.254", "fe80::1%eth0", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
-     "0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "ff02::1", "fd00:ec2::254",
-     "100.100.100.200", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"],
-)  # fmt: skip
-def test_addresses_that_are_never_fetched_from(address: str) -> None:
-    assert address_refusal(address, loopback_allowed=False)
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "93.184.216.34", "2001:db8::1"])
-def test_routed_and_private_addresses_are_fine(address: str) -> None:
-    assert address_refusal(address, loopback_allowed=False) == ""
-
-
-@given(st.ip_addresses())
-def test_every_address_is_judged(address: object) -> None:
-    assert isinstance(address_refusal(str(address), loopback_allowed=True), str)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ async def imaged(tmp_path: Path, creds: Path) -> AsyncIterator[asyncio.subproces
         sys.executable, "-m", "virtbus.imaged",
         "--node", NODE, "--creds", str(creds), "--state-dir", str(tmp_path / "state"),
         "--run-dir", str(tmp_path / "run"), "--allowed-roots", str(tmp_path / "source"),
+        "--image-addresses", "127.0.0.0/8",
         "--min-free-bytes", "0", "--min-free-ratio", "0",
         env=environment,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from services.imaged.tests.site_under_test import (
     raw_server,
 )
 
+from virtbus.imaged.flights import Asker
 from virtbus.imaged.images import Images
 from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
@@ -198,7 +199,7 @@ async def test_a_body_cut_short_is_resumed_by_range(make_node: NodeMaker, server
 
     server.handlers["a"] = cut_once
     async with make_node() as node:
-        image = await node.images.ensure(parse_image_ref(server.url("a")), arrived)
+        image = await node.images.ensure(parse_image_ref(server.url("a")), Asker(arrived))
         assert image.digest == digest_of(data)
         assert server.requests[1].headers["If-Range"] == '"v1"'
         assert int(server.requests[1].headers["Range"][6:-1]) > 0
@@ -310,5 +311,5 @@ async def test_progress_is_told_to_each_asker(make_node: NodeMaker, server: Web)
         seen.append((done, total))
 
     async with make_node() as node:
-        await node.images.ensure(parse_image_ref(server.url("a")), listen)
+        await node.images.ensure(parse_image_ref(server.url("a")), Asker(listen))
     assert seen[-1] == (len(data), len(data))

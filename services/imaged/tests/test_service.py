@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from services.imaged.tests.records import NODE, UID, empty, record, uid, volume
-from services.imaged.tests.site_under_test import MIB, Web, qcow2_image
+from services.imaged.tests.site_under_test import LOOPBACK, MIB, Web, qcow2_image
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.imaged import requests
@@ -24,6 +24,7 @@ from virtbus.schemas.nodework import (
     ANY_EPOCH,
     Ensure,
     ForgetImage,
+    HeldImages,
     ImageReady,
     Inspect,
     PullImage,
@@ -70,6 +71,7 @@ async def serving(tmp_path: Path, server: MemoryServer, **knobs: Any) -> AsyncIt
         min_free_bytes=0,
         min_free_ratio=0,
         tele_interval_s=0.05,
+        image_addresses=(LOOPBACK,),
         **knobs,
     )
     (tmp_path / "source").mkdir(exist_ok=True)
@@ -303,7 +305,7 @@ async def test_malformed_requests_are_refused_and_the_service_stays_up(
     with pytest.raises(VirtbusError) as caught:
         await desk.ask(verb, value)
     assert caught.value.code == 400
-    assert await desk.ask("list", {})
+    assert await desk.ask("list", {}) == HeldImages().model_dump(exclude_defaults=True)
 
 
 async def test_what_is_no_record_is_passed_over(desk: Desk) -> None:

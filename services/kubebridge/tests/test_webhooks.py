@@ -4,32 +4,35 @@ import asyncio
 import io
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from services.kubebridge.tests.manifests import vm
+from services.kubebridge.tests.manifests import put, template, vm
 
 from virtbus.kubebridge.core.admission import answer
+from virtbus.kubebridge.core.bounds import values_at_most
 from virtbus.kubebridge.edge import admission
 from virtbus.kubebridge.edge.admission import (
-    AT_ONCE,
     LARGE_BYTES,
     MAX_BYTES,
+    MAX_VALUES,
     MUTATE,
     VALIDATE,
     routes,
 )
 
+TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
 Asker = TestClient[web.Request, web.Application]
 
 
 @pytest.fixture
 async def asker() -> AsyncIterator[Asker]:
     application = web.Application()
-    application.add_routes(routes(read_s=1.0))
+    application.add_routes(routes(answer_s=1.5, idle_s=1.0))
     async with TestClient(TestServer(application)) as client:
         yield client
 
@@ -76,22 +79,75 @@ async def test_a_body_that_never_ends_is_refused_once_it_is_too_long(asker: Aske
     assert (await asker.post(MUTATE, data=endless())).status == 413
 
 
-async def test_who_sends_nothing_keeps_others_waiting_for_a_moment_only(asker: Asker) -> None:
-    """Bodies that never come take all the room there is, and lose it again."""
+async def silent(of: asyncio.Event) -> AsyncIterator[bytes]:
+    yield b"{"
+    await of.wait()
+
+
+async def test_who_sends_nothing_keeps_nobody_waiting(asker: Asker) -> None:
+    """Bodies that never come hold no place, however many they are."""
     never = asyncio.Event()
 
-    async def silent() -> AsyncIterator[bytes]:
-        yield b"{"
-        await never.wait()
-
     async def stall() -> int:
-        return (await asker.post(MUTATE, data=silent())).status
+        return (await asker.post(MUTATE, data=silent(never))).status
 
     async with asyncio.TaskGroup() as group:
-        stalled = [group.create_task(stall()) for _ in range(AT_ONCE)]
+        stalled = [group.create_task(stall()) for _ in range(64)]
+        await asyncio.sleep(0.2)  # each has sent its first byte
+        begun_s = time.monotonic()
+        assert (await asker.post(MUTATE, data=review())).status == 200
+        assert time.monotonic() - begun_s < 0.5
+        assert not any(one.done() for one in stalled)
         assert {await one for one in stalled} == {408}
         never.set()
-    assert (await asker.post(MUTATE, data=review())).status == 200
+
+
+async def test_who_sends_a_byte_now_and_then_is_given_up(asker: Asker) -> None:
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.1)
+
+    assert (await asker.post(MUTATE, data=drip())).status == 408
+
+
+async def test_a_review_of_too_many_values_is_refused_before_it_is_read(asker: Asker) -> None:
+    long = json.loads(review())
+    long["request"]["object"]["many"] = [{}] * MAX_VALUES
+    answered = await asker.post(MUTATE, json=long)
+    assert (answered.status, "more than 40000 values" in await answered.text()) == (400, True)
+
+
+@pytest.mark.parametrize("what", ["labels", "terms", "unknown"])
+async def test_the_largest_review_that_is_taken_costs_a_moment(what: str) -> None:
+    many = MAX_VALUES - 200
+    objects = {
+        "labels": template_meta({f"{n:x}": 1 for n in range(many)}),
+        "unknown": template({"domain": {f"{n:x}": 1 for n in range(many)}}),
+        "terms": template({"affinity": {"nodeAffinity": {TERMS: {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
+        ] * (many // 7)}}}}),
+    }  # fmt: skip
+    whole = json.loads(review())
+    whole["request"]["object"] = objects[what]
+    said = json.dumps(whole)
+    assert MAX_VALUES // 2 < values_at_most(said) <= MAX_VALUES
+    begun_s = time.thread_time()
+    answer(json.loads(said), mutating=True)
+    assert time.thread_time() - begun_s < 3.0, "0.6 s on an idle machine"
+
+
+def template_meta(labels: dict[str, Any]) -> dict[str, Any]:
+    return put(vm(), {"spec.template.metadata.labels": labels})
+
+
+async def test_only_who_is_known_is_answered_where_that_is_asked_for() -> None:
+    application = web.Application()
+    application.add_routes(routes(lambda request: request.headers.get("known") == "1"))
+    async with TestClient(TestServer(application)) as client:
+        assert (await client.post(MUTATE, data=review())).status == 401
+        known = await client.post(VALIDATE, data=review(), headers={"known": "1"})
+        assert known.status == 200
 
 
 async def test_a_review_that_takes_long_keeps_nobody_waiting(

@@ -328,7 +328,12 @@ class Node:
             namespaces=self.host.namespaces,
             bridge=HostBridge(self.bridge, self.gateway, state / "host.json", self.state_dir),
             files=StateFiles(state / "vms"),
-            cni=Cni(self.conf_dir, self.bin_dirs, plugin_timeout_s=2.0),
+            cni=Cni(
+                self.conf_dir,
+                self.bin_dirs,
+                plugin_timeout_s=2.0,
+                openings={"*": ("*",), "team-only": ("team",)},
+            ),
             dhcp=DhcpServer(),
             emulators=Emulators(Path(sys.executable)),
         )

@@ -90,6 +90,20 @@ async def test_the_guest_takes_address_and_mac_of_the_plugins(node: Node) -> Non
         without_bridge()
 
 
+async def test_a_network_is_closed_to_namespaces_that_its_setting_does_not_name(
+    node: Node,
+) -> None:
+    conflist(node, "team-only", bridge(node))
+    with pytest.raises(VirtbusError, match="not open to the namespace 'default'") as refused:
+        await node.attach(A, networks=("team-only",))
+    assert refused.value.reason == "network_closed"
+    assert node.host.census()["netns"] == []
+    ready = await node.attach(A, networks=("team-only",), namespace="team")
+    assert ready.phase is NetPhase.READY
+    await node.attachments.release(A, 1)
+    without_bridge()
+
+
 async def test_a_chain_with_masquerade_portmap_and_firewall_leaves_no_rule(node: Node) -> None:
     chain = (
         bridge(node, ipMasq=True),

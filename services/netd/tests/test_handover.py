@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from services.netd.tests.pretended_host import Node, eventually
 
 from virtbus.netd.core.wrapper_frame import PROTOCOL
-from virtbus.netd.edge.handover import Handover, HandoverServer
+from virtbus.netd.edge.handover import MAX_CONNECTIONS, READ_TIMEOUT_S, Handover, HandoverServer
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.schemas.nodework import Arm, Armed, ArmNic
 from virtbus.schemas.wire import encode, read
@@ -327,6 +328,62 @@ async def test_a_thousand_connections_leave_no_descriptors_and_others_are_served
     await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
     await desk.node.attach(A)
     await desk.arm()
+    assert (await desk.start("c"))[0] == 0
+
+
+async def test_one_machine_or_user_holds_its_share_and_others_are_served(desk: Desk) -> None:
+    """An emulator that a guest broke out to asks for descriptors and then says nothing."""
+    await desk.node.attach(A)
+    await desk.arm()
+    async with contextlib.AsyncExitStack() as stack:
+        for _number in range(MAX_CONNECTIONS):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(str(desk.server.wrapper_path))
+            await asyncio.sleep(0.001)
+        began_s = time.monotonic()
+        code, _said, errors = await desk.start("c")
+        assert (code, errors) == (0, "")
+        assert time.monotonic() - began_s < READ_TIMEOUT_S
+        reader, writer = await asyncio.open_unix_connection(desk.server.wrapper_path)
+        assert await reader.read() == b"", "over the share, it is closed unread"
+        writer.close()
+
+
+async def test_a_cgroup_that_is_no_text_ends_nothing_but_its_connection(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    await desk.node.attach(A)
+    await desk.arm()
+    with machine_cgroup(DOMAIN) as procs:
+        odd = os.fsencode(procs.parent) + b"/odd-\xff"
+        os.mkdir(odd)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", b'echo $$ > "$0"/cgroup.procs; exec "$@"', odd),
+                *(str(desk.wrapper("c")), "-name", "guest=x", "-uuid", A),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            _output, errors = await process.communicate()
+        finally:
+            os.rmdir(odd)
+    assert (process.returncode, errors) == (0, b""), "it is below its machine's cgroup"
+    assert "connection_failed" not in caplog.text
+
+
+async def test_whatever_a_peer_makes_fail_costs_its_own_connection_only(desk: Desk) -> None:
+    def broken(_pid: int) -> tuple[bytes, str]:
+        message = "something that nobody thought of"
+        raise LookupError(message)
+
+    await desk.node.attach(A)
+    await desk.arm()
+    real, desk.server._read_peer = desk.server._read_peer, broken
+    code, _said, _errors = await desk.start("c")
+    assert code == 1
+    desk.server._read_peer = real
     assert (await desk.start("c"))[0] == 0
 
 

@@ -7,13 +7,14 @@ import resource
 import socket
 import subprocess
 from collections.abc import Iterator
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
 from services.netd.tests.pretended_host import Host, Node, eventually, ping_from_host
 
 from virtbus.netd.core.names import host_link
+from virtbus.netd.core.reach import Reach
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.nodework import NetPhase
 
@@ -26,8 +27,11 @@ GATEWAY = IPv4Address("10.127.0.1")
 
 
 @contextlib.contextmanager
-def world() -> Iterator[None]:
-    """A second namespace behind the host: 198.51.100.2, which knows no route to the guests."""
+def world(*more: IPv4Address) -> Iterator[None]:
+    """A second namespace behind the host: 198.51.100.2, which knows no route to the guests.
+
+    It refuses connections to any port of its addresses, so each is answered.
+    """
     commands = [
         "ip netns add vbtest-world",
         "ip link add wan0 type veth peer name eth0 netns vbtest-world",
@@ -35,6 +39,7 @@ def world() -> Iterator[None]:
         "ip link set wan0 up",
         "ip -n vbtest-world addr add 198.51.100.2/24 dev eth0",
         "ip -n vbtest-world link set eth0 up",
+        *(f"ip -n vbtest-world addr add {each}/24 dev eth0" for each in more),
     ]
     try:
         for command in commands:
@@ -80,18 +85,77 @@ async def test_a_guest_with_two_interfaces_has_two_addresses(node: Node) -> None
         await guest.ping(GATEWAY)
 
 
-async def test_control_planes_and_metadata_are_closed_and_other_ports_open(node: Node) -> None:
+async def test_no_port_and_no_address_of_the_own_host_is_open_to_a_guest(node: Node) -> None:
     await node.attach(A)
-    with contextlib.ExitStack() as stack:
-        for port in (22, 4222, 16509, 10250):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("0.0.0.0", port))
-            listener.listen()
+    with world(), listening("0.0.0.0", 22, 4222, 6443, 10250):
         async with node.guest(A) as guest:
-            assert await answers(guest, GATEWAY, 22)
-            for port in (4222, 16509, 10250):
-                assert not await answers(guest, GATEWAY, port)
+            for address in (GATEWAY, IPv4Address("198.51.100.1")):
+                for port in (22, 4222, 6443, 10250):
+                    assert not await answers(guest, address, port)
             assert not await answers(guest, IPv4Address("169.254.169.254"), 80)
+
+
+async def test_a_host_connects_to_its_guests_and_gets_their_answers(node: Node) -> None:
+    await node.attach(A)
+    async with node.guest(A) as guest:
+        await ping_from_host(str(guest.ip))
+
+
+async def test_no_address_of_another_host_is_open_to_a_guest_until_a_setting_opens_it(
+    node: Node,
+) -> None:
+    await node.attach(A)
+    addresses = [IPv4Address(f"198.51.100.{last}") for last in (2, 3, 4)]
+    bridge = node.doors.bridge
+    with world(*addresses[1:]):
+        async with node.guest(A) as guest:
+            for address in addresses:
+                await guest.ping(address, via=GATEWAY)
+            bridge.close(Reach(hosts=frozenset(addresses)))
+            for address in addresses:
+                assert not await answers(guest, address, 22)
+            bridge.close(
+                Reach(hosts=frozenset(addresses), opened=(IPv4Network("198.51.100.3/32"),))
+            )
+            assert [await answers(guest, each, 22) for each in addresses] == [False, True, False]
+            bridge.close(Reach(closed=(IPv4Network("198.51.100.0/30"),)))
+            assert [await answers(guest, each, 22) for each in addresses] == [False, False, True]
+
+
+async def test_a_name_server_is_open_at_its_port_wherever_it_is(node: Node) -> None:
+    await node.attach(A)
+    server = IPv4Address("198.51.100.2")
+    node.doors.bridge.close(Reach(hosts=frozenset({server}), dns=(server, GATEWAY)))
+    with world(), listening("0.0.0.0", 53, 54):
+        async with node.guest(A) as guest:
+            assert await answers(guest, server, 53)
+            assert not await answers(guest, server, 54)
+            assert await answers(guest, GATEWAY, 53)
+            assert not await answers(guest, GATEWAY, 54)
+
+
+async def test_many_hosts_are_closed_in_one_table(node: Node) -> None:
+    await node.attach(A)
+    many = frozenset(IPv4Address("203.0.113.0") + number for number in range(5000))
+    server = IPv4Address("198.51.100.2")
+    with world():
+        async with node.guest(A) as guest:
+            node.doors.bridge.close(Reach(hosts=many))
+            assert await answers(guest, server, 22)
+            node.doors.bridge.close(Reach(hosts=many | {server}))
+            assert not await answers(guest, server, 22)
+
+
+@contextlib.contextmanager
+def listening(address: str, *ports: int) -> Iterator[None]:
+    """Listeners of the host on all its addresses."""
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            listener = stack.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen()
+        yield
 
 
 async def answers(guest: object, to: IPv4Address, port: int) -> bool:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Event, Kind
-from virtbus.schemas.node import NodeState
+from virtbus.schemas.node import HostAddresses, NodeState
 from virtbus.schemas.nodework import ANY_EPOCH, Ensure, Inspect, NetPhase, NetReady, Release, Tele
 from virtbus.schemas.vm import RunStrategy, VmRecord
 from virtbus.schemas.wire import encode
@@ -172,6 +174,40 @@ async def test_a_halted_vm_gets_no_network_until_it_is_wanted(desk: Desk) -> Non
     assert A not in (await desk.ask("inspect", Inspect()))["things"]
     await desk.put(make_record(A, generation=2))
     assert (await desk.ready()).generation == 2
+
+
+async def test_hosts_that_come_and_go_are_closed_to_guests(desk: Desk) -> None:
+    await desk.put(make_record(A))
+    await desk.ready()
+
+    def closed() -> set[str]:
+        listed = subprocess.run(
+            ["nft", "-j", "list", "table", "inet", "virtbus"],
+            capture_output=True,
+            check=True,
+        )
+        parts = json.loads(listed.stdout)["nftables"]
+        (hosts,) = [part["set"] for part in parts if "set" in part]
+        return set(hosts.get("elem", ()))
+
+    for fleet in (("198.51.100.7", "2001:db8::7"), ("198.51.100.7", "198.51.100.8"), ()):
+        record = HostAddresses(node=NODE, fleet=(*fleet, "127.0.0.1", "10.127.0.1", "rubbish"))
+        await desk.bus.put(subjects.node_hosts(NODE), encode(record))
+        expected = {address for address in fleet if "." in address}
+        async with asyncio.timeout(10):
+            while closed() != expected:
+                await asyncio.sleep(0.05)
+    await desk.bus.put(subjects.node_hosts(NODE), b"rubbish")
+    await desk.put(make_record(B))
+    await desk.ready(B)
+
+
+async def test_the_hosts_own_addresses_are_told_without_the_guests_bridge(desk: Desk) -> None:
+    subprocess.run(["ip", "addr", "add", "198.51.100.1/32", "dev", "lo"], check=True)
+    subprocess.run(["ip", "addr", "add", "2001:db8::1/128", "dev", "lo"], check=True)
+    await desk.put(make_record(A))
+    await desk.ready()
+    await eventually(lambda: desk.teles[-1].addresses == ("198.51.100.1", "2001:db8::1"))
 
 
 async def test_a_network_that_cannot_be_is_told_with_its_reason(desk: Desk) -> None:

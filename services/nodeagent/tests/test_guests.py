@@ -1,7 +1,9 @@
 """What guests say of themselves: by a libvirt that is played here, to who asks over the bus."""
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +13,11 @@ import pytest
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.nodeagent.core.guest_answers import MOST_BYTES, MOST_ITEMS, MOST_PARTS, guest_info
-from virtbus.nodeagent.edge import libvirt_links
+from virtbus.nodeagent.edge import libvirt_displays, libvirt_links
 from virtbus.nodeagent.edge.console import Consoles
 from virtbus.nodeagent.edge.libvirt_calls import Threads
-from virtbus.nodeagent.edge.libvirt_guests import LibvirtGuests
+from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
+from virtbus.nodeagent.edge.libvirt_guests import QUICK_S, LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_links import Links
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
@@ -67,16 +70,29 @@ class Domain:
         return self._uid
 
     def agentSetResponseTimeout(self, timeout_s: int) -> int:  # noqa: N802
-        self._host.patience_s = timeout_s
+        self._host.patience_s = self._patience_s = timeout_s
         return 0
 
     def guestInfo(self, types: int) -> dict[str, object]:  # noqa: N802
         self._host.asked.append((self._uid, types))
         if self._host.error is not None:
             raise self._host.error
-        if self._uid in self._host.hung:
-            assert self._host.let_go.wait(60)
+        if self._uid in self._host.hung and not self._host.let_go.wait(self._patience_s):
+            text = "Guest agent is not responding: no answer in time"
+            raise Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
         return ANSWERS
+
+    def isActive(self) -> bool:  # noqa: N802
+        return True
+
+    def XMLDesc(self) -> str:  # noqa: N802
+        return "<graphics />"
+
+    def openGraphicsFD(self, _index: int, _flags: int) -> int:  # noqa: N802
+        self._host.opened.append(self._uid)
+        if self._uid in self._host.hung:
+            self._host.let_go.wait(30)
+        return socket.socket(socket.AF_UNIX).detach()
 
 
 class Host:
@@ -84,6 +100,7 @@ class Host:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
+        self.opened: list[str] = []
         self.hung: set[str] = set()
         self.let_go = threading.Event()
         self.error: libvirt.libvirtError | None = None
@@ -130,7 +147,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 @pytest.fixture
 async def guests(host: Host) -> AsyncIterator[LibvirtGuests]:
     threads = Threads("test")
-    made = LibvirtGuests(Links("qemu:///system", threads, at_once=4, stuck_limit=4))
+    quick, slow = (Links("qemu:///system", threads, at_once=3, stuck_limit=4) for _ in range(2))
+    made = LibvirtGuests(quick, slow)
     yield made
     made.close()
     threads.close()
@@ -216,9 +234,58 @@ async def test_libvirt_waits_for_an_answer_no_longer_than_who_asks(
     guests: LibvirtGuests, host: Host
 ) -> None:
     await guests.ask(UIDS[0], (), timeout_s=3)
-    assert host.patience_s == 3
+    assert host.patience_s == QUICK_S, "it is quick, as far as is known"
+    host.hung = {UIDS[0]}
+    with pytest.raises(VirtbusError):
+        await guests.ask(UIDS[0], (), timeout_s=2.5)
+    assert host.patience_s in {1, 2}, "what is left, in whole seconds"
+    host.hung = set()
     await guests.ask(UIDS[0], (), timeout_s=60)
     assert host.patience_s == 10
+
+
+async def test_slow_guests_keep_no_quick_one_waiting_however_many_they_are(
+    guests: LibvirtGuests, host: Host
+) -> None:
+    host.hung, took_s = set(UIDS[:8]), 0.0
+    for _ in range(4):  # it takes three until all are known
+        async with asyncio.TaskGroup() as group:
+            slow = [
+                group.create_task(silent(guests, uid, timeout_s=1.2)) for uid in sorted(host.hung)
+            ]
+            await asyncio.sleep(0.1)
+            begun_s = time.monotonic()
+            assert await guests.ask(UIDS[8], (), timeout_s=10) == ANSWERS
+            took_s = time.monotonic() - begun_s
+        assert all(one.result() for one in slow)
+    assert took_s < 0.5, "since they are known, it waits for none of them"
+
+
+async def silent(guests: LibvirtGuests, uid: str, *, timeout_s: float) -> bool:
+    try:
+        await guests.ask(uid, (), timeout_s=timeout_s)
+    except VirtbusError as error:
+        return error.reason == "guest_agent_silent"
+    return False
+
+
+async def test_displays_do_not_wait_for_guest_agents_nor_for_hung_displays(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libvirt_displays, "CONNECT_S", 0.2)
+    threads = Threads("test")
+    links = Links("qemu:///system", threads, at_once=2, stuck_limit=4)
+    displays = LibvirtDisplays(links)
+    host.hung = {UIDS[0]}
+    for reason in ("libvirt_stuck", *["display_busy"] * 3):
+        with pytest.raises(VirtbusError) as caught:
+            await displays.connect(UIDS[0])
+        assert caught.value.reason == reason
+    assert host.opened == [UIDS[0]], "tried once, however often it is asked for"
+    (await displays.connect(UIDS[1])).close()
+    host.let_go.set()
+    displays.close()
+    threads.close()
 
 
 async def test_a_refused_connection_leaves_the_next_asker_his_turn(

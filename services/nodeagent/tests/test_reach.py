@@ -2,11 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import struct
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from virtbus.nodeagent.edge import reach as reach_module
 from virtbus.nodeagent.edge.reach import Reach
 from virtbus.schemas.network import InterfaceStatus
 
@@ -19,11 +22,10 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def reach(log: Path) -> AsyncIterator[Reach]:
+def reach(log: Path) -> Reach:
     reach = Reach(lambda _uid: log)
     reach.open()
-    yield reach
-    reach.close()
+    return reach
 
 
 def interface(*addresses: str) -> InterfaceStatus:
@@ -72,3 +74,38 @@ async def test_an_address_that_answers_a_ping_is_a_sign_of_life(reach: Reach) ->
     async with asyncio.timeout(5):
         found = await reach.answers(UID, lambda: (interface("fd00::1/64", "127.0.0.1/8"),))
     assert found == "AddressAnswers"
+
+
+FLOOD = """
+import socket, struct
+flood = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+flood.bind(("127.0.0.9", 0))
+reply = struct.pack(">BBHHH", 0, 0, 0xFFFF, 0, 0)
+while True:
+    flood.sendto(reply, ("127.0.0.1", 0))
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.geteuid() != 0, reason="a raw socket")
+async def test_a_flood_of_one_guests_replies_is_not_read_for_another(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unanswered = struct.pack(">BBHHH", 8, 0, 0xFFFF, 0, 0)  # its checksum is wrong
+    monkeypatch.setattr(reach_module, "_echo_request", lambda: unanswered)
+    reach = Reach(lambda _uid: log)
+    reach.open()
+    flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD)
+    try:
+        await asyncio.sleep(0.5)
+        begun_s = time.thread_time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await reach.answers(UID, lambda: (interface("127.0.0.10/8"),))
+        assert time.thread_time() - begun_s < 0.2
+        async with asyncio.timeout(5):  # who floods is ready, and costs one datagram
+            found = await reach.answers(UID, lambda: (interface("127.0.0.9/8"),))
+        assert found == "AddressAnswers"
+    finally:
+        flood.kill()
+        await flood.wait()

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtbus.nodeagent.core.config_drive import config_drive_files
-from virtbus.nodeagent.core.seed import seed_files, user_data
+from virtbus.nodeagent.core.seed import MAX_VALUES, seed_files, user_data
 from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.seed import CloudInitConfigDrive, CloudInitNoCloud, FilesVolume
@@ -42,6 +42,11 @@ def record(seed: CloudInitNoCloud) -> VmRecord:
         node="n1",
         created_ns=1,
     )
+
+
+def merge_bomb(levels: int) -> str:
+    lines = (f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, levels))
+    return "a0: &a0 {k: v}\n" + "".join(lines)
 
 
 def files(seed: CloudInitNoCloud, *interfaces: InterfaceStatus) -> dict[str, bytes]:
@@ -118,10 +123,34 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         "#cloud-config\n? {a: b}\n: c\n",
         "#cloud-config\na: !!python/object/apply:os.system [id]\n",
         "#cloud-config\n\ta: b: c\n",
+        "#cloud-config\nssh_authorized_keys: [[a]]\n",
+        "#cloud-config\n" + merge_bomb(20),
+        "#cloud-config\n" + merge_bomb(1500),
+        "#cloud-config\na: &a {<<: *a}\n",
+        f"#cloud-config\nwords: [{'a,' * MAX_VALUES}]\n",
     ],
 )
 def test_a_cloud_config_that_is_none_reaches_the_guest_unchanged(text: str) -> None:
     assert user_data(text.encode(), "web", (KEY,)) == text.encode()
+
+
+def test_anchors_and_merge_keys_of_a_cloud_config_are_read() -> None:
+    text = (
+        "#cloud-config\nx-base: &base {shell: /bin/sh}\n"
+        "users: [{<<: *base, name: a}, {<<: *base, name: b}]\n"
+    )
+    made = yaml.safe_load(user_data(text.encode(), "web", (KEY,)))
+    assert [user["shell"] for user in made["users"]] == ["/bin/sh"] * 2
+    assert made["ssh_authorized_keys"] == [KEY]
+
+
+def test_a_mail_of_a_thousand_levels_goes_into_ours_as_it_is() -> None:
+    levels = "".join(
+        f'Content-Type: multipart/mixed; boundary="b{n}"\n\n--b{n}\n' for n in range(1000)
+    )
+    made = user_data(levels.encode(), "web", (KEY,))
+    assert levels.encode() in made
+    assert parts(made[: made.index(levels.encode())])[0].get_content_type() == "text/cloud-config"
 
 
 def test_aliases_stay_aliases_so_that_a_bomb_stays_small() -> None:

@@ -4,15 +4,13 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 
-from virtbus.nodeagent.core import seed
-from virtbus.nodeagent.edge import seed_iso
+from virtbus.nodeagent.edge import durable, seed_iso
 from virtbus.nodeagent.edge.durable import in_thread
 from virtbus.schemas import subjects
 
@@ -55,15 +53,15 @@ async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
 ) -> None:
     node = Node(tmp_path)
     writing, go_on = threading.Event(), threading.Event()
-    real = seed.seed_files
+    real = durable.replace
 
-    def slow(*of: Any) -> Mapping[str, bytes]:
+    def slow(*of: Any, **how: Any) -> None:
         if not writing.is_set():
             writing.set()
             go_on.wait(10)
-        return real(*of)
+        real(*of, **how)
 
-    monkeypatch.setattr(seed_iso, "seed_files", slow)
+    monkeypatch.setattr(seed_iso, "replace", slow)
     drive = {"name": "seed", "cloud_init_no_cloud": {"hostname": "web"}}
     wanted = record(spec={"volumes": [drive]})
 

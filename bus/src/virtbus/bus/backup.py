@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from virtbus.bus.ports import Bus, BusError, ConflictError, Entry, EntryKind, WatchMark
-from virtbus.schemas.subjects import JOIN_KEY, vm_anywhere
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, vm_anywhere
 from virtbus.schemas.wire import decode
 
 VERSION = 1
@@ -247,8 +247,8 @@ def _is_record(key: str) -> bool:
 
 
 def _lasts(entry: Entry) -> bool:
-    """False for what is of one bus only: join records, and the tombstones of buried uids."""
-    if entry.kind is not EntryKind.PUT or _uid(entry.key) == JOIN_KEY:
+    """False for what is of one bus only: join records, tombstones, and addresses of hosts."""
+    if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
         return False
     value = decode(entry.value) if _is_record(entry.key) else {}
     return not (isinstance(value, dict) and value.get("tombstone"))

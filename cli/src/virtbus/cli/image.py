@@ -37,8 +37,20 @@ def command() -> None:
 @verb
 def listing(invocation: Invocation) -> None:
     """List images, and the nodes that have them."""
-    items = invocation.call("image", "list", {}).get("items") or []
+    items = _all(invocation)
     invocation.show({"items": items}, lambda: output.table(HEADER, [_row(i) for i in items]))
+
+
+def _all(invocation: Invocation) -> list[Mapping[str, Any]]:
+    """All pages, by name as people look for them."""
+    items: list[Mapping[str, Any]] = []
+    query: dict[str, Any] = {}
+    while True:
+        page = invocation.call("image", "list", query)
+        items += page.get("items") or []
+        if not page.get("continue"):
+            return sorted(items, key=lambda item: (item.get("names") or [], item["digest"]))
+        query = {"continue": page["continue"]}
 
 
 @click.command(
@@ -156,8 +168,10 @@ def _raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
 
 
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
+    names = ", ".join(item.get("names") or ()) or "-"
+    more = item.get("more_names")
     return (
-        ", ".join(item.get("names") or ()) or "-",
+        f"{names} and {more} more" if more else names,
         str(item.get("format", "")),
         units.size(item.get("size_bytes")),
         units.size(item.get("virtual_size_bytes")),

@@ -5,11 +5,11 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageInfo, ImageRef, StoredRef
+from virtbus.schemas.image import ImageRef
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
-from virtbus.schemas.nodework import Finding, ForgottenImage
+from virtbus.schemas.nodework import Finding
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import SshKey
 from virtbus.schemas.states import VmState
@@ -161,24 +161,6 @@ class NodeFence(NodeRef):
     discard_local_disks: bool = False
 
 
-class ImagePull(Command):
-    """`image.pull`: fetch `ref` onto `node` (default: every ready node)."""
-
-    ref: ImageRef
-    node: Id | None = None
-    job: Uid | None = None
-
-
-class ImageDelete(Command):
-    """`image.delete`: remove an image by name, URL or digest from `node` (default: every one).
-
-    Its names go at once, its bytes once no VM's disk is made of it.
-    """
-
-    ref: StoredRef
-    node: Id | None = None
-
-
 class NodeAudit(Command):
     """`node.audit`: compare hosts with the records: `node`, or each; `repair` what is left over."""
 
@@ -264,32 +246,6 @@ class NodeForgotten(Fact):
     node: str
     statuses: int = 0
     """What it had said last of VMs, removed with it."""
-
-
-class NodeImage(ImageInfo):
-    """An image and where it is."""
-
-    nodes: tuple[str, ...] = ()
-
-
-class ImagePage(Fact):
-    """The answer of `image.list`."""
-
-    items: tuple[NodeImage, ...] = ()
-
-
-class PulledImages(Fact):
-    """The answer of `image.pull`: the image by node, and the nodes that failed with why."""
-
-    images: dict[str, ImageInfo] = Field(default_factory=dict)
-    errors: dict[str, str] = Field(default_factory=dict)
-
-
-class DeletedImages(Fact):
-    """The answer of `image.delete`: what went by node, and the nodes that failed with why."""
-
-    nodes: dict[str, ForgottenImage] = Field(default_factory=dict)
-    errors: dict[str, str] = Field(default_factory=dict)
 
 
 class EventItem(Fact):

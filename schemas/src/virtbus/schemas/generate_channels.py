@@ -17,6 +17,7 @@ from virtbus.schemas import (
     events,
     guest,
     image,
+    image_api,
     lease,
     node,
     nodework,
@@ -25,40 +26,8 @@ from virtbus.schemas import (
     subjects,
     vm,
 )
+from virtbus.schemas.channel_parameters import SAMPLES
 from virtbus.schemas.ids import name_token
-
-_SAMPLES = {
-    "uid": "0192f0c1-2d3e-7abc-8def-0123456789ab",
-    "name": "sample-name",
-    "namespace": "sample-namespace",
-    "node": "sample-node",
-    "service": "sample-service",
-    "part": "sample-part",
-    "step": "sample-step",
-    "kind": "sample-kind",
-    "role": "sample-role",
-    "session": "sample-session",
-    "verb": "sample-verb",
-    "instance": "sample-instance",
-    "number": "1234567",
-    "bucket": "sample-bucket",
-}
-PARAMETERS = {
-    "uid": "the VM's UUID",
-    "name": "lower-case base32 of the VM's name, without padding",
-    "namespace": "the VM's namespace",
-    "node": "a node's id; `_` where there is none",
-    "service": "netd, imaged or nodeagent; of a dead letter, who gave it up",
-    "part": "`image` or `net`",
-    "step": "the long step, such as `image`",
-    "verb": "a verb of the agent that opens a stream, such as `console`",
-    "kind": "a kind of `virtbus.schemas.events.Kind`; its dot makes two tokens",
-    "role": "a singleton's role",
-    "session": "the stream's own id, which the agent told its client alone",
-    "instance": "the controller that serves the watch",
-    "number": "the watch among those of its controller",
-    "bucket": "a KV bucket, such as `vm`",
-}
 
 
 class Plane(StrEnum):
@@ -104,9 +73,9 @@ class Channel:
 def template(make: Callable[..., str], **fixed: str) -> str:
     """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
     names = [name for name in inspect.signature(make).parameters if name not in fixed]
-    subject = make(**fixed, **{name: _SAMPLES[name] for name in names})
+    subject = make(**fixed, **{name: SAMPLES[name] for name in names})
     for name in names:
-        sample = _SAMPLES[name]
+        sample = SAMPLES[name]
         token = name_token(sample)
         subject = subject.replace(token if token in subject else sample, f"{{{name}}}")
     return subject
@@ -201,9 +170,21 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
     _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
-    _api("image", "list", api.Empty, api.ImagePage, "The images, with the nodes that have them."),
-    _api("image", "pull", api.ImagePull, api.PulledImages, "Fetch an image onto nodes."),
-    _api("image", "delete", api.ImageDelete, api.DeletedImages, "Remove an image from nodes."),
+    _api(
+        "image",
+        "list",
+        image_api.ImageList,
+        image_api.ImagePage,
+        "The images of the fleet.",
+    ),
+    _api("image", "pull", image_api.ImagePull, image_api.PulledImages, "Fetch an image."),
+    _api(
+        "image",
+        "delete",
+        image_api.ImageDelete,
+        image_api.DeletedImages,
+        "Remove an image from nodes.",
+    ),
     _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Write what the hosts know to the bus."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
@@ -250,6 +231,13 @@ CHANNELS: tuple[Channel, ...] = (
         "Cordon, drain and fence of a node.",
     ),
     _said(
+        subjects.node_hosts,
+        Plane.RECORD,
+        node.HostAddresses,
+        "controller → controller, netd",
+        "Addresses of the fleet's hosts, which guests of the node may not reach.",
+    ),
+    _said(
         subjects.node_reserved,
         Plane.RECORD,
         node.Reserved,
@@ -269,6 +257,13 @@ CHANNELS: tuple[Channel, ...] = (
         vm.VmStatus,
         "nodeagent → controller",
         "What the owning node sees of a VM.",
+    ),
+    _said(
+        subjects.node_images,
+        Plane.RECORD,
+        node.NodeImages,
+        "nodeagent → controller",
+        "Which images the node has.",
     ),
     _said(
         subjects.node_record,
@@ -296,7 +291,7 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "ensure", nodework.Ensure, nodework.ImageReady, "Make the disks of a record."),
     _rpc("imaged", "release", nodework.Release, nodework.Released, "Remove a VM's disks."),
     _rpc("imaged", "inspect", nodework.Inspect, nodework.Held, "Disk files on the host."),
-    _rpc("imaged", "list", api.Empty, nodework.Tele, "Images of the node."),
+    _rpc("imaged", "list", nodework.ListImages, nodework.HeldImages, "Images of the node."),
     _rpc("imaged", "pull", nodework.PullImage, image.ImageInfo, "Fetch an image."),
     _rpc("imaged", "delete", nodework.ForgetImage, nodework.ForgottenImage, "Remove an image."),
     _rpc("netd", "ensure", nodework.Ensure, nodework.NetReady, "Make the network of a record."),
@@ -385,6 +380,7 @@ CHANNELS: tuple[Channel, ...] = (
 FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
+    (template(subjects.hosts_all), "the addresses of hosts, as each node is told them"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.tele_all), "telemetry of a node"),
     (template(subjects.events), "facts of one VM"),

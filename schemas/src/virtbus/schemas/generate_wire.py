@@ -19,6 +19,14 @@ from virtbus.schemas.wire import encode, encode_json, read
 FOLDER = f"v{SCHEMA_VERSION}"
 
 
+_OF_NODES = frozenset({"image_names", "image_digests"})
+RETIRED = {
+    **dict.fromkeys(("NodeRecord", "NodePage", "NodeDetail", "BusStatus"), _OF_NODES),
+    "Tele": frozenset({"images"}),
+}
+"""Fields that earlier editions have and nobody reads any more, by message: ADR 0034."""
+
+
 def models() -> tuple[type[BaseModel], ...]:
     """Every model whose bytes go over the bus as a whole, by name."""
     return tuple(sorted({*messages(), Envelope, ErrorBody}, key=lambda model: model.__name__))
@@ -52,7 +60,8 @@ def unread(model: type[BaseModel], one: dict[str, Any]) -> list[str]:
         instance = read(model, bytes.fromhex(written["msgpack"]))
         now = json.loads(encode_json(instance))
         found += [f"{kind}{path}" for path in _lost(written["value"], now, "")]
-    return found
+    retired = RETIRED.get(model.__name__, frozenset())
+    return [path for path in found if path.rpartition(".")[2] not in retired]
 
 
 def _lost(written: Any, now: Any, path: str) -> list[str]:

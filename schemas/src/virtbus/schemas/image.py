@@ -1,5 +1,6 @@
 """Images: how they are named, and what a node knows of them."""
 
+import hashlib
 import re
 from enum import StrEnum
 from typing import Annotated, NamedTuple
@@ -85,6 +86,19 @@ StoredRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(ch
 """What names an image that is stored already."""
 
 
+MAX_IMAGE_KEYS = 512
+
+
+def image_key(ref: str) -> str:
+    """What stands for a reference, or for the digest of an image, in `NodeImages`: 8 bytes."""
+    return hashlib.sha256(ref.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+ImageKeys = Annotated[tuple[ImageKey, ...], Field(max_length=MAX_IMAGE_KEYS)]
+"""Of the images that a node used last: by each name, and by digest."""
+
+
 class ImageFormat(StrEnum):
     """The disk formats virtbus accepts; everything else is refused by its header (IMG-09)."""
 
@@ -97,6 +111,8 @@ class ImageInfo(Fact):
 
     digest: str
     names: tuple[str, ...] = ()
+    more_names: int = 0
+    """How many are left out, as there are many."""
     format: ImageFormat
     size_bytes: int
     virtual_size_bytes: int

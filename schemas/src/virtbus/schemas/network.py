@@ -43,5 +43,7 @@ class NetworkInfo(Fact):
 
     name: str
     kind: str
+    namespaces: tuple[str, ...] = ()
+    """Who may use it beside `default`, which is everybody's: namespaces, or `*` for all."""
     subnet: str = ""
     detail: dict[str, str] = Field(default_factory=dict)

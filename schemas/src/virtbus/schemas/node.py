@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from virtbus.schemas.image import ImageKeys
 from virtbus.schemas.model import Fact
 
 
@@ -47,12 +48,26 @@ class NodeRecord(Fact):
     accelerators: tuple[str, ...] = ("tcg",)
     labels: dict[str, str] = Field(default_factory=dict)
     networks: tuple[str, ...] = ("default",)
-    image_names: tuple[str, ...] = ()
-    image_digests: tuple[str, ...] = ()
+    network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Who may use a network beside `default`: namespaces, or `*` for all. None: nobody."""
+    addresses: tuple[str, ...] = ()
+    """The host's own IPv4 and IPv6 addresses of global scope, but those of guests' bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0
     time_ns: int = 0
+
+
+class NodeImages(Fact):
+    """`$KV.st.<node>._images`: which images a node has, for placement. Written when it changes.
+
+    A key is of a reference or of a digest (`image_key`), so that however many there are and
+    however long, it stays below 16 KiB.
+    """
+
+    schema_version: int = 1
+    node: str
+    keys: ImageKeys = ()
 
 
 class Fence(Fact):
@@ -111,6 +126,19 @@ class NodeWish(Fact):
         return "is cordoned" if self.cordoned else ""
 
 
+class HostAddresses(Fact):
+    """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
+
+    Written by controllers, by CAS. `own` are the node's, kept while it is silent; `fleet` are
+    those of every host, the node's own among them.
+    """
+
+    schema_version: int = 1
+    node: str
+    own: tuple[str, ...] = ()
+    fleet: tuple[str, ...] = ()
+
+
 class Reserved(Fact):
     """`$KV.vm._reserved.node.<node>`: the sum of what strict VMs have on a node.
 
@@ -128,6 +156,8 @@ class NodeView(NodeRecord):
     """A node as the API shows it."""
 
     wish: NodeWish | None = None
+    images: int = 0
+    """How many images it has, by each name and by digest; 512 at the most are told of."""
     vms: int = 0
     committed_vcpus: int = 0
     committed_memory_bytes: int = 0

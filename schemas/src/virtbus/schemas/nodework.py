@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from virtbus.schemas.errors import ErrorBody
-from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.image import ImageFormat, ImageInfo, ImageKeys
 from virtbus.schemas.model import Fact
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeWish, ServiceState
@@ -115,12 +115,27 @@ class NetReady(Fact):
 
 
 class Tele(Fact):
-    """`tele.<service>`: every 4 s and at each change; the nodeagent puts it in the node record."""
+    """`tele.<service>`: every 4 s and at each change; the nodeagent tells controllers of it."""
 
     service: str
     state: ServiceState
-    images: tuple[ImageInfo, ...] = ()
+    image_keys: ImageKeys = ()
     networks: tuple[NetworkInfo, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """The host's own, as netd sees them."""
+
+
+class ListImages(Fact):
+    """`rpc.imaged.list`: a page of the images, by digest, behind the digest `after`."""
+
+    after: str = ""
+
+
+class HeldImages(Fact):
+    """A page of a node's images; `next` is the `after` of the next one, empty at the end."""
+
+    images: tuple[ImageInfo, ...] = ()
+    next: str = ""
 
 
 class PullImage(Fact):

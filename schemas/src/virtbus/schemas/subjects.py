@@ -6,6 +6,8 @@ PREFIX = "virtbus"
 API = f"{PREFIX}.api.v1"
 JOIN_KEY = "_join"
 WISH_KEY = "_wish"
+IMAGES_KEY = "_images"
+HOSTS_KEY = "_hosts"
 RESERVED = "_reserved"
 
 
@@ -48,6 +50,16 @@ def node_wish(node: str) -> str:
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
 
 
+def node_hosts(node: str) -> str:
+    """`$KV.vm.<node>._hosts`: addresses of the fleet's hosts, closed to the node's guests."""
+    return f"$KV.vm.{check_id(node)}.{HOSTS_KEY}"
+
+
+def hosts_all() -> str:
+    """Filter over that key of every node."""
+    return f"$KV.vm.*.{HOSTS_KEY}"
+
+
 def node_reserved(node: str) -> str:
     """`$KV.vm._reserved.node.<node>`: what strict VMs have on a node."""
     return f"$KV.vm.{RESERVED}.node.{check_id(node)}"
@@ -61,6 +73,11 @@ def vm_secret(node: str, uid: str) -> str:
 def vm_status(node: str, uid: str) -> str:
     """`$KV.st.<node>.<uid>`."""
     return f"$KV.st.{check_id(node)}.{check_uid(uid)}"
+
+
+def node_images(node: str) -> str:
+    """`$KV.st.<node>._images`: which images the node has."""
+    return f"$KV.st.{check_id(node)}.{IMAGES_KEY}"
 
 
 def node_record(node: str) -> str:

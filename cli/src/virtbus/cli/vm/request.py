@@ -8,6 +8,8 @@ from typing import Any
 
 from virtbus.cli.failures import usage
 
+MAX_VALUES = 20_000
+"""As many as a message may hold (`schemas/wire.py`)."""
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 
@@ -25,12 +27,12 @@ def from_file(name: str) -> dict[str, Any]:
         except ValueError as error:
             raise usage(f"{shown} is no JSON: {error}") from None
     else:
-        import yaml  # 20 ms that only YAML files pay
+        from virtbus.schemas.yaml_text import YamlError, read_yaml  # 20 ms that only YAML pays
 
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            text = str(error).replace('"<unicode string>"', shown)
+            value = read_yaml(text, max_values=MAX_VALUES)
+        except YamlError as error:
+            text = error.shown.replace('"<unicode string>"', shown)
             raise usage(f"{shown} is no YAML: {text}") from None
     if not isinstance(value, dict):
         raise usage(f"{shown} must hold a map with name, image, …", "see `virtbus vm create -h`")

@@ -17,6 +17,7 @@ from virtbus.controller.edge.endings import Endings
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.feeds import Feeds
 from virtbus.controller.edge.fleet_api import FleetApi
+from virtbus.controller.edge.host_addresses import FleetAddresses
 from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
@@ -87,8 +88,17 @@ class Controller:
         self._placing = Placing(bus, self._fleet, self._watches, facts)
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
+        self._addresses = FleetAddresses(bus, self._fleet)
         self._duties = Duties(
-            self._leases, [self._sweep, self._pulse.tell, self._depart, self._fence, self._place]
+            self._leases,
+            [
+                self._sweep,
+                self._pulse.tell,
+                self._depart,
+                self._fence,
+                self._place,
+                self._addresses.run,
+            ],
         )
 
     async def run(self) -> None:

@@ -4,18 +4,19 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core import overlay
+from virtbus.imaged.core.expiry import Keep, expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.core.wanted import WantedDisk, overlay_size, wanted_disks
 from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.store import Store
-from virtbus.imaged.flights import Listener
+from virtbus.imaged.flights import Asker, Listener
 from virtbus.imaged.images import Images
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
@@ -85,7 +86,8 @@ class Disks:
         self._fence(record)
         async with self._serial(record.uid):
             self._fence(record)
-            found = await self._all(record.uid, wanted, listener, logins)
+            asker = Asker(listener, record.uid, record.namespace)
+            found = await self._all(record.uid, wanted, asker, logins)
         ready = ImageReady(
             uid=record.uid,
             epoch=record.epoch,
@@ -99,7 +101,7 @@ class Disks:
         self,
         uid: str,
         wanted: tuple[WantedDisk, ...],
-        listener: Listener | None,
+        asker: Asker,
         logins: Mapping[str, str],
     ) -> dict[str, _Found]:
         cached = {disk.volume: self._cached(disk) for disk in wanted}
@@ -108,11 +110,14 @@ class Disks:
                 if image is not None:
                     leases.enter_context(self._store.lease(image.digest))
             made = await self._threads.run(self._ensure_many, uid, wanted, cached)
+            askers = {
+                disk.volume: replace(asker, pull_secret=logins.get(disk.volume, ""))
+                for disk in wanted
+            }
             for disk in wanted:
                 if disk.volume not in made and disk.source is not None:
                     image = await self._images.ensure(
-                        *(disk.source, listener, uid, disk.pull_policy),
-                        pull_secret=logins.get(disk.volume, ""),
+                        disk.source, askers[disk.volume], disk.pull_policy
                     )
                     leases.enter_context(self._store.lease(image.digest))
                     more = await self._threads.run(
@@ -120,7 +125,7 @@ class Disks:
                     )
                     made |= more
             for disk in wanted:
-                await self._restore(uid, disk, made[disk.volume].digest, listener, logins)
+                await self._restore(disk, made[disk.volume].digest, askers[disk.volume])
         return made
 
     def _cached(self, disk: WantedDisk) -> ImageInfo | None:
@@ -131,18 +136,10 @@ class Disks:
     def _have(self, digest: str) -> bool:
         return self._store.cached(digest) is not None
 
-    async def _restore(
-        self,
-        uid: str,
-        disk: WantedDisk,
-        digest: str,
-        listener: Listener | None,
-        logins: Mapping[str, str],
-    ) -> None:
+    async def _restore(self, disk: WantedDisk, digest: str, asker: Asker) -> None:
         """Fetch again the very image that a disk rests on, where the store has lost it."""
         if disk.source is not None and not self._have(digest):
-            secret = logins.get(disk.volume, "")
-            await self._images.restore(disk.source, digest, listener, uid, pull_secret=secret)
+            await self._images.restore(disk.source, digest, asker)
 
     # --- in a disk thread ------------------------------------------------------------------
     def _ensure_many(
@@ -224,6 +221,20 @@ class Disks:
             files = (found.file,) if found.file else ()
             held[found.uid] = held.get(found.uid, ()) + files
         return held
+
+    async def expire_names(self, wanted: frozenset[str], keep: Keep) -> tuple[str, ...]:
+        """Remove names that nothing has used for long, or of too many; those names.
+
+        `wanted` are those of the node's records, which are in use.
+        """
+        for name in wanted:
+            self._store.used(name)
+        used = await self._threads.run(self._used)
+        names = expired(self._store.uses(frozenset(used)), wanted, self._store.now_s(), keep)
+        if names:
+            await self._threads.run(self._store.remove_links, names)
+        await self._threads.run(self._store.save_uses, keep.max_age_s)
+        return names
 
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
         """Remove images that no name, disk, lease or recent use holds; their digests."""

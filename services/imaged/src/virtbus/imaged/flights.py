@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from virtbus.schemas.errors import Code, VirtbusError
@@ -16,12 +17,28 @@ PROGRESS_INTERVAL_S = 0.2
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who wants an image, and hears of its progress.
+
+    `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
+    `namespace` is whose share of the slots it takes; empty: the operator's. `pull_secret` is the
+    VM's own login.
+    """
+
+    listener: Listener | None = None
+    uid: str = ""
+    namespace: str = ""
+    pull_secret: str = field(default="", repr=False)
+
+
 class Flight:
-    """What the work sees of its askers."""
+    """What the work sees of its askers, and they of it."""
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.askers = 0
+        self.askers: list[Asker] = []
+        self.moved_bytes = 0
+        """Received, copied or decoded, in all tries."""
         self.done_bytes = 0
         self.total_bytes: int | None = None
         self.stopping = False
@@ -29,14 +46,25 @@ class Flight:
     @property
     def abandoned(self) -> bool:
         """True once the last asker has left, and not because the service stops."""
-        return self.askers == 0 and not self.stopping
+        return not self.askers and not self.stopping
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Those of all who wait for it now."""
+        return frozenset(asker.namespace for asker in self.askers)
 
     def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:
         """Note how far it is; listeners hear of it at their own pace."""
+        self.moved_bytes += max(0, done_bytes - self.done_bytes)
         self.done_bytes, self.total_bytes = done_bytes, total_bytes
 
+    def worked(self, more_bytes: int) -> None:
+        """Note work on bytes that are here already."""
+        self.moved_bytes += more_bytes
+
     async def _tell(self) -> None:
-        for listener in tuple(self.listeners):
+        listeners = [asker.listener for asker in self.askers if asker.listener is not None]
+        for listener in listeners:
             await listener(self.done_bytes, self.total_bytes)
 
     async def report(self) -> None:
@@ -60,9 +88,7 @@ class Flights(Generic[T]):
         self._group = group
         self._flying: dict[str, tuple[Flight, asyncio.Task[None], asyncio.Future[T]]] = {}
 
-    async def join(
-        self, key: str, work: Callable[[Flight], Awaitable[T]], listener: Listener | None
-    ) -> T:
+    async def join(self, key: str, work: Callable[[Flight], Awaitable[T]], asker: Asker) -> T:
         """The result of `work` under `key`, started here or already on its way.
 
         Raises what the work raises. Cancelling one asker leaves the others theirs.
@@ -73,16 +99,12 @@ class Flights(Generic[T]):
             task = self._group.create_task(self._fly(key, flight, work, result))
             self._flying[key] = (flight, task, result)
         flight, task, result = self._flying[key]
-        flight.askers += 1
-        if listener is not None:
-            flight.listeners.append(listener)
+        flight.askers.append(asker)
         try:
             return await asyncio.shield(result)
         finally:
-            flight.askers -= 1
-            if listener is not None:
-                flight.listeners.remove(listener)
-            if flight.askers == 0 and not result.done():
+            flight.askers.remove(asker)
+            if not flight.askers and not result.done():
                 # A new asker from here on starts anew; the work itself waits for the old one.
                 if self._flying.get(key, (None,))[0] is flight:
                     del self._flying[key]

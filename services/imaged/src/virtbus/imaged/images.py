@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from virtbus.imaged.core import qcow2
@@ -20,14 +21,19 @@ from virtbus.imaged.edge.localfile import Fetched, OnBytes
 from virtbus.imaged.edge.part import Part
 from virtbus.imaged.edge.parts import open_part
 from virtbus.imaged.edge.store import Store
-from virtbus.imaged.flights import Flight, Flights, Listener
+from virtbus.imaged.flights import Asker, Flight, Flights
 from virtbus.imaged.spans import Spans, no_span
+from virtbus.imaged.turns import Seat, Turns
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
+from virtbus.schemas.nodework import HeldImages
 
 log = logging.getLogger(__name__)
+
+NOBODY = Asker()
+"""Who asks for no VM and hears of no progress."""
 
 
 class FileSource(Protocol):
@@ -56,8 +62,7 @@ class ContainerSource(Protocol):
         pin: str | None,
         part: Part,
         known: Validators,
-        on_bytes: OnBytes,
-        abandoned: Callable[[], bool],
+        transfer: Flight,
     ) -> Fetched: ...
 
 
@@ -94,7 +99,7 @@ class Images:
         self._containers = containers
         self._limits = limits
         self._changed = changed
-        self._pulls = asyncio.Semaphore(max_pulls)
+        self._turns = Turns(limits, max_pulls)
         self._flights: Flights[tuple[ImageInfo, Fetched]] = Flights(group)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -103,20 +108,25 @@ class Images:
         self._flights.stop()
 
     def cached(self, source: ImageSource) -> ImageInfo | None:
-        """The image that a reference stands for, if the store has it; touches no network."""
+        """The image that a reference stands for, if the store has it; touches no network.
+
+        It is a use of the name, which then expires later.
+        """
+        self._store.used(source.ref)
         if source.digest is not None and not source.is_container:
             return self._store.cached(source.digest)
         link = self._store.link(source.ref)
         return self._store.cached(link.digest) if link is not None else None
 
+    def page(self, after: str) -> HeldImages:
+        """The images behind the digest `after`, as many as one answer takes."""
+        return self._store.page(after)
+
     async def ensure(
         self,
         source: ImageSource,
-        listener: Listener | None = None,
-        uid: str = "",
+        asker: Asker = NOBODY,
         policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
-        *,
-        pull_secret: str = "",
     ) -> ImageInfo:
         """The image, fetched if the store does not have it; errors as `refresh`.
 
@@ -131,40 +141,24 @@ class Images:
                 f"{shown(source.ref)} is not on this node and the pull policy is Never; fetch it "
                 f"with 'virtbus image pull {source.ref}', or use IfNotPresent",
             )
-        return image or await self.refresh(source, listener, uid, pull_secret=pull_secret)
+        return image or await self.refresh(source, asker)
 
-    async def restore(
-        self,
-        source: ImageSource,
-        digest: str,
-        listener: Listener | None,
-        uid: str,
-        *,
-        pull_secret: str = "",
-    ) -> None:
+    async def restore(self, source: ImageSource, digest: str, asker: Asker) -> None:
         """Fetch again the very bytes that a disk rests on; errors as `refresh`."""
         url, pin = await self._resolve(source)
         if not url.startswith(CONTAINER_SCHEME):
-            await self.ensure(ImageSource(source.locator, digest), listener, uid)
+            await self.ensure(ImageSource(source.locator, digest), asker)
             return
         link = self._store.link(source.ref)
         if pin is None and link is not None and link.digest == digest:
             pin = link.etag
-        image = await self.refresh(ImageSource(url, pin), listener, uid, pull_secret=pull_secret)
+        image = await self.refresh(ImageSource(url, pin), asker)
         if image.digest != digest:
             raise _mismatch(url, digest, f"its disk is {image.digest} by now")
 
-    async def refresh(
-        self,
-        source: ImageSource,
-        listener: Listener | None = None,
-        uid: str = "",
-        *,
-        pull_secret: str = "",
-    ) -> ImageInfo:
+    async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
         """The image as its source has it now; nothing is transferred where that is unchanged.
 
-        `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
         All askers of one URL and digest with the same `pull_secret` (else the node's logins) share
         one transfer: nobody gets what another's login opened. Cancelled as the last of them, the
         transfer ends and its bytes are gone.
@@ -178,12 +172,13 @@ class Images:
         known = self._known(source, url)
 
         async def work(flight: Flight) -> tuple[ImageInfo, Fetched]:
-            with self._span("virtbus pull image", uid=uid):
-                return await self._transfer(flight, url, pin, known, pull_secret)
+            with self._span("virtbus pull image", uid=asker.uid):
+                return await self._transfer(flight, url, pin, known, secret)
 
-        asker = hashlib.sha256(pull_secret.encode()).hexdigest() if pull_secret else ""
-        key = f"{url}\n{pin or ''}\n{asker}"
-        image, fetched = await self._flights.join(key, work, listener)
+        secret = asker.pull_secret
+        login = hashlib.sha256(secret.encode()).hexdigest() if secret else ""
+        key = f"{url}\n{pin or ''}\n{login}"
+        image, fetched = await self._flights.join(key, work, asker)
         await self._threads.run(self._store.write_link, _link(source, url, image, fetched))
         self._changed()
         return image
@@ -230,16 +225,18 @@ class Images:
         self, flight: Flight, url: str, pin: str | None, known: Validators, pull_secret: str
     ) -> tuple[ImageInfo, Fetched]:
         key = f"{url}\n{pin or ''}"
-        async with (
-            self._part_lock(key),
-            self._pulls,
-            open_part(self._store, self._threads, key, lambda: flight.abandoned) as part,
-        ):
-            fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
-            # A container's pin is of its manifest, and was held against that.
-            of_file = None if url.startswith(CONTAINER_SCHEME) else pin
-            image = await self._adopt(url, of_file, part, known, fetched)
-        return image, fetched
+
+        async def in_turn(seat: Seat) -> tuple[ImageInfo, Fetched]:
+            parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
+            async with parts as part:
+                fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
+                seat.settle()
+                # A container's pin is of its manifest, and was held against that.
+                of_file = None if url.startswith(CONTAINER_SCHEME) else pin
+                return await self._adopt(url, of_file, part, known, fetched), fetched
+
+        async with self._part_lock(key):
+            return await self._turns.run(_host_of(url), flight, in_turn)
 
     async def _fetch(
         self,
@@ -256,7 +253,7 @@ class Images:
             return await self._files.fetch(url, part, known, told)
         if url.startswith(CONTAINER_SCHEME):
             containers = self._containers.with_secret(pull_secret)
-            return await containers.fetch(url, pin, part, known, told, lambda: flight.abandoned)
+            return await containers.fetch(url, pin, part, known, flight)
         return await self._http.fetch(url, part, known, told, pinned=pin is not None)
 
     async def _adopt(
@@ -296,6 +293,14 @@ class Images:
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             yield
+
+
+def _host_of(url: str) -> str:
+    """The server whose share of the slots a transfer takes; empty for a file of this node."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""  # it is refused before anything is asked
 
 
 def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> Link:

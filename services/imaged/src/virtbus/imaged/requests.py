@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from virtbus.bus.ports import Request
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.facts import Facts
+from virtbus.imaged.flights import Asker
 from virtbus.imaged.images import Images
 from virtbus.imaged.work import Work
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -18,12 +18,13 @@ from virtbus.schemas.nodework import (
     ForgetImage,
     ForgottenImage,
     Held,
+    HeldImages,
     ImageReady,
     Inspect,
+    ListImages,
     PullImage,
     Release,
     Released,
-    Tele,
 )
 from virtbus.schemas.wire import invalid, validate
 
@@ -43,14 +44,12 @@ class Requests:
         disks: Disks,
         images: Images,
         facts: Facts,
-        tele: Callable[[], Tele],
     ) -> None:
         self._group = group
         self._work = work
         self._disks = disks
         self._images = images
         self._facts = facts
-        self._tele = tele
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
@@ -85,10 +84,9 @@ class Requests:
         want = validate(Inspect, request.data)
         return Held(things=await self._disks.held(_uid(want.uid) if want.uid else None))
 
-    async def list(self, request: Request) -> Tele:
-        """The images of this node."""
-        del request
-        return self._tele()
+    async def list(self, request: Request) -> HeldImages:
+        """A page of the images of this node."""
+        return self._images.page(validate(ListImages, request.data).after)
 
     async def pull(self, request: Request) -> ImageInfo:
         """Fetch an image, or a newer one under its name. It goes on past the deadline."""
@@ -129,7 +127,7 @@ class Requests:
 
     async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
         try:
-            return await self._images.refresh(source, self._facts.progress(job), job)
+            return await self._images.refresh(source, Asker(self._facts.progress(job), job))
         except VirtbusError as error:
             log.warning("%s", error, extra={"code": error.reason})
             return error

@@ -9,7 +9,8 @@ from typing import Any
 
 from virtbus.bus import process
 from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Request, ServiceInfo, WatchMark
-from virtbus.imaged.core.wanted import brings_login
+from virtbus.imaged.core.expiry import Keep
+from virtbus.imaged.core.wanted import brings_login, refs_of
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.diskfiles import DiskFiles
@@ -35,6 +36,8 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 VERBS = ("ensure", "release", "inspect", "pull", "delete", "list")
+CROWDED = 1.1
+"""So many times the names that are kept are not waited for `gc_interval_s` with."""
 _CHANGE_SETTLES_S = 0.1
 
 
@@ -47,6 +50,8 @@ class Imaged:
         self._span = span
         self._version = importlib.metadata.version("virtbus-imaged")
         self._changed = asyncio.Event()
+        self._crowded = asyncio.Event()
+        """There are far more names than are kept."""
         self._store: Store | None = None
         self._requests: Requests | None = None
 
@@ -87,18 +92,18 @@ class Imaged:
             containers=Containers(store, threads, downloads, limits, self._registries()),
             limits=limits,
             max_pulls=self._settings.max_pulls,
-            changed=self._changed.set,
+            changed=self._images_changed,
             span=self._span,
         )
         disks = Disks(images, store, files, threads, limits.max_virtual_bytes)
         facts = Facts(self._bus, self._settings.node)
         work = Work(group, disks, facts, self._span)
         self._store = store
-        self._requests = Requests(group, work, disks, images, facts, self._tele)
+        self._requests = Requests(group, work, disks, images, facts)
         self._changed.set()
         process.notify("READY=1")
         log.info("ready: %d images", len(store.images()), extra={"code": "ready"})
-        group.create_task(self._collect(disks))
+        group.create_task(self._collect(disks, work))
         try:
             await self._follow(work)
         finally:
@@ -163,6 +168,7 @@ class Imaged:
             work.drop(uid)  # the agent alone says when disks go
             return
         work.listed.add(uid)
+        work.refs[uid] = refs_of(record.spec)
         if not brings_login(record.spec):  # else its agent asks, and has it
             work.want(record)
 
@@ -208,7 +214,7 @@ class Imaged:
             state=ServiceState(
                 state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
             ),
-            images=self._store.images() if self._store is not None else (),
+            image_keys=self._store.keys() if self._store is not None else (),
         )
 
     async def _tell_state(self) -> None:
@@ -222,11 +228,31 @@ class Imaged:
                 async with asyncio.timeout(self._settings.tele_interval_s):
                     await self._changed.wait()
 
-    async def _collect(self, disks: Disks) -> None:
+    def _images_changed(self) -> None:
+        self._changed.set()
+        if self._store is not None and self._store.names > self._settings.max_names * CROWDED:
+            self._crowded.set()
+
+    async def _expire_names(self, disks: Disks, work: Work) -> None:
+        if not work.synced:
+            return
+        keep = Keep(self._settings.name_max_age_s, self._settings.max_names)
+        wanted = frozenset[str]().union(*work.refs.values())
+        names = await disks.expire_names(wanted, keep)
+        if names:
+            log.info("%d image names expired", len(names), extra={"code": "names_expired"})
+            self._changed.set()
+
+    async def _collect(self, disks: Disks, work: Work) -> None:
+        settings = self._settings
         while True:
-            await asyncio.sleep(self._settings.gc_interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.gc_interval_s):
+                    await self._crowded.wait()
+            self._crowded.clear()
             try:
-                digests = await disks.collect_garbage(self._settings.gc_grace_s)
+                await self._expire_names(disks, work)
+                digests = await disks.collect_garbage(settings.gc_grace_s)
             except OSError as error:
                 log.warning("no garbage collected: %s", error, extra={"code": "gc_failed"})
                 continue

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, IPvAnyNetwork
 
 from virtbus.bus.settings import CONFIG_DIR, ServiceSettings
 from virtbus.imaged.core.limits import Limits
@@ -78,9 +78,22 @@ class Settings(ServiceSettings):
     pull_timeout_s: float = Field(
         _LIMITS.total_timeout_s, gt=0, description="seconds until an image must be here"
     )
-    allow_loopback: bool = Field(
-        _LIMITS.allow_loopback,
-        description="fetch URLs whose host is literally this machine (never by redirect or DNS)",
+    image_addresses: tuple[IPvAnyNetwork, ...] = Field(
+        (),
+        description="networks (10.1.0.0/16, fd00::/8) beside the public ones that images and "
+        "container images may come from; private, link-local and loopback ones only if named here",
+    )
+    name_max_age_s: float = Field(
+        14 * 86_400.0,
+        ge=60,
+        description="seconds that the name of an image (a URL) is kept after its last use; "
+        "those of the node's VMs and of images.d stay",
+    )
+    max_names: int = Field(
+        2000,
+        ge=1,
+        description="names of images that are kept; the least recently used go first, those of "
+        "the node's VMs never",
     )
     gc_interval_s: float = Field(
         3600.0, ge=1, description="seconds between looks for images that nothing uses"
@@ -111,5 +124,5 @@ class Settings(ServiceSettings):
             connect_timeout_s=self.connect_timeout_s,
             header_timeout_s=self.header_timeout_s,
             total_timeout_s=self.pull_timeout_s,
-            allow_loopback=self.allow_loopback,
+            allowed_addresses=self.image_addresses,
         )

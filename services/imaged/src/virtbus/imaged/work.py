@@ -60,6 +60,10 @@ class Work:
         self._jobs: dict[str, _Job] = {}
         self.listed: set[str] = set()
         """The uids that the bus has a record of which is not ending."""
+        self.refs: dict[str, frozenset[str]] = {}
+        """The images that those records name, by uid."""
+        self.synced = False
+        """True once `refs` is of a whole list: before, what it lacks may be in use all the same."""
 
     def want(self, record: VmRecord, logins: Mapping[str, str] | None = None) -> None:
         """Ensure the record's disks, now; a newer record replaces the attempt of an older one."""
@@ -95,6 +99,8 @@ class Work:
 
     def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
         """Stop working for a VM: its record is gone, or about to end."""
+        if up_to_epoch is None:
+            self.refs.pop(uid, None)
         job = self._jobs.get(uid)
         if job is None or (up_to_epoch is not None and job.record.epoch > up_to_epoch):
             return
@@ -103,8 +109,9 @@ class Work:
 
     def keep_listed(self) -> None:
         """The list is complete: stop working for all VMs that it does not name."""
-        for uid in set(self._jobs) - self.listed:
+        for uid in (set(self._jobs) | set(self.refs)) - self.listed:
             self.drop(uid)
+        self.synced = True
 
     def _cancel(self, job: _Job) -> None:
         if job.task is not None:

@@ -95,7 +95,10 @@ class Bridge:
         yield self.slices.run()
         yield self.teller.run()
         yield self.certificates.run()
-        yield self.site.run(self._against, admission.routes())
+        known = (
+            self.site.asking.is_front_proxy if settings.webhook_certificate else admission.anybody
+        )
+        yield self.site.run(self._against, admission.routes(known))
         yield self._work()
         yield Lease(self.cluster, settings.namespace, self.instance, self.acts, sources).run()
 

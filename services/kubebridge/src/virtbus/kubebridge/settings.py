@@ -36,6 +36,11 @@ class Settings(ServiceSettings):
         description="folder with tls.crt and tls.key, kept by cert-manager or another; empty: "
         "the bridge makes its own, in a Secret, and tells API servers",
     )
+    webhook_certificate: bool = Field(
+        False,
+        description="answer admission reviews only to who shows the front proxy's certificate; "
+        "API servers must be told to (docs/howto/kubernetes.md)",
+    )
 
     @property
     def bus_user(self) -> str:

@@ -143,7 +143,7 @@ class Attachments:
             carried_over(plan, known, self._builder.insistent),
             self._doors.bridge.gateway,
             addresses_of(others),
-            {network: self._doors.cni.load(network) for network in cni},
+            {network: self._doors.cni.load(network, plan.namespace) for network in cni},
         )
         check_macs(attachment, others)
         held = self._held[plan.uid] = _Held(attachment, NetPhase.BEGUN)

@@ -19,6 +19,8 @@ from virtbus.bus.ports import (
 )
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import Doors
+from virtbus.netd.closing import Closing
+from virtbus.netd.core.tenancy import namespaces_of
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.emulators import Emulators
@@ -59,11 +61,18 @@ def doors_of(settings: Settings) -> Doors:
     return Doors(
         namespaces=Namespaces(settings.netns_dir),
         bridge=HostBridge(
-            settings.bridge, settings.subnet, state / "host.json", settings.state_dir
+            settings.bridge,
+            settings.subnet,
+            state / "host.json",
+            settings.state_dir,
+            settings.reach(),
         ),
         files=StateFiles(state / "vms"),
         cni=Cni(
-            settings.cni_conf_dir, settings.cni_bin_dirs, plugin_timeout_s=settings.cni_timeout_s
+            settings.cni_conf_dir,
+            settings.cni_bin_dirs,
+            plugin_timeout_s=settings.cni_timeout_s,
+            openings=settings.network_namespaces,
         ),
         dhcp=DhcpServer(),
         emulators=Emulators(settings.emulator),
@@ -84,6 +93,8 @@ class Netd:
         self._facts = Facts(bus, settings.node)
         self._changed = asyncio.Event()
         self._listed: set[str] = set()
+        self._reach = Closing(self._doors.bridge, settings)
+        self._addresses: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Serve until cancelled. Networks stay: running guests do not need netd."""
@@ -107,6 +118,7 @@ class Netd:
                     held = len(self._attachments.held())
                     log.info("ready: %d networks", held, extra={"code": "ready"})
                     group.create_task(self._tidy())
+                    group.create_task(self._reach.run())
                     await self._follow(work)
         finally:
             with contextlib.suppress(OSError):
@@ -160,8 +172,10 @@ class Netd:
 
     def _see(self, entry: Entry, work: Work) -> None:
         uid = entry.key.rpartition(".")[2]
+        if uid == subjects.HOSTS_KEY:
+            self._reach.see(entry)
         if not is_id(uid):
-            return  # the join nonce
+            return  # of the node, not of a VM
         self._listed.discard(uid)
         record = _record(entry) if entry.kind is EntryKind.PUT else None
         if record is None or record.ending or record.node != self._settings.node:
@@ -224,7 +238,12 @@ class Netd:
             name="default", kind="bridge", subnet=str(self._settings.subnet.network)
         )
         others = [
-            NetworkInfo(name=name, kind="cni", detail={"file": path.name})
+            NetworkInfo(
+                name=name,
+                kind="cni",
+                detail={"file": path.name},
+                namespaces=namespaces_of(name, self._settings.network_namespaces),
+            )
             for name, path in self._doors.cni.networks().items()
         ]
         return Tele(
@@ -233,6 +252,7 @@ class Netd:
                 state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
             ),
             networks=(default, *others),
+            addresses=self._addresses,
         )
 
     async def _tell_state(self) -> None:
@@ -240,6 +260,7 @@ class Netd:
         subject = subjects.tele(self._settings.node, "netd")
         while True:
             self._changed.clear()
+            self._addresses = await in_thread(self._doors.bridge.addresses)
             await self._bus.publish(subject, self._tele())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tele_interval_s):

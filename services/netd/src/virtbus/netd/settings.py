@@ -1,6 +1,6 @@
 """netd's knobs."""
 
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from virtbus.bus.settings import ServiceSettings
 from virtbus.netd.core.offer import Site
+from virtbus.netd.core.reach import Reach
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 
@@ -47,6 +48,19 @@ class Settings(ServiceSettings):
         description="DNS domain of guests; empty: none",
     )
     search: tuple[str, ...] = Field((), max_length=6, description="DNS search list of guests")
+    guests_may_reach: tuple[IPv4Network, ...] = Field(
+        (), description="networks of hosts that guests of `default` may reach all the same"
+    )
+    guests_may_not_reach: tuple[IPv4Network, ...] = Field(
+        (),
+        description="networks closed to guests beside the fleet's hosts and the bus' servers,"
+        " such as that of an API server",
+    )
+    network_namespaces: dict[str, tuple[str, ...]] = Field(
+        {},
+        description="who may use a CNI network: its name to namespaces, or to `*` for all; one that"
+        " is not named is closed to everybody",
+    )
     lease_s: int = Field(
         3600, ge=120, description="DHCP lease in seconds: how long guests bridge a netd that is off"
     )
@@ -76,6 +90,12 @@ class Settings(ServiceSettings):
             msg = f"must name the gateway's own address, such as {network[1]}/{network.prefixlen}"
             raise ValueError(msg)
         return value
+
+    def reach(self) -> Reach:
+        """What is closed to guests before any other host is known."""
+        return Reach(
+            closed=self.guests_may_not_reach, opened=self.guests_may_reach, dns=self.site().dns
+        )
 
     def site(self) -> Site:
         """What every guest is told."""

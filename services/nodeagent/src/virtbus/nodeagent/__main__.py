@@ -90,7 +90,6 @@ async def serve(settings: Settings) -> None:
             arm = AdminSocket(settings.run_dir / "netd" / "admin.sock")
             ready = reach = Reach(files.console_log)
             reach.open()
-            stack.callback(reach.close)
         tools = Tools(
             bus=bus,
             settings=settings,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.settings import Settings
+from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
@@ -39,6 +40,7 @@ class Liveness:
         self._tele: dict[str, Tele] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self._images = ToldImages(bus, settings.node)
 
     def host(self) -> HostFacts:
         """What the host is, as it is told to controllers."""
@@ -67,6 +69,7 @@ class Liveness:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._hear())
+                group.create_task(self._images.run())
                 while True:
                     await self._beat()
                     self._wake.clear()
@@ -92,6 +95,8 @@ class Liveness:
                 changed = self._changed(tele)
                 self._tele[tele.service] = tele
                 self._heard_s[tele.service] = asyncio.get_running_loop().time()
+                if tele.service == "imaged":
+                    self._images.told(tele.image_keys)
                 if changed:
                     self._wake.set()
 
@@ -100,8 +105,8 @@ class Liveness:
         return (
             known is None
             or known.state.state is not tele.state.state
-            or known.images != tele.images
             or known.networks != tele.networks
+            or known.addresses != tele.addresses
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
@@ -124,8 +129,8 @@ class Liveness:
 
     def _record(self) -> NodeRecord:
         host, settings = self._host(), self._settings
-        images = [image for tele in self._tele.values() for image in tele.images]
-        networks = [network.name for tele in self._tele.values() for network in tele.networks]
+        networks = [network for tele in self._tele.values() for network in tele.networks]
+        addresses = {address for tele in self._tele.values() for address in tele.addresses}
         return NodeRecord(
             node=settings.node,
             hostname=host.hostname,
@@ -138,9 +143,11 @@ class Liveness:
             max_vcpus=host.max_vcpus,
             accelerators=host.accelerators,
             labels=settings.labels,
-            networks=tuple(sorted(networks)) or ("default",),
-            image_names=tuple(sorted({name for image in images for name in image.names})),
-            image_digests=tuple(sorted({image.digest for image in images})),
+            networks=tuple(sorted(network.name for network in networks)) or ("default",),
+            network_namespaces={
+                network.name: network.namespaces for network in networks if network.namespaces
+            },
+            addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
             started_ns=self._started_ns,

@@ -170,6 +170,8 @@ class NodeAgent:
         if uid == subjects.WISH_KEY:
             self._wished(entry)
             return
+        if uid == subjects.HOSTS_KEY:
+            return  # netd's
         if entry.kind is EntryKind.PURGE:
             self._purged(uid)
             return

@@ -25,8 +25,10 @@ from virtbus.schemas.nodework import (
     ForgetImage,
     ForgottenImage,
     Held,
+    HeldImages,
     ImageReady,
     Inspect,
+    ListImages,
     NetPhase,
     NetReady,
     PullImage,
@@ -107,9 +109,9 @@ class SimulatedNode:
     async def _delete(self, request: Request) -> ForgottenImage:
         return self.images.forget(validate(ForgetImage, request.data).ref)
 
-    async def _list(self, request: Request) -> Tele:
-        del request
-        return Tele(service="imaged", state=READY, images=self.images.list())
+    async def _list(self, request: Request) -> HeldImages:
+        after = validate(ListImages, request.data).after
+        return HeldImages(images=tuple(i for i in self.images.list() if i.digest > after))
 
     def image(self, record: VmRecord) -> ImageReady:
         """What imaged has made for the record."""

@@ -4,10 +4,10 @@ A cache: good for answers and placement, never for a decision that must hold; th
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
     DOWN_AFTER_S,
@@ -17,7 +17,6 @@ from virtbus.controller.core.nodes import (
     Signs,
     brake,
     state_of,
-    unheard,
 )
 from virtbus.controller.core.placement import (
     CPU_OVERCOMMIT,
@@ -33,8 +32,8 @@ from virtbus.controller.core.view import matches, view
 from virtbus.controller.core.vm_keys import read_vm_key, refuse_foreign
 from virtbus.schemas import subjects
 from virtbus.schemas.ids import UNPLACED, is_id
-from virtbus.schemas.node import NodeRecord, NodeState, NodeView, NodeWish
-from virtbus.schemas.subjects import JOIN_KEY, WISH_KEY
+from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 from virtbus.schemas.wire import decode, validate
 
@@ -86,6 +85,8 @@ class Fleet:
     promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
+    images: KnownImages = field(default_factory=KnownImages)
+    """Read it; write by `put_images` and `purge_images`."""
     wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
     """What is wanted of a node, and at which revision."""
     leaving: set[str] = field(default_factory=set)
@@ -162,8 +163,9 @@ class Fleet:
         if tokens[-1] == WISH_KEY:
             self.wish(NodeWish(node=tokens[2]), revision)
             return None
-        if tokens[-1] == JOIN_KEY:
-            self.nodes.pop(tokens[2], None)  # forgotten; one that is there says so at once
+        if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
+            if tokens[-1] == JOIN_KEY:
+                self.nodes.pop(tokens[2], None)  # forgotten; one that is there says so at once
             return None
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None
@@ -222,6 +224,14 @@ class Fleet:
         self.status_revision = max(self.status_revision, revision)
         node, _, uid = key.removeprefix("$KV.st.").partition(".")
         return uid if self.statuses.pop((node, uid), None) is not None else None
+
+    def put_images(self, key: str, value: bytes) -> None:
+        """Take in which images a node has; VirtbusError where it is not of its key."""
+        self._candidates.pop(self.images.put(key, value), None)
+
+    def purge_images(self, key: str) -> None:
+        """Nothing is known of a node's images any more."""
+        self._candidates.pop(self.images.purge(key), None)
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
         """Take in a node's liveness record; VirtbusError where it is not of its key."""
@@ -367,30 +377,17 @@ class Fleet:
     def candidate(self, node: str, now_s: float) -> Candidate:
         """One node that was heard, with what is promised on it."""
         seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
+        images = self.images.of(node)
         return Candidate(
             seen.record,
             load.vms,
             load.vcpus,
             load.memory_bytes,
             self.silent(node, now_s),
-            seen.kind,
+            seen.kind + images.mark if seen.kind else b"",
             self.wish_of(node).closed if node in self.wishes else "",
             max(0, load.vms - seen.vms),
             load.reserved_vms > 0,
             self.vcpus_per_cpu,
+            images.keys,
         )
-
-    def node_views(self, now_s: float) -> Iterator[NodeView]:
-        """The nodes as the API shows them."""
-        for node in self.known_nodes():
-            seen = self.nodes.get(node) or NodeSeen(unheard(node), self.quiet_since_s)
-            load = self.promises.on.get(node, NOTHING)
-            yield NodeView(
-                **seen.record.model_dump() | {"state": self.node_state(node, now_s)},
-                vms=load.vms,
-                committed_vcpus=load.vcpus,
-                committed_memory_bytes=load.memory_bytes,
-                age_s=round(now_s - seen.heard_s, 1),
-                skew_s=round(seen.skew_s, 3),
-                wish=self.wish_of(node),
-            )

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.image import image_key
 from virtbus.schemas.node import NodeRecord, NodeState
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.vm import VmSpec
@@ -54,6 +55,8 @@ class Candidate:
     """Its CPUs are not shared: a strict VM is there, or asks."""
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Where they are shared, so many vCPUs may be promised for each."""
+    images: frozenset[str] = frozenset()
+    """The keys of the images that it has (`schemas.image.image_key`); part of its kind."""
 
     @cached_property
     def free_vcpus(self) -> int:
@@ -253,7 +256,7 @@ def kind_of(told: Mapping[str, Any]) -> bytes:
 def _locality(spec: VmSpec, node: Candidate) -> float:
     refs = {volume.image_ref for volume in spec.volumes if volume.image_ref}
     here = sum(
-        ref in node.record.image_names or ref.rpartition("@")[2] in node.record.image_digests
+        not node.images.isdisjoint((image_key(ref), image_key(ref.rpartition("@")[2])))
         for ref in refs
     )
     return here / len(refs) if refs else 0.0

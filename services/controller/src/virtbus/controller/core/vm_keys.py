@@ -3,15 +3,18 @@
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
 from virtbus.schemas.records import read_record
-from virtbus.schemas.subjects import JOIN_KEY, RESERVED, WISH_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, RESERVED, WISH_KEY
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 from virtbus.schemas.wire import read
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
-    """The value of a `$KV.vm…` key by the shape of the key; None for a join nonce."""
+    """The value of a `$KV.vm…` key by the shape of the key.
+
+    None for what controllers tell a node alone: the join nonce, the addresses of hosts.
+    """
     tokens = key.split(".")
-    if tokens[-1] == JOIN_KEY:
+    if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
         return None
     if tokens[-1] == WISH_KEY:
         return read(NodeWish, value)

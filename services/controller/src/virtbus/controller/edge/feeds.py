@@ -42,9 +42,7 @@ class Feeds:
         """Follow all three buckets; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("vm", self._vm, self._known_in_vm))
-            group.create_task(
-                self._follow("st", self._status, lambda: {uid for _, uid in self._fleet.statuses})
-            )
+            group.create_task(self._follow("st", self._status, self._known_in_st))
             group.create_task(self._follow("node", self._node, set))
 
     async def _follow(
@@ -96,7 +94,9 @@ class Feeds:
     def _forget(self, bucket: str, missing: set[str]) -> None:
         """Drop what a complete list no longer names."""
         for uid in missing:
-            if uid.startswith("$KV."):
+            if uid.endswith(f".{subjects.IMAGES_KEY}"):
+                self._fleet.purge_images(uid)
+            elif uid.startswith("$KV."):
                 self._fleet.purge_vm(uid, self._fleet.revision)
             elif bucket == "vm":
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
@@ -144,10 +144,22 @@ class Feeds:
     def _not_moved(self, uid: str, revision: int) -> None:
         self._changed(self._fleet.drop_moved(uid, revision))
 
+    def _known_in_st(self) -> set[str]:
+        return {uid for _, uid in self._fleet.statuses} | self._fleet.images.known()
+
     def _status(self, entry: Entry) -> str | None:
+        if entry.key.endswith(f".{subjects.IMAGES_KEY}"):
+            self._images(entry)
+            return None
         if entry.kind is EntryKind.PURGE:
             return self._fleet.purge_status(entry.key, entry.revision)
         return self._fleet.put_status(entry.key, entry.value, entry.revision)
+
+    def _images(self, entry: Entry) -> None:
+        if entry.kind is EntryKind.PURGE:
+            self._fleet.purge_images(entry.key)
+        else:
+            self._fleet.put_images(entry.key, entry.value)
 
     def _node(self, entry: Entry) -> None:
         if entry.kind is EntryKind.PURGE:
@@ -158,6 +170,6 @@ class Feeds:
 
 
 def _name(key: str) -> str:
-    """What a key is known by: the uid, or the whole key of a node's wish."""
+    """What a key is known by: the uid, or the whole key of a node's wish or images."""
     last = key.rsplit(".", maxsplit=1)[-1]
-    return key if last == subjects.WISH_KEY else last
+    return key if last in {subjects.WISH_KEY, subjects.IMAGES_KEY} else last

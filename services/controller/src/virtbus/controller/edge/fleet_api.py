@@ -7,30 +7,34 @@ from typing import Any
 
 from virtbus.bus.ports import Bus, BusError, Request, StreamReport
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.image_pages import merged
+from virtbus.controller.core.node_views import node_views
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     BusStatus,
     ConsumerStatus,
-    DeletedImages,
     Empty,
     EventItem,
     EventList,
     EventPage,
-    ImageDelete,
-    ImagePage,
-    ImagePull,
     NetworkPage,
-    NodeImage,
-    PulledImages,
     StreamStatus,
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.image_api import (
+    DeletedImages,
+    ImageDelete,
+    ImageList,
+    ImagePage,
+    ImagePull,
+    PulledImages,
+)
 from virtbus.schemas.network import NetworkInfo
-from virtbus.schemas.nodework import ForgetImage, ForgottenImage, PullImage
+from virtbus.schemas.nodework import ForgetImage, ForgottenImage, HeldImages, ListImages, PullImage
 from virtbus.schemas.states import VmState
 from virtbus.schemas.wire import decode, validate
 
@@ -66,20 +70,10 @@ class FleetApi:
 
     # --- images ---------------------------------------------------------------------------
     async def images(self, request: Request) -> ImagePage:
-        validate(Empty, request.data)
-        answers, _ = await self._ask(self._fleet.nodes, "list", {}, NODE_ANSWER_S)
-        merged: dict[str, tuple[ImageInfo, set[str], set[str]]] = {}
-        for node, answer in answers.items():
-            for item in answer.get("images", ()):
-                info = validate(ImageInfo, item)
-                _, names, nodes = merged.setdefault(info.digest, (info, set(), set()))
-                names.update(info.names)
-                nodes.add(node)
-        items = [
-            NodeImage(**{**info.model_dump(), "names": sorted(names), "nodes": sorted(nodes)})
-            for info, names, nodes in merged.values()
-        ]
-        return ImagePage(items=tuple(sorted(items, key=lambda i: (i.names, i.digest))))
+        want = validate(ImageList, request.data)
+        ask = ListImages(after=want.continue_ or "")
+        answers, _ = await self._ask(self._fleet.nodes, "list", ask, NODE_ANSWER_S)
+        return merged({node: validate(HeldImages, answer) for node, answer in answers.items()})
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
@@ -170,7 +164,7 @@ class FleetApi:
         """What `virtbus status` shows beside the services' own answers."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
-        nodes = tuple(self._fleet.node_views(now_s))
+        nodes = tuple(node_views(self._fleet, now_s))
         shown = [view for uid in self._fleet.vms if (view := self._fleet.show(uid, now_s))]
         waiting = [view.created_ns for view in shown if view.state in COMING_UP and view.powered]
         report = await self._bus.report()

@@ -9,6 +9,7 @@ from virtbus.bus.service import refuse_late
 from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.leaving import Places, stays
+from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
 from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.facts import Facts
@@ -44,7 +45,7 @@ class NodeApi:
     async def list(self, request: Request) -> NodePage:
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
-        return NodePage(items=tuple(self._fleet.node_views(now_s)), alarms=self._fleet.alarms())
+        return NodePage(items=tuple(node_views(self._fleet, now_s)), alarms=self._fleet.alarms())
 
     async def get(self, request: Request) -> NodeDetail:
         return self._show(self._known(validate(NodeRef, request.data).node))
@@ -183,6 +184,7 @@ class NodeApi:
             )
             raise VirtbusError(Code.CONFLICT, "node_answers", message, after_ms=5000)
         self._check_empty(node)
+        await self._bus.purge(subjects.node_images(node), marker_ttl_s=MARKER_TTL_S)
         told = [uid for there, uid in self._fleet.statuses if there == node]
         for uid in told:
             await self._bus.purge(subjects.vm_status(node, uid), marker_ttl_s=MARKER_TTL_S)
@@ -191,6 +193,7 @@ class NodeApi:
             return NodeWish(node=node, requests=wish.requests)
 
         await self._change(node, nothing)
+        await self._bus.purge(subjects.node_hosts(node), marker_ttl_s=MARKER_TTL_S)
         await self._bus.purge(subjects.join_nonce(node), marker_ttl_s=MARKER_TTL_S)
         await self._change(node, nothing, request)
         self._fleet.nodes.pop(node, None)
@@ -285,7 +288,7 @@ class NodeApi:
 
     def _show(self, node: str) -> NodeDetail:
         now_s = asyncio.get_running_loop().time()
-        views = {view.node: view for view in self._fleet.node_views(now_s)}
+        views = {view.node: view for view in node_views(self._fleet, now_s)}
         shown = [
             self._fleet.show_held(held, now_s)
             for held in sorted(self._fleet.vms.values(), key=lambda held: held.record.created_ns)

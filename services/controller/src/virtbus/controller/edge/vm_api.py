@@ -13,6 +13,7 @@ from virtbus.controller.core import changes
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
 from virtbus.controller.core.leaving import Places, leaving, loses
+from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import (
     demand_of,
     impossible,
@@ -124,6 +125,7 @@ class VmApi:
         """The nodes that can take it, best first, and why so; 422 where none ever could."""
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
+        check_networks(spec, admitted.namespace, (node.record for node in nodes))
         placement = place(spec, nodes, powered=admitted.powered or strict, strict=strict)
         if not placement.fit and not self._fleet.unheard_nodes():
             refusal = impossible(spec, nodes, strict=strict)
@@ -181,6 +183,8 @@ class VmApi:
             annotations=want.annotations,
         )
         self._check_room(held.record, record)
+        offers = [seen.record for seen in self._fleet.nodes.values()]
+        check_networks(record.spec, record.namespace, offers)
         try:
             held = await self._commits.replace(held, record)
         except ConflictError:

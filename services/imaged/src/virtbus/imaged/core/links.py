@@ -5,7 +5,7 @@ import re
 
 from pydantic import Field
 
-from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.model import Fact
 
 MAX_LINK_BYTES = 64 * 1024
@@ -55,14 +55,3 @@ def hex_of(digest: str) -> str:
         msg = "a digest must be sha256: and 64 lower-case hex digits"
         raise ValueError(msg)
     return text
-
-
-def listing(images: dict[str, ImageInfo], links: list[Link]) -> tuple[ImageInfo, ...]:
-    """Images by digest with the names that stand for them, in stable order."""
-    names: dict[str, list[str]] = {}
-    for link in links:
-        names.setdefault(link.digest, []).append(link.name.partition("?")[0])
-    return tuple(
-        image.model_copy(update={"names": tuple(sorted(set(names.get(digest, ()))))})
-        for digest, image in sorted(images.items())
-    )

@@ -1,4 +1,4 @@
-"""Where bytes may come from: URLs, redirects, addresses, and whether a transfer may resume."""
+"""Where bytes may come from: URLs, redirects, files, and whether a transfer may resume."""
 
 import ipaddress
 import re
@@ -7,22 +7,6 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from virtbus.schemas.errors import Code, VirtbusError
 
-_REFUSED_NETWORKS = tuple(
-    ipaddress.ip_network(text)
-    for text in (
-        "0.0.0.0/8",  # connects to this host
-        "169.254.0.0/16",  # link-local, and the metadata service of most clouds
-        "100.100.100.200/32",  # metadata, Alibaba
-        "168.63.129.16/32",  # metadata, Azure
-        "192.0.0.192/32",  # metadata, Oracle
-        "224.0.0.0/3",  # multicast, reserved, broadcast
-        "::/128",
-        "fe80::/10",
-        "fd00:ec2::254/128",  # metadata, AWS
-        "ff00::/8",
-    )
-)
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CONTENT_RANGE = re.compile(r"^bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})$")
 
 
@@ -85,20 +69,6 @@ def is_literal_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def address_refusal(address: str, *, loopback_allowed: bool) -> str:
-    """Why a connection to this numeric address must not be opened, or empty (SRC-02 … SRC-04)."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        ip = ip.ipv4_mapped or ip
-    if isinstance(ip, ipaddress.IPv6Address) and ip in _NAT64:
-        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-    if ip.is_loopback:
-        return "" if loopback_allowed else f"{ip} is this machine itself"
-    if any(ip in network for network in _REFUSED_NETWORKS):
-        return f"{ip} is a link-local, metadata or multicast address"
-    return ""
 
 
 def redirect_target(start: str, current: str, location: str) -> str:

@@ -64,6 +64,12 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
     return tuple(wanted)
 
 
+def refs_of(spec: VmSpec) -> frozenset[str]:
+    """The references of all images of a spec, as the store has them for names."""
+    refs = (volume.image_ref for volume in spec.volumes)
+    return frozenset(parse_image_ref(ref).ref for ref in refs if ref)
+
+
 def brings_login(spec: VmSpec) -> bool:
     """True for a VM with a login of its own for a registry; its record does not hold it."""
     disks = (volume.container_disk for volume in spec.volumes)

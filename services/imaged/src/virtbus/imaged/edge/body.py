@@ -1,6 +1,7 @@
 """A response body on its way into a part, held to its size and to a least rate."""
 
 import asyncio
+import contextlib
 from typing import Protocol
 
 import aiohttp
@@ -10,6 +11,7 @@ from virtbus.imaged.edge.diskthreads import DiskThreads
 from virtbus.imaged.edge.localfile import OnBytes, too_large
 from virtbus.imaged.edge.part import CHUNK_BYTES, Part
 from virtbus.imaged.edge.transient import TransientError
+from virtbus.schemas.errors import VirtbusError
 
 
 class Content(Protocol):
@@ -49,6 +51,11 @@ class Body:
                 on_bytes(self._part.offset + len(self._buffer), total)
         except (aiohttp.ClientError, TransientError):
             await self._flush()
+            raise
+        except asyncio.CancelledError:
+            # What a slow server sends in one turn is less than a chunk: it counts in the next one.
+            with contextlib.suppress(VirtbusError):
+                await self._flush()
             raise
         await self._flush()
         if total is not None and self._part.offset != total:

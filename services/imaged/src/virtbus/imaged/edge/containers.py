@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from virtbus.imaged.core import manifests
 from virtbus.imaged.core.archive import Archive, DamagedError
@@ -29,6 +30,16 @@ from virtbus.imaged.edge.store import Store
 from virtbus.schemas.container import ContainerRef, parse_locator
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.registry_login import Login, login_for
+
+
+class Transfer(Protocol):
+    """The pull that this is part of: `flights.Flight`."""
+
+    @property
+    def abandoned(self) -> bool: ...
+    def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None: ...
+    def worked(self, more_bytes: int) -> None: ...
+
 
 MAX_AUTH_FILE_BYTES = 1024**2
 _READ_BYTES = 256 * 1024
@@ -114,8 +125,7 @@ class Containers:
         pin: str | None,
         part: Part,
         known: Validators,
-        on_bytes: OnBytes,
-        abandoned: Callable[[], bool],
+        transfer: Transfer,
     ) -> Fetched:
         """Fill `part` with the disk of the image; its validator is the manifest's digest.
 
@@ -144,15 +154,16 @@ class Containers:
         manifest = await self._choose(registry, document)
         total = manifests.check_sizes(registry.what, manifest.layers, self._limits.max_bytes)
         search = Search(shown(registry.what), ref.path)
+        reading = _Reading(self._limits, transfer.worked)
         done = 0
         async with contextlib.AsyncExitStack() as parts:  # layers stay till all of them are read
             for layer in reversed(manifest.layers):
                 key = f"{part.key}\n{layer.digest}"
                 blob = await parts.enter_async_context(
-                    open_part(self._store, self._threads, key, abandoned)
+                    open_part(self._store, self._threads, key, lambda: transfer.abandoned)
                 )
-                await self._layer(registry, layer, blob, _shifted(on_bytes, done, total))
-                await self._stream(blob, search, part)
+                await self._layer(registry, layer, blob, _shifted(transfer.on_bytes, done, total))
+                await self._stream(blob, search, part, reading)
                 done += layer.size_bytes
                 search.next_layer()
                 if search.closed:
@@ -201,11 +212,13 @@ class Containers:
                 f"{shown(registry.what)}; if that stays so, push the image again",
             )
 
-    async def _stream(self, blob: Part, search: Search, part: Part) -> None:
-        steps = self._steps(blob, search, part)
+    async def _stream(self, blob: Part, search: Search, part: Part, reading: "_Reading") -> None:
+        steps = self._steps(blob, search, part, reading)
         try:
-            while await self._threads.run(_several, steps):
-                pass
+            more = True
+            while more:
+                more = await self._threads.run(reading.several, steps)
+                reading.check()
         except DamagedError as error:
             raise VirtbusError(
                 Code.UNSUPPORTED,
@@ -213,10 +226,11 @@ class Containers:
                 f"a layer of {search.what} cannot be used: {error}",
             ) from None
 
-    def _steps(self, blob: Part, search: Search, part: Part) -> Iterator[None]:
+    def _steps(self, blob: Part, search: Search, part: Part, reading: "_Reading") -> Iterator[None]:
         """Each step is a small piece of work. Runs in disk threads."""
         limits = self._limits
-        archive = Archive(decoded(_chunks(blob), limits.max_bytes, limits.max_expansion))
+        pieces = decoded(_chunks(blob), limits.max_bytes, limits.max_expansion)
+        archive = Archive(reading.counted(pieces))
         while (entry := archive.entry()) is not None:
             wanted = search.is_disk(entry)
             if wanted and entry.size_bytes > limits.max_bytes:
@@ -242,7 +256,45 @@ def _chunks(blob: Part) -> Iterator[bytes]:
         yield chunk
 
 
-def _several(steps: Iterator[None]) -> bool:
-    """Do steps for a while; False when there are no more."""
-    end_s = time.monotonic() + _STEP_S
-    return any(time.monotonic() >= end_s for _ in steps)
+class _Reading:
+    """What reading all layers of one image has cost, and may cost.
+
+    A layer of its own may expand to `max_bytes`, and there may be many.
+    """
+
+    def __init__(self, limits: Limits, worked: Callable[[int], None]) -> None:
+        self._limits = limits
+        self._worked = worked
+        self._told_bytes = 0
+        self._bytes = 0
+        self._cpu_s = 0.0
+
+    def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """The pieces of a layer. Runs in disk threads."""
+        most = self._limits.max_bytes
+        for piece in pieces:
+            self._bytes += len(piece)
+            if self._bytes > most:
+                msg = f"the layers expand to more than {most} bytes in all (setting max_bytes)"
+                raise DamagedError(msg)
+            yield piece
+
+    def several(self, steps: Iterator[None]) -> bool:
+        """Do steps for a while; False when there are no more. Runs in disk threads."""
+        began_s, end_s = time.thread_time(), time.monotonic() + _STEP_S
+        try:
+            return any(time.monotonic() >= end_s for _ in steps)
+        finally:
+            self._cpu_s += time.thread_time() - began_s
+
+    def check(self) -> None:
+        """Report what was done, and raise DamagedError where it took too long for its size."""
+        limits = self._limits
+        self._worked(self._bytes - self._told_bytes)
+        self._told_bytes = self._bytes
+        if self._cpu_s > limits.free_decode_s + self._bytes / limits.least_decode_bytes_s:
+            msg = (
+                f"its {self._bytes} bytes took {self._cpu_s:.0f} s of CPU time to read; "
+                "build the image anew, with fewer entries and one stream of compressed data"
+            )
+            raise DamagedError(msg)

@@ -53,15 +53,15 @@ class Downloads:
         that is known. Cancelled, the part holds a prefix.
 
         Raises:
-            VirtbusError: 400 `image_url_*`; 403 `address_refused`, `redirect_refused`,
-                `image_denied`; 404 `image_not_found`; 413 `image_too_large`; 422
-                `image_source_refused`, `content_encoding`, `image_length_unknown`,
-                `too_many_redirects`; 503 `image_unreachable`, `disk_full`, `store_error`.
+            VirtbusError: 400 `image_url_*`; 403 `redirect_refused`, `image_denied`; 404
+                `image_not_found`; 413 `image_too_large`; 422 `image_source_refused`,
+                `content_encoding`, `image_length_unknown`, `too_many_redirects`; 503
+                `image_unreachable`, `disk_full`, `store_error`.
         """
         check_url(url)
         await self._threads.run(part.resume, url)
         while await self._threads.run(part.hash_more):
-            pass
+            on_bytes(part.offset, size_bytes)
         if size_bytes is not None and part.offset == size_bytes:
             return Fetched(Validators())
         site = site or Site(url)

@@ -1,11 +1,16 @@
 """GET by the rules: addresses, redirects, time limits, attempts; aiohttp's sessions are made here.
 
-Every bound is in `core.limits`, every rule about addresses in `core.sources`. The address is
+Every bound is in `core.limits`, every rule about addresses in `core.addresses`. The address is
 checked where the socket is made, so it is the one that is connected to, whatever a name resolved
 to before and however its host was spelled (SRC-03, SRC-04).
+
+Until a server has answered, all failures look alike to the asker: a closed port, a filtered one,
+an address that is not allowed, a name that does not resolve, a service that is no web server. They
+have one code, one text and one number of attempts. The log has the difference, for the operator.
 """
 
 import asyncio
+import logging
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -15,22 +20,19 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from virtbus.imaged.core.addresses import Network, refusal
 from virtbus.imaged.core.limits import Limits
-from virtbus.imaged.core.sources import (
-    address_refusal,
-    check_url,
-    is_literal_loopback,
-    redirect_target,
-    shown,
-    url_invalid,
-)
+from virtbus.imaged.core.sources import check_url, redirect_target, shown, url_invalid
 from virtbus.imaged.edge.http_failures import reason_of
 from virtbus.imaged.edge.site import Site
 from virtbus.imaged.edge.transient import AgainError, TransientError
 from virtbus.schemas.errors import Code, VirtbusError
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_NO_ANSWER = "its server gave no answer that can be used"
 _BUFFER_BYTES = 1024**2
 """What arrives while the last chunk is hashed; aiohttp pauses the sender at twice this."""
 
@@ -38,16 +40,16 @@ _BUFFER_BYTES = 1024**2
 class _AddressGuard:
     """Makes sockets for one request, or refuses; `refused` says why."""
 
-    def __init__(self, *, loopback_allowed: bool) -> None:
-        self._loopback_allowed = loopback_allowed
+    def __init__(self, allowed: tuple[Network, ...]) -> None:
+        self._allowed = allowed
         self.refused = ""
 
     def socket(self, info: Any) -> socket.socket:
         family, kind, protocol, _, address = info
-        refusal = address_refusal(str(address[0]), loopback_allowed=self._loopback_allowed)
-        if refusal:
-            self.refused = refusal
-            raise PermissionError(refusal)
+        why = refusal(str(address[0]), self._allowed)
+        if why:
+            self.refused = why
+            raise PermissionError(why)
         return socket.socket(family, kind, protocol)
 
 
@@ -102,8 +104,7 @@ class Http:
 
         Raises:
             TransientError: another attempt may help.
-            VirtbusError: 400 `image_url_*`; 403 `address_refused`, `redirect_refused`; 422
-                `too_many_redirects`; 503 `image_unreachable`.
+            VirtbusError: 400 `image_url_*`; 403 `redirect_refused`; 422 `too_many_redirects`.
         """
         current = url
         for _ in range(self.limits.max_redirects + 1):
@@ -125,29 +126,32 @@ class Http:
     async def _open(
         self, site: Site, url: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        host = check_url(url).hostname or ""
-        guard = _AddressGuard(
-            loopback_allowed=self.limits.allow_loopback and is_literal_loopback(host)
-        )
+        check_url(url)
+        guard = _AddressGuard(self.limits.allowed_addresses)
         always = {"Accept-Encoding": "identity", "User-Agent": "virtbus-imaged"}
+        answered = False
         try:
             async with _session(self.limits, guard) as session:
                 async with asyncio.timeout(self.limits.header_timeout_s):
                     response = await session.get(
                         url, headers={**headers, **always}, allow_redirects=False
                     )
+                answered = True
                 async with response:
                     yield response
         except TimeoutError:
-            raise TransientError("the server did not answer in time") from None
+            raise _failed(url, "it did not answer in time", answered=answered) from None
         except aiohttp.ClientError as error:
-            if guard.refused:
-                raise _address_refused(url, guard.refused) from error
-            if isinstance(error, aiohttp.InvalidURL):
+            if isinstance(error, aiohttp.InvalidURL) and not guard.refused:
                 raise url_invalid(url) from error
-            if isinstance(error, aiohttp.ClientSSLError):
-                raise _unreachable(site, reason_of(error)[:300], 1) from error
-            raise TransientError(reason_of(error)[:300]) from error
+            why = guard.refused or reason_of(error)[:300]
+            raise _failed(url, why, answered=answered) from error
+
+
+def _failed(url: str, why: str, *, answered: bool) -> TransientError:
+    """What the asker is told of a failed attempt: `why` only once the server has answered."""
+    log.warning("%s: %s", shown(url), why, extra={"code": "image_source_failed"})
+    return TransientError(why if answered else _NO_ANSWER)
 
 
 def _session(limits: Limits, guard: _AddressGuard) -> aiohttp.ClientSession:
@@ -163,14 +167,6 @@ def _session(limits: Limits, guard: _AddressGuard) -> aiohttp.ClientSession:
         cookie_jar=aiohttp.DummyCookieJar(),
         read_bufsize=_BUFFER_BYTES,
         requote_redirect_url=False,
-    )
-
-
-def _address_refused(url: str, why: str) -> VirtbusError:
-    return VirtbusError(
-        Code.DENIED,
-        "address_refused",
-        f"{shown(url)} is not fetched: {why}; use an image server on a routed address",
     )
 
 

@@ -52,7 +52,8 @@ class Registry(Site):
         if not insecure:
             self.next_step = (
                 f"check the registry {ref.registry} and this node's network; one that speaks "
-                "plain http only must stand in the setting insecure_registries"
+                "plain http only must stand in the setting insecure_registries, one on a private, "
+                "link-local or loopback address in image_addresses; imaged's log says more"
             )
         self.base = f"{'http' if insecure else 'https'}://{host}"
 

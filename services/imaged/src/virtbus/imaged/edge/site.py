@@ -17,7 +17,10 @@ _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 class Site:
     """A plain web server; `what` is how people know what is fetched from it."""
 
-    next_step = "check the address, its server and this node's network"
+    next_step = (
+        "check the address, its server and this node's network; a server on a private, link-local "
+        "or loopback address needs the setting image_addresses; imaged's log says more"
+    )
     """What to do where it cannot be reached."""
 
     def __init__(self, what: str) -> None:

@@ -19,15 +19,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from virtbus.imaged.core.expiry import NameUse
 from virtbus.imaged.core.header import inspect
-from virtbus.imaged.core.links import (
-    MAX_LINK_BYTES,
-    Link,
-    file_name,
-    hex_of,
-    is_hex_digest,
-    listing,
-)
+from virtbus.imaged.core.links import MAX_LINK_BYTES, Link, file_name, hex_of, is_hex_digest
+from virtbus.imaged.core.listing import keys_of, listing, page_of
 from virtbus.imaged.core.qcow2 import ImageHeader
 from virtbus.imaged.edge import beneath
 from virtbus.imaged.edge.part import (
@@ -41,6 +36,7 @@ from virtbus.imaged.edge.part import (
 )
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.nodework import HeldImages
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.wire import encode_json, read
 
@@ -83,6 +79,10 @@ class Store:
         self._links: dict[str, Link] = {}
         self._leases: Counter[str] = Counter()
         self._used_ns: dict[str, int] = {}
+        self._names_used_s: dict[str, float] = {}
+        """By the wall clock, as their files say when this was opened."""
+        self._fresh: set[str] = set()
+        """Names used since that was written to their files."""
         self._scan()
 
     def _keep(self, descriptor: int) -> int:
@@ -156,6 +156,7 @@ class Store:
             return None
         try:
             link = read(Link, beneath.read_small(name, self._links_fd, MAX_LINK_BYTES))
+            self._names_used_s[link.name] = self._age_mark(name)
         except (OSError, VirtbusError) as error:
             log.warning("links/%s is ignored: %s", name, error, extra={"code": "link_damaged"})
             return None
@@ -189,6 +190,19 @@ class Store:
         self._used_ns[digest] = time.monotonic_ns()
         return image
 
+    def _age_mark(self, file: str) -> float:
+        return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
+
+    def now_s(self) -> float:
+        """The time by the clock that uses are noted by."""
+        return time.time()
+
+    def used(self, name: str) -> None:
+        """Note that a name is in use now; on the disk with the next `save_uses`."""
+        if name in self._links:
+            self._names_used_s[name] = time.time()
+            self._fresh.add(name)
+
     def link(self, name: str) -> Link | None:
         """What a name stands for."""
         return self._links.get(name)
@@ -213,6 +227,27 @@ class Store:
     def images(self) -> tuple[ImageInfo, ...]:
         """All images with their names."""
         return listing(self._images, list(self._links.values()))
+
+    def page(self, after: str) -> HeldImages:
+        """The images behind the digest `after`, as many as one answer takes."""
+        return page_of(self._images, list(self._links.values()), after)
+
+    def keys(self) -> tuple[str, ...]:
+        """What stands for the names and images used last, for placement."""
+        return keys_of(self._links.values(), self._names_used_s, frozenset(self._images))
+
+    @property
+    def names(self) -> int:
+        """How many names there are."""
+        return len(self._links)
+
+    def uses(self, held: frozenset[str]) -> list[NameUse]:
+        """When each name was used; disks rest on the images `held`."""
+        held |= set(+self._leases)
+        return [
+            NameUse(name, self._names_used_s.get(name, 0.0), link.digest in held)
+            for name, link in self._links.items()
+        ]
 
     def path(self, digest: str) -> Path:
         """Where the image of a digest is."""
@@ -263,6 +298,7 @@ class Store:
         """Let a name stand for an image, atomically; nothing where it does already."""
         with self._linking:  # all askers of one transfer come here at once
             if self._links.get(link.name) == link:
+                self.used(link.name)
                 return
             try:
                 beneath.replace(file_name(link.name), encode_json(link), self._links_fd)
@@ -270,6 +306,20 @@ class Store:
             except OSError as error:
                 raise store_error(error) from error
             self._links[link.name] = link
+            self._names_used_s[link.name] = time.time()
+
+    def save_uses(self, max_age_s: float) -> None:
+        """Write to their files when names were used; remove old files that name nothing."""
+        with self._linking:
+            fresh, self._fresh = self._fresh, set()
+            for name in fresh & set(self._links):
+                at_s = self._names_used_s[name]
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(file_name(name), (at_s, at_s), dir_fd=self._links_fd)
+            known = {file_name(name) for name in self._links}
+            for file in set(beneath.names(self._links_fd)) - known:
+                if time.time() - self._age_mark(file) > max_age_s:
+                    beneath.remove(file, self._links_fd)
 
     def remove_links(self, names: tuple[str, ...]) -> None:
         """Let names stand for nothing."""
@@ -277,6 +327,7 @@ class Store:
             for name in names:
                 beneath.remove(file_name(name), self._links_fd)
                 self._links.pop(name, None)
+                self._names_used_s.pop(name, None)
             os.fsync(self._links_fd)
 
     # --- garbage ---------------------------------------------------------------------------

@@ -24,7 +24,7 @@ TERMINATING = "PodTerminating"
 NO_MIGRATION = "virtbus has no live migration yet"
 OF_IMAGES = (
     *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
-    *("ambiguous_format", "address_refused", "redirect_", "url_", "content_encoding"),
+    *("ambiguous_format", "redirect_", "url_", "content_encoding"),
     *("too_many_redirects", "truncated", "unknown_feature", "unlisted_format"),
     *("virtual_size_", "wrong_architecture", "file_not_allowed"),
     *("backing_file", "data_file", "bitmaps", "encrypted", "internal_snapshots"),

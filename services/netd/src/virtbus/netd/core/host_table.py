@@ -1,17 +1,18 @@
-"""The host's nftables table `inet virtbus…`: masquerade, what guests may not reach (NET-12)."""
+"""The host's nftables table `inet virtbus…`: masquerade, and the reach of guests (NET-12)."""
 
+from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
 
 from virtbus.netd.core import nft
 from virtbus.netd.core.netlink import Call
+from virtbus.netd.core.reach import Reach
 
 _DEFAULT_BRIDGE, _DEFAULT_TABLE = "virtbus0", "virtbus"
 _FAMILY = nft.Family.INET
 _LOCAL_IN, _FORWARD, _POSTROUTING = 1, 2, 4
 _FILTER, _SOURCE_NAT = 0, 100
 
-CLOSED_TCP_PORTS = (4222, 6222, 8222, 16509, 16514, 10250)
-"""NATS (client, cluster, monitoring), libvirt (tcp, tls), kubelet: control planes of the host."""
+_DNS_PORT = 53
 
 METADATA = IPv4Address("169.254.169.254")
 """Cloud metadata of the host itself holds credentials that no guest may read."""
@@ -22,25 +23,41 @@ def table_of(bridge: str) -> str:
     return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
-def host_table(bridge: str, gateway: IPv4Interface) -> list[Call]:
-    """The transaction that makes the table what it shall be, whatever was there."""
+def host_table(bridge: str, gateway: IPv4Interface, reach: Reach) -> list[Call]:
+    """The transaction that replaces the table, whatever was there.
+
+    A guest may answer its host, ask a name server, and ping the gateway; nothing else of the host
+    is open. It may go out to all but metadata, hosts of the fleet, and what a setting closes.
+    """
     drop, accept = nft.verdict(nft.Verdict.DROP), nft.verdict(nft.Verdict.ACCEPT)
     guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
+    hosts = nft.AddressSet("hosts", 1, tuple(sorted(reach.hosts)))
     chains = [
         nft.Chain("input", _LOCAL_IN, _FILTER),
         nft.Chain("forward", _FORWARD, _FILTER),
         nft.Chain("postrouting", _POSTROUTING, _SOURCE_NAT, kind="nat"),
     ]
     rules = [
-        nft.rule("input", guest, nft.l4_protocol(nft.TCP), nft.destination_port(port), drop)
-        for port in CLOSED_TCP_PORTS
-    ]
-    rules += [
-        nft.rule(chain, guest, ipv4, nft.ip_destination(METADATA), drop)
-        for chain in ("input", "forward")
-    ]
-    rules += [
-        nft.rule("forward", guest, accept),
+        *_opened("input", bridge, reach),
+        nft.rule(
+            "input",
+            guest,
+            ipv4,
+            nft.ip_destination(gateway.ip),
+            nft.l4_protocol(nft.ICMP),
+            nft.is_echo_request(),
+            accept,
+        ),
+        nft.rule("input", guest, drop),
+        *_opened("forward", bridge, reach),
+        nft.rule("forward", guest, ipv4, nft.ip_destination(METADATA), drop),
+        nft.rule("forward", guest, ipv4, nft.ip_destination_among(hosts), drop),
+        *(
+            nft.rule("forward", guest, ipv4, nft.ip_destination_in(network), drop)
+            for network in reach.closed
+        ),
+        nft.rule("forward", guest, ipv4, accept),
+        nft.rule("forward", guest, drop),
         nft.rule("forward", nft.goes_to(bridge), nft.established(), accept),
         nft.rule(
             "postrouting",
@@ -50,7 +67,26 @@ def host_table(bridge: str, gateway: IPv4Interface) -> list[Call]:
             nft.masquerade(),
         ),
     ]
-    return nft.replace_table(_FAMILY, table_of(bridge), chains, rules)
+    return nft.replace_table(_FAMILY, table_of(bridge), chains, rules, [hosts])
+
+
+def _opened(chain: str, bridge: str, reach: Reach) -> Iterator[nft.Rule]:
+    """What counts before all that is closed."""
+    accept = nft.verdict(nft.Verdict.ACCEPT)
+    guest = (*nft.came_from(bridge), *nft.is_ipv4())
+    yield nft.rule(chain, guest, nft.established(), accept)
+    for server in reach.dns:
+        for protocol in (nft.UDP, nft.TCP):
+            yield nft.rule(
+                chain,
+                guest,
+                nft.ip_destination(server),
+                nft.l4_protocol(protocol),
+                nft.destination_port(_DNS_PORT),
+                accept,
+            )
+    for network in reach.opened:
+        yield nft.rule(chain, guest, nft.ip_destination_in(network), accept)
 
 
 def has_host_table(bridge: str) -> Call:

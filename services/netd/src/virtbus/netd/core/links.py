@@ -4,7 +4,7 @@ import errno
 import struct
 import sys
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 
 from virtbus.netd.core.netlink import (
     NLM_F_CREATE,
@@ -36,6 +36,7 @@ _IFLA_INET6_ADDR_GEN_MODE = 8
 _ADDR_GEN_NONE = 1
 _AF_INET, _AF_INET6 = 2, 10
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SCOPE_GLOBAL = 0
 
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
@@ -202,6 +203,25 @@ def read_link(reply: Reply) -> Link | None:
         master=int.from_bytes(found.get(_IFLA_MASTER, b"\0"), sys.byteorder),
         alias=found.get(_IFLA_IFALIAS, b"").rstrip(b"\0").decode("utf-8", "replace"),
     )
+
+
+def host_addresses() -> Call:
+    """Ask for all addresses of the namespace, IPv4 and IPv6."""
+    return Call(
+        "list addresses", RTM_GETADDR, NLM_F_DUMP, _ADDRESS.pack(0, 0, 0, 0, 0), acked=False
+    )
+
+
+def read_host_address(reply: Reply) -> tuple[int, IPv4Address | IPv6Address] | None:
+    """Link index and address of global scope in an RTM_NEWADDR message; None for all else."""
+    if reply.type != RTM_NEWADDR or len(reply.body) < _ADDRESS.size:
+        return None
+    _family, _prefix, _flags, scope, index = _ADDRESS.unpack_from(reply.body)
+    found = attributes(reply.body, _ADDRESS.size)
+    address = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS, b"")
+    if scope != _SCOPE_GLOBAL or len(address) not in {4, 16}:
+        return None
+    return index, IPv4Address(address) if len(address) == 4 else IPv6Address(address)
 
 
 def read_address(reply: Reply) -> tuple[int, IPv4Interface] | None:

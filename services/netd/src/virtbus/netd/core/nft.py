@@ -17,6 +17,11 @@ from virtbus.netd.core.netlink import NLM_F_APPEND, NLM_F_CREATE, Call, attr, be
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _GETCHAIN, _NEWRULE = 0, 1, 2, 3, 4, 6
+_NEWSET, _NEWELEMENTS = 9, 12
+_IPV4_ADDRESS = 7
+"""The type of a set's keys, which only `nft list` reads."""
+_ELEMENTS_A_CALL = 1000
+"""An attribute's length has 16 bits."""
 _REGISTER = 1
 _VERDICT_REGISTER = 0
 _EQ, _NEQ = 0, 1
@@ -26,7 +31,7 @@ _CT_STATE = 0
 _CT_ESTABLISHED_OR_RELATED = 0x2 | 0x4
 
 ETHERTYPE_IP, ETHERTYPE_ARP = 0x0800, 0x0806
-TCP, UDP = 6, 17
+ICMP, TCP, UDP = 1, 6, 17
 
 
 class Family(IntEnum):
@@ -53,6 +58,15 @@ class Chain:
     kind: str = "filter"
     policy: Verdict = Verdict.ACCEPT
     device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressSet:
+    """A named set of IPv4 addresses; `number` tells sets of one transaction apart."""
+
+    name: str
+    number: int
+    addresses: tuple[IPv4Address, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +123,36 @@ def ip_source(address: IPv4Address) -> tuple[bytes, ...]:
 
 def ip_source_in(network: IPv4Network) -> tuple[bytes, ...]:
     """IPv4 source inside `network`."""
-    masked = _expression(
+    return _address_in(12, network)
+
+
+def ip_destination_in(network: IPv4Network) -> tuple[bytes, ...]:
+    """IPv4 destination inside `network`."""
+    return _address_in(16, network)
+
+
+def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
+    """IPv4 destination in a set of the same table."""
+    lookup = _expression(
+        "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
+    )
+    return _load(_NETWORK, 16, 4), lookup
+
+
+def _address_in(offset: int, network: IPv4Network) -> tuple[bytes, ...]:
+    masked = _masked(network.netmask.packed)
+    return _load(_NETWORK, offset, 4), masked, _compare(network.network_address.packed)
+
+
+def _masked(mask: bytes) -> bytes:
+    return _expression(
         "bitwise",
         be32(1, _REGISTER),
         be32(2, _REGISTER),
         be32(3, 4),
-        nest(4, attr(1, network.netmask.packed)),
+        nest(4, attr(1, mask)),
         nest(5, attr(1, bytes(4))),
     )
-    return _load(_NETWORK, 12, 4), masked, _compare(network.network_address.packed)
 
 
 def ip_destination(address: IPv4Address) -> tuple[bytes, ...]:
@@ -129,6 +164,11 @@ def ip_destination(address: IPv4Address) -> tuple[bytes, ...]:
 def ip_protocol(number: int) -> tuple[bytes, ...]:
     """The protocol byte of an IPv4 header, for netdev chains."""
     return _load(_NETWORK, 9, 1), _compare(bytes((number,)))
+
+
+def is_echo_request() -> tuple[bytes, ...]:
+    """ICMP echo request; match the protocol first."""
+    return _load(_TRANSPORT, 0, 1), _compare(b"\x08")
 
 
 def is_ipv4() -> tuple[bytes, ...]:
@@ -231,14 +271,20 @@ def new_table(
 
 
 def replace_table(
-    family: Family, name: str, chains: Sequence[Chain], rules: Sequence[Rule]
+    family: Family,
+    name: str,
+    chains: Sequence[Chain],
+    rules: Sequence[Rule],
+    sets: Sequence[AddressSet] = (),
 ) -> list[Call]:
     """Make the table exactly this, whatever it was, in one transaction.
 
     Waits for an RCU grace period (8-16 ms): use `new_table` where there is none.
     """
     emptied = [_table(family, name), delete_table(family, name)]
-    return batch([*emptied, *_contents(family, name, chains, rules)])
+    made = [call for one in sets for call in _set(family, name, one)]
+    table, *contents = _contents(family, name, chains, rules)
+    return batch([*emptied, table, *made, *contents])
 
 
 def _contents(
@@ -249,6 +295,19 @@ def _contents(
         *(_chain(family, name, chain) for chain in chains),
         *(_rule(family, name, each) for each in rules),
     ]
+
+
+def _set(family: Family, table: str, what: AddressSet) -> list[Call]:
+    body = _header(family) + text(1, table) + text(2, what.name) + be32(3, 0)
+    body += be32(4, _IPV4_ADDRESS) + be32(5, 4) + be32(10, what.number)
+    calls = [_call(f"add set {table} {what.name}", _NEWSET, NLM_F_CREATE, body)]
+    for start in range(0, len(what.addresses), _ELEMENTS_A_CALL):
+        some = what.addresses[start : start + _ELEMENTS_A_CALL]
+        elements = [nest(1, nest(1, attr(1, address.packed))) for address in some]
+        body = _header(family) + text(1, table) + text(2, what.name)
+        body += nest(3, *elements) + be32(4, what.number)
+        calls.append(_call(f"add elements {table} {what.name}", _NEWELEMENTS, NLM_F_CREATE, body))
+    return calls
 
 
 def delete_table(family: Family, name: str) -> Call:
@@ -270,13 +329,5 @@ def get_chain(family: Family, table: str, name: str) -> Call:
 def established() -> tuple[bytes, ...]:
     """Packets of connections that are known already."""
     state = _expression("ct", be32(1, _REGISTER), be32(2, _CT_STATE))
-    mask = struct.pack("=I", _CT_ESTABLISHED_OR_RELATED)
-    masked = _expression(
-        "bitwise",
-        be32(1, _REGISTER),
-        be32(2, _REGISTER),
-        be32(3, 4),
-        nest(4, attr(1, mask)),
-        nest(5, attr(1, bytes(4))),
-    )
+    masked = _masked(struct.pack("=I", _CT_ESTABLISHED_OR_RELATED))
     return state, masked, _compare(bytes(4), _NEQ)

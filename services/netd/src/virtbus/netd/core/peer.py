@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Iterator
 
 _UUID_FLAG = b"-uuid"
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
@@ -23,13 +24,22 @@ def in_domain_cgroup(cgroups: str, domain: str) -> bool:
     that a hostname may not have and cuts the machine's name at 64 characters.
     """
     wanted = machine_suffix(domain)
+    return any(_same(name, wanted, plain) for name, plain in _machines(cgroups))
+
+
+def machine_of(cgroups: str) -> str:
+    """The machine of libvirt's that a process is in, whose emulator cannot leave it; or nothing."""
+    return next((plain for _name, plain in _machines(cgroups)), "")
+
+
+def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
+    """Each machine's own name, and that with what libvirt writes around it."""
     for line in cgroups.splitlines():
         for part in line.split(":", 2)[-1].split("/"):
             plain = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), part)
             match = _MACHINE.match(plain)
-            if match and _same(match.group("name"), wanted, plain):
-                return True
-    return False
+            if match:
+                yield match.group("name"), plain
 
 
 def machine_suffix(domain: str) -> str:

@@ -5,10 +5,12 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from virtbus.netd.core import cni
 from virtbus.netd.core.attachment import CniState, Nic
+from virtbus.netd.core.tenancy import Openings, check_open
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.edge.plugin_process import PluginProcess
 from virtbus.schemas.errors import Code, VirtbusError
@@ -29,7 +31,10 @@ class Cni:
         bin_dirs: Sequence[Path],
         *,
         plugin_timeout_s: float = PLUGIN_TIMEOUT_S,
+        openings: Openings = MappingProxyType({}),
     ) -> None:
+        """`openings` says which namespaces may use which network; the others are closed."""
+        self.openings = openings
         self._conf_dir = conf_dir
         self._bin_dirs = tuple(bin_dirs)
         self._timeout_s = plugin_timeout_s
@@ -44,12 +49,12 @@ class Cni:
                         found.setdefault(self._read(path)["name"], path)
         return found
 
-    def load(self, network: str) -> dict[str, Any]:
-        """The conflist called `network`.
+    def load(self, network: str, namespace: str) -> dict[str, Any]:
+        """The conflist called `network`, for a VM of `namespace`.
 
         Raises:
-            VirtbusError: 404 `network_unknown` with the names there are, or why a file that
-                bears the name cannot be used (422).
+            VirtbusError: 403 `network_closed`; 404 `network_unknown` with the names there are, or
+                why a file that bears the name cannot be used (422).
         """
         broken: VirtbusError | None = None
         known: list[str] = []
@@ -63,6 +68,7 @@ class Cni:
                 broken = error if network in path.stem else broken
                 continue
             if conf["name"] == network:
+                check_open(network, namespace, self.openings)
                 return conf
             known.append(conf["name"])
         if broken is not None:

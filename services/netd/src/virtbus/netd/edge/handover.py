@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ from virtbus.schemas.wire import encode, read
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256
+SHARE = 4
+"""Connections to the wrapper's socket of one machine or one user of the host; a start needs one."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
 """How long a wrapper waits for CNI: libvirt's start stands still meanwhile (start contract)."""
@@ -97,8 +100,10 @@ class HandoverServer:
         admin, wrapper = _bound(self.admin_path, 0o600), _bound(self.wrapper_path, 0o666)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_serve(admin, self._admin, group))
-                group.create_task(_serve(wrapper, self._wrapper, group))
+                of_agent = _Door(self._admin, _root, share=MAX_CONNECTIONS)
+                of_wrappers = _Door(self._wrapper, self._owner, share=SHARE)
+                group.create_task(of_agent.serve(admin, group))
+                group.create_task(of_wrappers.serve(wrapper, group))
         finally:
             admin.close()
             wrapper.close()
@@ -108,8 +113,6 @@ class HandoverServer:
     async def _admin(self, connection: socket.socket) -> None:
         """Arms, one answer each, until the agent closes the connection."""
         loop = asyncio.get_running_loop()
-        if _peer(connection)[1] != 0:
-            return
         while (header := await _exactly(connection, 4)) != b"":
             body = await _within(_exactly(connection, frame_length(header)))
             try:
@@ -140,6 +143,15 @@ class HandoverServer:
             return Armed(uid=arm.uid, error=error.body)
         self._arms.put(arm, asyncio.get_running_loop().time())
         return Armed(uid=arm.uid)
+
+    def _owner(self, connection: socket.socket) -> str:
+        """Whose share a connection is of: its machine's, or its user's where it is in none."""
+        pid, uid = _peer(connection)
+        try:
+            machine = peer.machine_of(self._read_peer(pid)[1])
+        except OSError:  # it has ended
+            machine = ""
+        return machine or f"uid {uid}"
 
     async def _wrapper(self, connection: socket.socket) -> None:
         """One request, one answer."""
@@ -247,7 +259,14 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 def _from_proc(pid: int) -> tuple[bytes, str]:
     process = Path("/proc", str(pid))
-    return (process / "cmdline").read_bytes(), (process / "cgroup").read_text()
+    # Who makes a cgroup gives it any name, which need not be UTF-8.
+    cgroups = (process / "cgroup").read_bytes().decode(errors="replace")
+    return (process / "cmdline").read_bytes(), cgroups
+
+
+def _root(connection: socket.socket) -> str:
+    """Whose share a connection to the agent's socket is of; nobody's but root's."""
+    return "root" if _peer(connection)[1] == 0 else ""
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
@@ -271,37 +290,60 @@ def _bound(path: Path, mode: int) -> socket.socket:
     return listener
 
 
-async def _serve(
-    listener: socket.socket,
-    handle: Callable[[socket.socket], Awaitable[None]],
-    group: asyncio.TaskGroup,
-) -> None:
-    """Accept for ever; over MAX_CONNECTIONS a connection is closed at once."""
-    loop = asyncio.get_running_loop()
-    open_now: set[socket.socket] = set()
+class _Door:
+    """A listening socket. Before anything is read, a connection is closed that is nobody's.
 
-    async def one(connection: socket.socket) -> None:
+    So is one over its owner's `share`, or over MAX_CONNECTIONS. `owner` says "" for nobody.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[socket.socket], Awaitable[None]],
+        owner: Callable[[socket.socket], str],
+        *,
+        share: int,
+    ) -> None:
+        self._handle = handle
+        self._owner = owner
+        self._share = share
+        self._open: Counter[str] = Counter()
+
+    async def serve(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
+        """Accept for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _address = await loop.sock_accept(listener)
+            except OSError as error:
+                # Out of descriptors: wait for some to be closed rather than spin (FDS-10).
+                log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+                await asyncio.sleep(0.1)
+                continue
+            group.create_task(self._one(connection))
+
+    async def _one(self, connection: socket.socket) -> None:
+        """Whatever a peer is or sends, it costs its own connection only."""
+        whose = ""
         try:
-            await handle(connection)
+            whose = self._taken(self._owner(connection))
+            if whose:
+                await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:
             log.info("closed a connection: %s", error, extra={"code": "connection_closed"})
+        except Exception:
+            log.exception("closed a connection", extra={"code": "connection_failed"})
         finally:
-            open_now.discard(connection)
+            self._open[whose] -= 1
+            if self._open[whose] <= 0:
+                del self._open[whose]
             connection.close()
 
-    while True:
-        try:
-            connection, _address = await loop.sock_accept(listener)
-        except OSError as error:
-            # Out of descriptors: wait for some to be closed rather than spin (FDS-10).
-            log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
-            await asyncio.sleep(0.1)
-            continue
-        if len(open_now) >= MAX_CONNECTIONS:
-            connection.close()
-            continue
-        open_now.add(connection)
-        group.create_task(one(connection))
+    def _taken(self, owner: str) -> str:
+        """The owner, whose share is one place smaller from now on; "" where there is none left."""
+        if self._open[owner] >= self._share or self._open.total() >= MAX_CONNECTIONS:
+            return ""
+        self._open[owner] += bool(owner)
+        return owner
 
 
 async def _within(reading: Awaitable[bytes]) -> bytes:

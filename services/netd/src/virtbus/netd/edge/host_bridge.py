@@ -13,6 +13,7 @@ from pathlib import Path
 
 from virtbus.netd.core import links, names
 from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
+from virtbus.netd.core.reach import Reach, is_host
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -24,8 +25,17 @@ _FORWARD = "net/ipv4/ip_forward"
 class HostBridge:
     """Blocks, and works in the calling thread's namespace: the host's."""
 
-    def __init__(self, name: str, gateway: IPv4Interface, memo: Path, owner: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        gateway: IPv4Interface,
+        memo: Path,
+        owner: Path,
+        reach: Reach = Reach(),  # noqa: B008  frozen
+    ) -> None:
         """`memo` is the file that keeps what `ip_forward` was, `owner` the netd's state dir."""
+        self.reach = reach
+        self._applied: Reach | None = None
         self.name = name
         self.gateway = gateway
         self._memo = memo
@@ -125,8 +135,7 @@ class HostBridge:
                 links.add_address(link.index, self.gateway),
             ]
         )
-        with Netlink(NETLINK_NETFILTER) as filters:
-            filters.do(host_table(self.name, self.gateway))
+        self._apply()
         write_sysctl(_FORWARD, "1")
         log.info("host bridge is up", extra={"code": "bridge_up", "bridge": self.name})
         return link.index
@@ -136,15 +145,43 @@ class HostBridge:
 
         The rules in a table that stands are not looked at.
         """
-        with self._lock, Netlink(NETLINK_NETFILTER) as filters:
-            gone = filters.ask(has_host_table(self.name)) is None
+        with self._lock:
+            with Netlink(NETLINK_NETFILTER) as filters:
+                gone = filters.ask(has_host_table(self.name)) is None
             if gone:
-                filters.do(host_table(self.name, self.gateway))
+                self._apply()
         if gone or read_sysctl(_FORWARD) != "1":
             write_sysctl(_FORWARD, "1")
             what = "the nftables table" if gone else "ip_forward"
             extra = {"code": "host_rules_back", "bridge": self.name}
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
+
+    def close(self, reach: Reach) -> None:
+        """Give the table another reach; a bridge that is made later has it from the start."""
+        with self._lock:
+            self.reach = reach
+            if self._applied == reach or not self.made:
+                return
+            with Netlink(NETLINK_NETFILTER) as filters:
+                there = filters.ask(has_host_table(self.name)) is not None
+            if there:
+                self._apply()
+                extra = {"code": "reach_changed", "bridge": self.name}
+                log.info("%d addresses are closed to guests", len(reach.hosts), extra=extra)
+
+    def _apply(self) -> None:
+        with Netlink(NETLINK_NETFILTER) as filters:
+            filters.do(host_table(self.name, self.gateway, self.reach))
+        self._applied = self.reach
+
+    def addresses(self) -> tuple[str, ...]:
+        """The host's own addresses that other hosts reach it by, without the bridge's."""
+        with Netlink() as host:
+            bridge = self._link(host)
+            found = [links.read_host_address(reply) for reply in host.dump(links.host_addresses())]
+        own = bridge.index if bridge is not None else 0
+        there = {each for each in found if each is not None}
+        return tuple(sorted(str(ip) for index, ip in there if index != own and is_host(ip)))
 
     def _check_subnet(self, host: Netlink) -> None:
         ours = self._link(host)
@@ -171,6 +208,7 @@ class HostBridge:
         """Take away bridge, table and forwarding; nothing is done where nothing was made."""
         with self._lock:
             self._index = 0
+            self._applied = None
             with Netlink() as host:
                 link = self._link(host)
                 if link is None or not self._is_foreign(link):

@@ -40,8 +40,9 @@ STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
 """Reads and destroys go on for longer: a destroy is what ends a call on a hung QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
-GUESTS_ASKED_AT_ONCE = 4
-"""A hung guest agent holds one, and a worker of libvirtd's, until libvirt gives it up (5 s)."""
+GUESTS_ASKED_AT_ONCE = 3
+"""Of those that answer quickly, and as many of the slow: a silent one holds one for 10 s."""
+DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 5.0)
 EVENT_BACKLOG = 10_000
 _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
@@ -74,9 +75,12 @@ class LibvirtHypervisor:
             self._changes, self._starts = links(CHANGES_AT_ONCE), links(starts)
             self._ends = links(CHANGES_AT_ONCE, STUCK_LIMIT_TO_MEND)
             self._events = links(1)
-        asks = self._reads if self._in_process else links(GUESTS_ASKED_AT_ONCE)
-        self.guests = LibvirtGuests(asks)
-        self.displays = LibvirtDisplays(asks)
+        quick, slow, displays = (
+            self._reads if self._in_process else links(at_once)
+            for at_once in (GUESTS_ASKED_AT_ONCE, GUESTS_ASKED_AT_ONCE, DISPLAYS_AT_ONCE)
+        )
+        self.guests = LibvirtGuests(quick, slow)
+        self.displays = LibvirtDisplays(displays)
 
     async def __aenter__(self) -> Self:
         start_event_loop()
@@ -88,6 +92,7 @@ class LibvirtHypervisor:
         for links in {self._reads, self._changes, self._starts, self._ends, self._events}:
             links.close()
         self.guests.close()
+        self.displays.close()
         self._threads.close()
 
     @property

@@ -3,13 +3,17 @@
 QEMU makes the PNG itself (7.1 and newer), so that no image library is needed.
 """
 
+import asyncio
 import os
 import socket
+from collections.abc import Callable
+from typing import TypeVar
 
 import libvirt
 
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.edge.one_each import OneEach
 from virtbus.schemas.errors import Code, VirtbusError
 
 CONNECT_S = 5.0
@@ -18,18 +22,25 @@ MAX_PICTURE_BYTES = 32 * 1024 * 1024
 PNG = "image/png"
 _CHUNK_BYTES = 256 * 1024
 
+Result = TypeVar("Result")
+
 
 class LibvirtDisplays:
-    """The `Displays` port."""
+    """The `Displays` port. A QEMU that hangs holds one of `links`, however often it is tried."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
+        self._one_each = OneEach()
+
+    def close(self) -> None:
+        """Close the connections that nothing uses."""
+        self._links.close()
 
     async def connect(self, uid: str) -> socket.socket:
         """A connection to the guest's VNC server, made by QEMU for us alone.
 
         Raises:
-            VirtbusError: 409 `no_display`, `domain_state`; 503 of libvirt.
+            VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`, or of libvirt.
         """
         made: list[int] = []
         lost = False
@@ -43,9 +54,7 @@ class LibvirtDisplays:
                 _close(made)
 
         try:
-            await on_ours(
-                self._links, uid, run, "open the display", timeout_s=CONNECT_S, ended=ended
-            )
+            await self._one(uid, run, "open the display", CONNECT_S, ended)
         except BaseException:
             lost = True
             _close(made)
@@ -71,9 +80,7 @@ class LibvirtDisplays:
                 stream.finish()
             return kind, bytes(picture)
 
-        found = await on_ours(
-            self._links, uid, run, "take a picture of the display", timeout_s=SCREENSHOT_S
-        )
+        found = await self._one(uid, run, "take a picture of the display", SCREENSHOT_S)
         if found is None:
             raise _off()
         kind, picture = found
@@ -81,6 +88,28 @@ class LibvirtDisplays:
             message = f"QEMU gave {len(picture)} bytes of {kind}, not a PNG; QEMU 7.1 or newer does"
             raise VirtbusError(Code.UNSUPPORTED, "no_png", message)
         return picture
+
+    async def _one(
+        self,
+        uid: str,
+        work: Callable[[libvirt.virDomain], Result],
+        doing: str,
+        timeout_s: float,
+        ended: Callable[[], None] = lambda: None,
+    ) -> Result | None:
+        """`work` once no other call on this guest's display is under way."""
+
+        def both() -> None:
+            self._one_each.end(uid)
+            ended()
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._one_each.begin(uid)
+        except TimeoutError:
+            message = "an earlier call on this guest's display has not ended; repeat in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "display_busy", message, after_ms=5000) from None
+        return await on_ours(self._links, uid, work, doing, timeout_s=timeout_s, ended=both)
 
 
 def _close(made: list[int]) -> None:

@@ -2,16 +2,19 @@
 
 Not `qemuAgentCommand`, which taints the domain. A guest may hang, lie or never stop: each is asked
 once at a time, on connections that nothing else uses, and libvirt's own time limit ends the call.
+Who took long lately is asked on connections of the slow, so that the others wait for none of them.
 """
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 import libvirt
 
 from virtbus.nodeagent.edge.libvirt_domains import on_ours
 from virtbus.nodeagent.edge.libvirt_links import Links
+from virtbus.nodeagent.edge.one_each import OneEach
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestQuestion
 
@@ -31,13 +34,22 @@ _MOST_S = 10
 """What libvirt waits for each answer at most, however patient the asker is."""
 
 
-class LibvirtGuests:
-    """The `GuestAgents` port."""
+QUICK_S = 1
+"""What libvirt waits for an answer of a guest that was not slow lately."""
+SLOW_FOR_S = 600.0
+"""So long a guest is counted as slow. A shorter time lets one be quick and slow by turns."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
-        self._asked: dict[str, asyncio.Event] = {}
-        """By uid, while a call is under way; set at its end."""
+_Answers = Mapping[str, object]
+
+
+class LibvirtGuests:
+    """The `GuestAgents` port. `quick` are the connections for most guests, `slow` for the slow."""
+
+    def __init__(self, quick: Links, slow: Links) -> None:
+        self._quick = quick
+        self._slow = slow
+        self._one_each = OneEach()
+        self._slow_until_s: dict[str, float] = {}
 
     async def ask(
         self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
@@ -50,25 +62,10 @@ class LibvirtGuests:
         types = 0
         for question in about:
             types |= _TYPES[question]
-
-        def run(domain: libvirt.virDomain) -> Mapping[str, object]:
-            domain.agentSetResponseTimeout(min(math.ceil(timeout_s), _MOST_S))
-            return domain.guestInfo(types or _ALL_IT_KNOWS)
-
+        until_s = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while (earlier := self._asked.get(uid)) is not None:
-                    await earlier.wait()
-                # From here on until libvirt has returned, though the asker may have left.
-                self._asked[uid] = asyncio.Event()
-                found = await on_ours(
-                    self._links,
-                    uid,
-                    run,
-                    "ask the guest agent",
-                    timeout_s=LIMIT_S,
-                    ended=lambda: self._asked.pop(uid).set(),
-                )
+                found = await self._asked(uid, types, until_s)
         except TimeoutError:
             message = (
                 f"the guest agent does not answer within {timeout_s:g} s; wait longer (timeout_s), "
@@ -80,6 +77,43 @@ class LibvirtGuests:
             raise VirtbusError(Code.CONFLICT, "domain_state", message)
         return found
 
+    async def _asked(self, uid: str, types: int, until_s: float) -> _Answers | None:
+        if not self._is_slow(uid):
+            try:
+                return await self._once(self._quick, uid, types, QUICK_S)
+            except VirtbusError:
+                if not self._is_slow(uid):
+                    raise
+        patience_s = min(until_s - time.monotonic(), _MOST_S)
+        return await self._once(self._slow, uid, types, patience_s)
+
+    async def _once(self, links: Links, uid: str, types: int, patience_s: float) -> _Answers | None:
+        began_s: list[float] = []
+
+        def run(domain: libvirt.virDomain) -> Mapping[str, object]:
+            began_s.append(time.monotonic())
+            domain.agentSetResponseTimeout(max(math.ceil(patience_s), 1))
+            return domain.guestInfo(types or _ALL_IT_KNOWS)
+
+        def ended() -> None:
+            self._one_each.end(uid)
+            now_s = time.monotonic()
+            if began_s and now_s - began_s[0] >= QUICK_S:
+                self._mark(uid, now_s)
+
+        await self._one_each.begin(uid)
+        return await on_ours(links, uid, run, "ask the guest agent", timeout_s=LIMIT_S, ended=ended)
+
+    def _is_slow(self, uid: str) -> bool:
+        return self._slow_until_s.get(uid, 0.0) > time.monotonic()
+
+    def _mark(self, uid: str, now_s: float) -> None:
+        """It is slow, for a while; who was and is no more is forgotten."""
+        known = self._slow_until_s.items()
+        self._slow_until_s = {one: until_s for one, until_s in known if until_s > now_s}
+        self._slow_until_s[uid] = now_s + SLOW_FOR_S
+
     def close(self) -> None:
         """Close the connections that nothing uses."""
-        self._links.close()
+        self._quick.close()
+        self._slow.close()

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from virtbus.schemas.network import InterfaceStatus
@@ -19,31 +19,22 @@ _ONLY_ECHO_REPLIES = struct.pack("=I", ~1 & 0xFFFFFFFF)
 
 
 class Reach:
-    """Asks guests for a sign of life, over one ICMP socket for all of them.
+    """Asks guests for a sign of life.
 
-    A guest that never answers is asked for as long as it runs, so a question costs little.
+    A guest that never answers is asked for as long as it runs, so a question costs little. Each
+    has a socket that is connected to one guest: the kernel drops what others send, and one
+    datagram is all that is read of a guest that sends many (ADR 0029).
     """
 
     def __init__(self, console_log: Callable[[str], Path]) -> None:
         self._console_log = console_log
-        self._waiting: dict[str, asyncio.Future[bool]] = {}
-        self._socket: socket.socket | None = None
+        self._may_ping = False
         self._request = _echo_request()
 
     def open(self) -> None:
-        """Open the ICMP socket where the process may; without it only the console counts."""
-        with contextlib.suppress(PermissionError):
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-            self._socket.setblocking(False)
-            # Else our own kernel's "unreachable" comes for each guest that still boots.
-            self._socket.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REPLIES)
-            asyncio.get_running_loop().add_reader(self._socket, self._receive)
-
-    def close(self) -> None:
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
+        """Learn whether the process may ping; if not only the console counts."""
+        with contextlib.suppress(PermissionError), _raw():
+            self._may_ping = True
 
     async def answers(
         self,
@@ -71,24 +62,34 @@ class Reach:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(wait_s, _settle, answered, False)
-        if self._socket is not None and address:
-            self._waiting[address] = answered
-            with contextlib.suppress(OSError):
-                self._socket.sendto(self._request, (address, 0))
         try:
-            return await answered
+            with contextlib.ExitStack() as stack:
+                if self._may_ping and address:
+                    with contextlib.suppress(OSError):
+                        stack.enter_context(self._asked(address, answered))
+                return await answered
         finally:
             timer.cancel()
-            self._waiting.pop(address, None)
 
-    def _receive(self) -> None:
-        assert self._socket is not None  # noqa: S101  the reader is removed before the close
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                _packet, (address, _) = self._socket.recvfrom(2048)
-                answered = self._waiting.get(address)
-                if answered is not None:
-                    _settle(answered, True)
+    @contextlib.contextmanager
+    def _asked(self, address: str, answered: "asyncio.Future[bool]") -> Iterator[None]:
+        """Send the request; a reply settles `answered` while the context is open."""
+        loop = asyncio.get_running_loop()
+        with _raw() as asker:
+
+            def receive() -> None:
+                with contextlib.suppress(OSError):
+                    _packet, (source, _) = asker.recvfrom(64)
+                    if source == address:  # else it came before the socket was connected
+                        _settle(answered, True)
+
+            asker.connect((address, 0))
+            asker.send(self._request)
+            loop.add_reader(asker, receive)
+            try:
+                yield
+            finally:
+                loop.remove_reader(asker)
 
 
 class _Console:
@@ -119,6 +120,14 @@ class _Console:
 def _settle(future: "asyncio.Future[bool]", value: bool) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _raw() -> socket.socket:
+    """A socket that gets echo replies; PermissionError."""
+    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMP)
+    # Else our own kernel's "unreachable" comes for each guest that still boots.
+    raw.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REPLIES)
+    return raw
 
 
 def _echo_request() -> bytes:

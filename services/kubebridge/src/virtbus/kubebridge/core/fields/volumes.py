@@ -134,7 +134,8 @@ NETS = (
         f"{NETWORKS}.multus.networkName",
         Kind.TEXT,
         f"{TO_NETWORK}.network",
-        "the nodes' CNI conflist of that name",
+        "the nodes' CNI conflist of that name, where netd's `network_namespaces` opens it to the"
+        " VM's namespace",
         pattern=r"[a-z0-9][a-z0-9-]{0,62}",
         instead="write the name of a CNI conflist of the nodes, without a namespace",
     ),

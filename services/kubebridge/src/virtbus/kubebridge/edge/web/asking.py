@@ -61,11 +61,14 @@ class Asking:
         Raises:
             RefusedError: 401, the API server does not say so.
         """
-        certificate = request.get_extra_info("peercert")
         user = self._proxy.user(list(request.headers.items()))
-        if user is None or not self._proxy.is_it(certificate):
+        if user is None or not self.is_front_proxy(request):
             raise RefusedError(unauthorized())
         return user
+
+    def is_front_proxy(self, request: web.Request) -> bool:
+        """Whether the client showed the front proxy's certificate."""
+        return self._proxy.is_it(request.get_extra_info("peercert"))
 
     async def may(self, user: User, method: str, target: Target) -> None:
         """Return where they may.

@@ -1,12 +1,19 @@
 """TLS of the one port: certificates come and go while it is open."""
 
+import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
 
+from virtbus.bus.tasks import background
+from virtbus.kubebridge.edge.web.answers import Handler
+from virtbus.kubebridge.edge.web.connections import Connections
+
+BACKLOG = 1024
 SHUTDOWN_S = 1.0
 """Requests under way get this long at the end; a console would have no end."""
 
@@ -81,11 +88,30 @@ async def serving(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve while the context is open; where it listens (`port` 0: any that is free)."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    connections = Connections(_protocols(runner), door.context)
+
+    @web.middleware
+    async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.asked(request.transport)
+        return await handler(request)
+
+    app.middlewares.append(noted)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, ssl_context=door.context)
-        await site.start()
-        bound = runner.addresses[0]
-        yield bound[0], bound[1]
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family, backlog=BACKLOG) as listener:
+            listener.setblocking(False)
+            bound = listener.getsockname()
+            async with background() as tasks:
+                tasks.start(connections.accept(listener))
+                yield bound[0], bound[1]
     finally:
         await runner.cleanup()
+
+
+def _protocols(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
+    def make() -> asyncio.BaseProtocol:
+        assert runner.server is not None  # noqa: S101  it is set up before anybody comes in
+        return runner.server()
+
+    return make

@@ -24,15 +24,15 @@ class Site:
         """Where it listens, once it does."""
         host, _, port = listen.rpartition(":")
         self._listen = (host.strip("[]"), int(port))
-        self._asking = Asking(cluster, self.door)
-        self._verbs = Subresources(cluster, Guests(bus), self._asking)
+        self.asking = Asking(cluster, self.door)
+        self._verbs = Subresources(cluster, Guests(bus), self.asking)
 
     async def run(self, ready: Callable[[], str], webhooks: Iterable[web.RouteDef] = ()) -> None:
         """Serve until cancelled. `ready` says what is against it, or nothing."""
         app = web.Application(middlewares=[in_status])
         release = importlib.metadata.version("virtbus-kubebridge")
-        app.add_routes([*health(ready), *webhooks, *documents(self._asking, release)])
+        app.add_routes([*health(ready), *webhooks, *documents(self.asking, release)])
         app.add_routes(self._verbs.routes())
-        await self._asking.look()
+        await self.asking.look()
         async with serving(app, *self._listen, self.door) as self.where:
-            await self._asking.follow()
+            await self.asking.follow()

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from virtbus.kubebridge.core.access import Target, target_of
+from virtbus.kubebridge.core.bounds import check_values
 from virtbus.kubebridge.core.deeds import Call, Stream
 from virtbus.kubebridge.core.front_proxy import User
 from virtbus.kubebridge.core.refusals import Refusal, bad_request, of_http
@@ -18,10 +18,15 @@ from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.asking import Asking
 from virtbus.kubebridge.edge.web.doing import Doing
 from virtbus.kubebridge.edge.web.guests import Guests
+from virtbus.schemas.yaml_text import read_yaml
 
 OPTIONS_BYTES_MAX = 4096
+OPTIONS_VALUES_MAX = 256
+"""KubeVirt's options have ten at the most."""
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """As the API server takes them."""
+OBJECT_VALUES_MAX = 20_000
+"""As many as a message on the bus may hold: a larger one makes no VM. It costs 0.1 s."""
 
 
 class Subresources:
@@ -81,7 +86,7 @@ class Subresources:
 async def _expand(request: web.Request, target: Target) -> web.StreamResponse:
     if request.method != "PUT":
         raise RefusedError(of_http(405, f"{EXPAND} is asked for by PUT"))
-    outcome = expanded(await _body(request, OBJECT_BYTES_MAX, json.loads), target.namespace)
+    outcome = expanded(await _body(request, OBJECT_BYTES_MAX, _object), target.namespace)
     if isinstance(outcome, Refusal):
         raise RefusedError(outcome)
     return web.json_response(outcome)
@@ -101,11 +106,16 @@ async def _options(request: web.Request, target: Target) -> dict[str, Any]:
     return found
 
 
+def _object(text: str) -> Any:
+    check_values(text, OBJECT_VALUES_MAX)
+    return json.loads(text)
+
+
 def _json_or_yaml(text: str) -> Any:
-    """Options only: YAML of 300 bytes may stand for gigabytes of JSON, and 3 MB take a minute."""
+    """Options only: they are read on the loop, and YAML of 3 MB takes a minute."""
     if text.lstrip().startswith("{"):
         return json.loads(text)
-    return yaml.safe_load(text)  # never by libyaml: 60,000 brackets overflow its stack
+    return read_yaml(text, max_values=OPTIONS_VALUES_MAX)
 
 
 async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]) -> Any:
@@ -122,6 +132,6 @@ async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]
     try:
         text = body.decode()
         return read(text) if text.strip() else {}
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError) as error:
         why = f"Can not unmarshal Request body to struct, error: {error!s:.200}"
         raise RefusedError(bad_request(why)) from None

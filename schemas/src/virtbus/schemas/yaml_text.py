@@ -1,0 +1,124 @@
+"""YAML from outside, read under a budget: the only door to a YAML reader (ADR 0029).
+
+The cost is linear in the size of the text. A value is counted once more for each alias of it and
+for each merge key that brings it, before anything is copied, so a text never stands for more
+values than the budget. Never libyaml's reader: it recurses on the C stack.
+"""
+
+from typing import Any
+
+import yaml
+
+MAX_DEPTH = 32
+MAX_NUMBER = 128
+"""Characters of a number: PyYAML's reading of `1:1:1…` is quadratic."""
+
+
+class YamlError(ValueError):
+    """The text is no YAML, or more than its reader may spend.
+
+    `line` counts from 1, 0: unknown. `shown` is the message on several lines, with the place.
+    """
+
+    def __init__(self, message: str, line: int = 0, shown: str = "") -> None:
+        super().__init__(message)
+        self.line = line
+        self.shown = shown or message
+
+
+class _OverBudgetError(yaml.MarkedYAMLError):
+    pass
+
+
+def read_yaml(text: str, *, max_values: int) -> Any:
+    """The value of a YAML document of plain types.
+
+    `max_values` counts scalars, lists and maps, those that an alias repeats included.
+
+    Raises:
+        YamlError: it is no YAML, holds more than one document, refers to itself, nests deeper
+            than MAX_DEPTH, or holds more values than the budget.
+    """
+    loader = _Loader(text, max_values)
+    try:
+        return loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        said = ", ".join(filter(None, (error.context, error.problem)))
+        raise YamlError(f"{said}{where}", mark.line + 1 if mark else 0, str(error)) from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise YamlError(str(error).partition("\n")[0] or type(error).__name__) from None
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts while it composes, which is before merge keys are expanded and values are made."""
+
+    def __init__(self, text: str, max_values: int) -> None:
+        try:
+            super().__init__(text)
+        except yaml.YAMLError as error:  # a character that YAML does not know
+            raise YamlError(str(error).partition("\n")[0]) from None
+        self._max_values = max_values
+        self._spent = self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}
+        """Values in a node, with what its aliases repeat; there once the node is whole."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if node not in self._sizes:
+                raise _over("a value holds an alias of itself", event)
+            self._spend(self._sizes[node], event)
+            return node
+        if self._depth >= MAX_DEPTH:
+            raise _over(f"nested deeper than {MAX_DEPTH}", event)
+        before = self._spent
+        self._spend(1, event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None:
+            self._sizes[node] = self._spent - before
+        return node
+
+    def _spend(self, count: int, event: yaml.Event) -> None:
+        self._spent += count
+        if self._spent > self._max_values:
+            message = f"more than {self._max_values} values, counted with what aliases repeat"
+            raise _over(message, event)
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """The scanner reads ahead of the composer, and each token costs it all open brackets."""
+        if self.flow_level > MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH}"
+            mark: Any = self.get_mark()
+            raise _OverBudgetError(problem=problem, problem_mark=mark)
+        super().fetch_flow_collection_start(token)
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        _check_number(node)
+        return super().construct_yaml_int(node)
+
+    def construct_yaml_float(self, node: Any) -> Any:
+        _check_number(node)
+        return super().construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
+
+
+def _check_number(node: yaml.Node) -> None:
+    if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_NUMBER:
+        problem = f"a number of more than {MAX_NUMBER} characters"
+        mark: Any = node.start_mark
+        raise _OverBudgetError(problem=problem, problem_mark=mark)
+
+
+def _over(problem: str, event: yaml.Event) -> _OverBudgetError:
+    mark: Any = event.start_mark
+    return _OverBudgetError(problem=problem, problem_mark=mark)

@@ -1,0 +1,25 @@
+"""The nodes of a fleet as the API shows them."""
+
+from collections.abc import Iterator
+
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.nodes import NodeSeen, unheard
+from virtbus.controller.core.promises import NOTHING
+from virtbus.schemas.node import NodeView
+
+
+def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
+    """All nodes that were heard or hold VMs, by name."""
+    for node in fleet.known_nodes():
+        seen = fleet.nodes.get(node) or NodeSeen(unheard(node), fleet.quiet_since_s)
+        load = fleet.promises.on.get(node, NOTHING)
+        yield NodeView(
+            **seen.record.model_dump() | {"state": fleet.node_state(node, now_s)},
+            images=len(fleet.images.of(node).keys),
+            vms=load.vms,
+            committed_vcpus=load.vcpus,
+            committed_memory_bytes=load.memory_bytes,
+            age_s=round(now_s - seen.heard_s, 1),
+            skew_s=round(seen.skew_s, 3),
+            wish=fleet.wish_of(node),
+        )

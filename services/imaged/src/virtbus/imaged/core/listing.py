@@ -1,0 +1,64 @@
+"""What a node tells of its images, bounded: pages for people, keys for placement."""
+
+from collections.abc import Iterable, Mapping
+
+from virtbus.imaged.core.links import Link
+from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageInfo, image_key
+from virtbus.schemas.nodework import HeldImages
+
+PAGE_BYTES = 64 * 1024
+"""Of names in a page, of which one image alone may have more than that."""
+_IMAGE_BYTES = 256
+"""Of an image without its names, at the most."""
+
+
+def listing(images: Mapping[str, ImageInfo], links: Iterable[Link]) -> tuple[ImageInfo, ...]:
+    """Images by digest with the names that stand for them, in stable order."""
+    names: dict[str, set[str]] = {}
+    for link in links:
+        names.setdefault(link.digest, set()).add(link.name.partition("?")[0])
+    return tuple(
+        image.model_copy(update={"names": tuple(sorted(names.get(digest, ())))})
+        for digest, image in sorted(images.items())
+    )
+
+
+def page_of(images: Mapping[str, ImageInfo], links: Iterable[Link], after: str) -> HeldImages:
+    """The images behind the digest `after` that fit into a page, at least one."""
+    found = listing({d: image for d, image in images.items() if d > after}, links)
+    left_bytes = PAGE_BYTES
+    page: list[ImageInfo] = []
+    for image in found:
+        shown = _shown(image)
+        left_bytes -= _IMAGE_BYTES + sum(len(name.encode()) for name in shown.names)
+        if page and left_bytes < 0:
+            return HeldImages(images=tuple(page), next=page[-1].digest)
+        page.append(shown)
+    return HeldImages(images=tuple(page))
+
+
+def _shown(image: ImageInfo) -> ImageInfo:
+    """The image with as many of its names as a page takes."""
+    left_bytes = PAGE_BYTES - _IMAGE_BYTES
+    names: list[str] = []
+    for name in image.names:
+        left_bytes -= len(name.encode())
+        if left_bytes < 0:
+            break
+        names.append(name)
+    more = len(image.names) - len(names)
+    return image.model_copy(update={"names": tuple(names), "more_names": more})
+
+
+def keys_of(
+    links: Iterable[Link], used_s: Mapping[str, float], digests: frozenset[str]
+) -> tuple[str, ...]:
+    """The keys of the names used last, and of their images, at most `MAX_IMAGE_KEYS`."""
+    by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)
+    keys: dict[str, None] = {}
+    for link in by_use:
+        if link.digest in digests:
+            keys |= dict.fromkeys((image_key(link.name), image_key(link.digest)))
+        if len(keys) >= MAX_IMAGE_KEYS:
+            break
+    return tuple(sorted(list(keys)[:MAX_IMAGE_KEYS]))

@@ -1,0 +1,95 @@
+"""Who is connected to the port: each source within a share, and none for long without asking."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from virtbus.bus.shares import Shares
+from virtbus.bus.tasks import Background, background
+
+MOST = 1024
+"""Connections in all, some 60 KB each. A console is one of them, and comes from an API server."""
+GREET_S = 10.0
+"""For the handshake of TLS."""
+FIRST_S = 10.0
+"""From then to the first request."""
+log = logging.getLogger(__name__)
+
+Protocol = Callable[[], asyncio.BaseProtocol]
+
+
+@dataclass(slots=True)
+class _Open:
+    source: str
+    since_s: float
+    asked: bool = False
+
+
+class Connections:
+    """Accepts connections, by TLS of `context`, for the server that `make` makes protocols of."""
+
+    def __init__(
+        self, make: Protocol, context: ssl.SSLContext, *, most: int = MOST, first_s: float = FIRST_S
+    ) -> None:
+        self._make = make
+        self._context = context
+        self._shares = Shares(most)
+        self._first_s = first_s
+        self._open: dict[asyncio.BaseTransport, _Open] = {}
+
+    def asked(self, transport: asyncio.BaseTransport | None) -> None:
+        """A request came on this connection, which may be idle from now on."""
+        if transport is not None and (one := self._open.get(transport)) is not None:
+            one.asked = True
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        async with background() as tasks:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(listener)
+                except OSError as error:  # out of descriptors: wait for some to be closed
+                    log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
+                    await asyncio.sleep(0.1)
+                    continue
+                self._greet(connection, str(address[0]), tasks)
+
+    def _greet(self, connection: socket.socket, source: str, tasks: Background) -> None:
+        self._sweep()
+        if self._shares.take(source):
+            tasks.start(self._greeted(connection, source))
+        else:
+            connection.close()
+
+    async def _greeted(self, connection: socket.socket, source: str) -> None:
+        loop = asyncio.get_running_loop()
+        made: Any = None
+        try:
+            made, _protocol = await loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=GREET_S
+            )
+        except OSError as error:  # those of TLS and of time are some of them
+            log.debug("no handshake with %s: %s", source, error)
+        finally:
+            if made is None:
+                connection.close()
+                self._shares.release(source)
+            else:
+                self._open[made] = _Open(source, loop.time())
+
+    def _sweep(self) -> None:
+        """Give back the places of those that left, and end those that never asked."""
+        late_s = asyncio.get_running_loop().time() - self._first_s
+        for transport, one in tuple(self._open.items()):
+            if transport.is_closing():
+                del self._open[transport]
+                self._shares.release(one.source)
+            elif (
+                not one.asked and one.since_s < late_s and isinstance(transport, asyncio.Transport)
+            ):
+                transport.abort()

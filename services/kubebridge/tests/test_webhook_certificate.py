@@ -1,0 +1,53 @@
+"""Where it is asked for, reviews are answered to API servers only, by their certificate."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from services.kubebridge.tests.test_webhooks import review
+from tests.kubernetes.certificates import Authority, Pair
+
+from virtbus.kubebridge.edge.admission import MUTATE, routes
+from virtbus.kubebridge.edge.web.asking import Asking
+from virtbus.kubebridge.edge.web.door import Door, serving
+
+
+class Told:
+    """A cluster that says whom its front proxy's certificates are signed by, and its name."""
+
+    def __init__(self, ca: str) -> None:
+        self._data = {
+            "requestheader-client-ca-file": ca,
+            "requestheader-allowed-names": json.dumps(["front-proxy"]),
+        }
+
+    async def get(self, *_of: object) -> dict[str, Any]:
+        return {"data": self._data}
+
+
+async def test_only_the_front_proxy_is_answered_where_that_is_asked_for(tmp_path: Path) -> None:
+    authority, door, app = Authority(tmp_path, "ca"), Door(), web.Application()
+    door.show(*authority.sign("bridge", "bridge", hosts=["localhost"]))
+    cluster: Any = Told(authority.certificate.read_text())
+    asking = Asking(cluster, door)
+    assert await asking.look()
+    app.add_routes(routes(asking.is_front_proxy))
+    server, other = (authority.sign(name, name) for name in ("front-proxy", "somebody"))
+
+    async with asyncio.timeout(20), serving(app, "127.0.0.1", 0, door) as (_, port):
+
+        async def ask(showing: Pair | None) -> int:
+            context = ssl.create_default_context(cafile=str(authority.certificate))
+            if showing is not None:
+                context.load_cert_chain(*showing)
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+                session.post(f"https://localhost:{port}{MUTATE}", data=review()) as answer,
+            ):
+                return answer.status
+
+        assert [await ask(one) for one in (server, other, None)] == [200, 401, 401]

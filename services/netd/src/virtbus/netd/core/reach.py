@@ -1,0 +1,60 @@
+"""Reach of the built-in network's guests: which addresses of hosts stay closed, and what is open.
+
+A guest reaches other guests and the world. It reaches no host of the fleet and no server of the
+bus, unless a setting opens the address (NET-12, ADR 0036).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+
+MAX_ADDRESSES = 8192
+"""More hosts than a fleet has; a longer list is cut, with an error in the log."""
+
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the table on a host is made of.
+
+    Guests have IPv4 only. What else is sent by one is dropped, so IPv6 needs no list.
+    """
+
+    hosts: frozenset[IPv4Address] = frozenset()
+    """Addresses of the fleet's hosts and of the bus' servers."""
+    closed: tuple[IPv4Network, ...] = ()
+    opened: tuple[IPv4Network, ...] = ()
+    """Counts before `hosts` and `closed`."""
+    dns: tuple[IPv4Address, ...] = ()
+    """Name servers of guests: open at port 53 wherever they are."""
+
+
+def usable(texts: Iterable[str], guests: IPv4Network) -> frozenset[IPv4Address]:
+    """The IPv4 addresses among `texts` that packets of guests may be sent to.
+
+    An address within the guests' own subnet is none: each host has the same gateway, and a list
+    that named a guest would cut it off.
+    """
+    found = set()
+    for text in texts:
+        try:
+            address = ip_address(text)
+        except ValueError:
+            continue
+        if isinstance(address, IPv4Address) and is_host(address) and address not in guests:
+            found.add(address)
+        if len(found) == MAX_ADDRESSES:
+            break
+    return frozenset(found)
+
+
+def is_host(address: Address) -> bool:
+    """True for an address that one host may have, and others reach it by."""
+    return not (
+        address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+        or address.is_link_local
+        or (isinstance(address, IPv4Address) and int(address) == 2**32 - 1)
+    )

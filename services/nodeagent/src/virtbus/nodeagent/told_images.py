@@ -1,0 +1,59 @@
+"""Tells controllers which images the node has: `$KV.st.<node>._images`, when that changes."""
+
+import asyncio
+import logging
+
+from virtbus.bus.ports import Bus, BusError, EntryKind
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeImages
+from virtbus.schemas.wire import encode, read
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 2.0
+"""Between two writes: pulls come in bursts, and a placement can wait for the news."""
+
+
+class ToldImages:
+    """Writes the latest of what imaged says. An agent that was just started reads first."""
+
+    def __init__(self, bus: Bus, node: str, pause_s: float = PAUSE_S) -> None:
+        self._bus = bus
+        self._node = node
+        self._pause_s = pause_s
+        self._keys: tuple[str, ...] | None = None
+        self._wake = asyncio.Event()
+
+    def told(self, keys: tuple[str, ...]) -> None:
+        """Imaged has these images now."""
+        if keys != self._keys:
+            self._keys = keys
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keep the key as it was told last; never returns by itself."""
+        stored: tuple[str, ...] | None = None
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                stored = await self._there() if stored is None else stored
+                if self._keys is not None and self._keys != stored:
+                    value = NodeImages(node=self._node, keys=self._keys)
+                    await self._bus.put(subjects.node_images(self._node), encode(value))
+                    stored = value.keys
+            except BusError as error:
+                log.info("images not told: %s", error, extra={"code": "images_late"})
+                stored = None
+                self._wake.set()
+            await asyncio.sleep(self._pause_s)
+
+    async def _there(self) -> tuple[str, ...]:
+        entry = await self._bus.get(subjects.node_images(self._node))
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return ()
+        try:
+            return read(NodeImages, entry.value).keys
+        except VirtbusError:
+            return ("unreadable",)  # like nothing that is told, so it is written over
