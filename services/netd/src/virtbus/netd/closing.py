@@ -2,14 +2,11 @@
 
 import asyncio
 import logging
-import socket
-from collections.abc import Iterable
 from dataclasses import replace
-from urllib.parse import urlsplit
 
-from virtbus.bus.access import BusSettings
-from virtbus.bus.ports import BusError, Entry, EntryKind
+from virtbus.bus.ports import Entry, EntryKind
 from virtbus.netd.core.reach import MAX_ADDRESSES, usable
+from virtbus.netd.edge.bus_servers import server_addresses
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.settings import Settings
@@ -64,20 +61,3 @@ class Closing:
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
         hosts = usable(addresses, self._bridge.gateway.network)
         self._bridge.close(replace(self._settings.reach(), hosts=hosts))
-
-
-def server_addresses(settings: BusSettings) -> Iterable[str]:
-    """The addresses of the bus' servers; one whose name is not resolved has none."""
-    try:
-        servers = settings.resolved().servers
-    except BusError:
-        return []
-    found: set[str] = set()
-    for server in servers:
-        host = urlsplit(server if "://" in server else f"nats://{server}").hostname
-        try:
-            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-        except OSError:
-            continue
-        found.update(str(info[4][0]) for info in infos)
-    return found

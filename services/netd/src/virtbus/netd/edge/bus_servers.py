@@ -1,0 +1,24 @@
+"""Addresses of the bus' servers, as this host resolves their names."""
+
+import socket
+from urllib.parse import urlsplit
+
+from virtbus.bus.access import BusSettings
+from virtbus.bus.ports import BusError
+
+
+def server_addresses(settings: BusSettings) -> set[str]:
+    """The addresses of the bus' servers; one whose name is not resolved has none. Blocks."""
+    try:
+        servers = settings.resolved().servers
+    except BusError:
+        return set()
+    found: set[str] = set()
+    for server in servers:
+        host = urlsplit(server if "://" in server else f"nats://{server}").hostname
+        try:
+            infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        except OSError:
+            continue
+        found.update(str(info[4][0]) for info in infos)
+    return found
