@@ -57,9 +57,9 @@ class ImageServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         parts = request.path.strip("/").split("/")
-        if parts[0] == "v2":
-            return await self._registry(request, parts[1:])
-        with suppress(ConnectionError):
+        with suppress(ConnectionError):  # who asked has left
+            if parts[0] == "v2":
+                return await self._registry(request, parts[1:])
             return await self._ways.get(parts[0], self._garbage)(request)
         return web.Response(status=500)
 
