@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-STATE_PARTS = ("disks", "vms", "netd/vms", "images/part")
+STATE_PARTS = ("disks", "vms", "quarantine", "netd/vms", "images/part")
 """Folders of the state dir whose files belong to VMs or to unfinished work."""
 
 LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")

@@ -71,6 +71,24 @@ async def test_purge_leaves_a_marker_that_is_the_last_message(bus: Bus) -> None:
     await bus.put(KEY, b"two", expect=marker)
 
 
+async def test_a_marker_says_why_to_who_reads_and_who_watches(bus: Bus) -> None:
+    """That of a delete says so, that of a move says nothing (ADR 0033)."""
+    await bus.put(KEY, b"a")
+    await bus.purge(KEY, why=b"deleted")
+    moved, there = f"{KEY}x", f"{KEY}y"
+    old = await bus.put(moved, b"b")
+    await bus.batch([Write(moved, None, old, why=b"so"), Write(there, b"c", 0, why=b"no purge")])
+    found = [await bus.get(key) for key in (KEY, moved, there)]
+    assert [(one.value, one.why) for one in found if one is not None] == [
+        (b"", b"deleted"),
+        (b"", b"so"),
+        (b"c", b""),
+    ]
+    async with bus.watch("$KV.vm.n1.>") as watch:
+        seen = {entry.key: entry.why for entry in await until_synced(watch)}
+    assert seen == {KEY: b"deleted", moved: b"so", there: b""}
+
+
 async def test_a_purge_at_an_old_revision_is_refused(bus: Bus) -> None:
     first = await bus.put(KEY, b"one")
     await bus.put(KEY, b"two")

@@ -24,7 +24,7 @@ VERBS = [
     *(
         ("vm", verb)
         for verb in (
-            *("create", "get", "list", "delete", "start", "stop", "move", "events"),
+            *("create", "get", "list", "update", "delete", "start", "stop", "move", "events"),
             *("restart", "pause", "unpause", "reset", "soft-reboot"),
         )
     ),
@@ -34,6 +34,7 @@ VERBS = [
         for verb in ("list", "get", "audit", "cordon", "uncordon", "drain", "fence", "unfence")
     ),
     ("node", "forget"),
+    ("node", "quarantine"),
     ("image", "list"),
     ("image", "pull"),
     ("image", "delete"),

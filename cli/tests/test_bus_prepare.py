@@ -76,3 +76,19 @@ def test_a_check_says_what_is_wrong_and_where_there_is_no_bus(
     (base / "ca.key").chmod(0o644)
     assert main(["bus", "check", "--dir", str(base)]) == 1
     assert "chmod 0600" in capsys.readouterr().err
+
+
+def test_each_cluster_has_a_bridge_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "bus"
+    init = ["bus", "init", str(base), "--host", "localhost", "--port", "1", "--bridge", "east"]
+    assert main(init) == 0
+    assert main(["bus", "add-bridge", "west", "--dir", str(base)]) != 0  # no server answers
+    assert "no server answers" in capsys.readouterr().err
+    assert main(["bus", "check", "--dir", str(base)]) == 0
+    text = (base / "server-1" / "accounts.conf").read_text()
+    for account in ("BRIDGE", "BRIDGE-EAST", "BRIDGE-WEST"):
+        assert f'"{account}" {{' in text
+    for user in ("bridge", "bridge-east", "bridge-west"):
+        assert (base / "creds" / f"{user}.creds").exists()

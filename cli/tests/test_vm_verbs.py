@@ -10,9 +10,10 @@ import pytest
 from cli.tests.fakes import UID, Cli, Script, environment, run, start, vm_view
 
 from virtbus.bus.ports import Request
-from virtbus.schemas.api import EventItem, EventPage, VmPage, WatchReply
+from virtbus.schemas.api import VmPage, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Event, Kind, Span
+from virtbus.schemas.history import EventItem, EventPage
 from virtbus.schemas.states import VmState
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from virtbus.schemas import generate_examples
-from virtbus.schemas.api import EventList, VmCreate, VmDelete, VmList, VmRef, VmStop, VmUpdate
+from virtbus.schemas.api import VmCreate, VmDelete, VmList, VmRef, VmStop, VmUpdate
 from virtbus.schemas.errors import Code, ErrorBody, Retry, VirtbusError
 from virtbus.schemas.generate_reference import all_models
+from virtbus.schemas.history import EventList
 from virtbus.schemas.image import check_image_ref, parse_image_ref
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import check_mac

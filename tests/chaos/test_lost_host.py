@@ -162,6 +162,10 @@ def test_an_audit_names_what_has_no_record_and_repairs_only_that(
     patient.cli("node", "audit", "--repair")
     assert patient.cli("node", "audit") == "all is well: nothing is left over\n"
     assert not folder.exists()
+    name = _node(patient)["node"]
+    kept = json.loads(patient.cli("node", "quarantine", "list", name, "-o", "json"))["entries"]
+    assert [(one["entry"], one["held"]) for one in kept] == [(uid, False)]
+    patient.cli("node", "quarantine", "purge", name, uid)
     assert len(host.qemu_pids(view["uid"])) == 1
 
 

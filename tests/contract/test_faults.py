@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "explanation" / "faults.md"
 LATER = {
     "F5": "with the bridge",
-    "F36": "with the bridge",
     "F42": "with live migration",
 }
 """Rows of what is not built yet."""

@@ -350,11 +350,11 @@ class Platform:
         """Take note of every VM there ever was, so that the census tells ours from others'."""
         after = 0
         while True:
-            items = self.ask("vm.events", {"after": after, "limit": 1000}).get("items")
-            if not items:
+            page = self.ask("vm.events", {"after": after, "limit": 1000})
+            self.uids.update(item["subject"].split(".")[3] for item in page.get("items") or ())
+            if page.get("next_after") is None:
                 return
-            self.uids.update(item["subject"].split(".")[3] for item in items)
-            after = items[-1]["sequence"]
+            after = page["next_after"]
 
     def nothing_left(self) -> None:
         """Delete all VMs; the host is then as it was before the first one."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from cli.tests.fakes import UID, environment, run, start, vm_view
+from services.nodeagent.tests.pretended_node import record
 
 from virtbus.bus import server
 from virtbus.bus.client import connect
@@ -34,7 +35,7 @@ MANY = bytes(range(256)) * 4096
 def guest(*addresses: str) -> Guest:
     nic = InterfaceStatus(name="net0", mac="02:00:5e:10:00:01", addresses=addresses)
     latest = SimpleNamespace(interfaces=(nic,))
-    return cast("Guest", SimpleNamespace(net=SimpleNamespace(latest=latest)))
+    return cast("Guest", SimpleNamespace(net=SimpleNamespace(latest=latest), record=record()))
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from services.nodeagent.tests.pretended_node import record
 
 from virtbus.bus import server
 from virtbus.bus.client import connect
@@ -85,7 +87,9 @@ async def serial(nats: server.Server) -> AsyncIterator[Serial]:
         async with (
             await asyncio.start_unix_server(made.serve, made.path),
             connect(nats.settings("node-n1"), name="n1") as node,
-            AgentRpc(node, "n1", consoles).serve({UID: cast("Guest", None)}),
+            AgentRpc(node, "n1", consoles).serve(
+                {UID: cast("Guest", SimpleNamespace(record=record()))}
+            ),
         ):
             yield made
 

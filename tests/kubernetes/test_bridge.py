@@ -184,6 +184,42 @@ def test_a_vmi_that_was_forced_away_takes_its_vm_along(platform: Platform, ns: s
     until("the sweep has found it", lambda: not platform.vms(ns))
 
 
+def test_a_vmi_that_an_api_server_lost_ends_no_vm(platform: Platform, ns: str) -> None:
+    """As of an etcd that is restored to an older state: nobody told of a delete (ADR 0033)."""
+    bare = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "lost"},
+        "spec": MANIFEST["spec"]["template"]["spec"],
+    }
+    platform.apply(ns, bare)
+    until("it runs", lambda: phase(platform, ns, "lost") == "Running")
+    uid = platform.vms(ns)["lost"]["uid"]
+    os.kill(platform.bridge.pid, signal.SIGKILL)
+    platform.cluster.kubectl("delete", "vmi", "lost", "-n", ns, "--wait=false")
+    none = json.dumps({"metadata": {"finalizers": None}})
+    platform.cluster.kubectl("patch", "vmi", "lost", "-n", ns, "--type=merge", "-p", none)
+    until("it is gone", lambda: platform.find(ns, "vmi", "lost") is None)
+    run(platform.bridge.killed_and_ready())
+
+    def marked() -> bool:
+        return "virtbus.io/orphaned" in platform.vms(ns)["lost"].get("annotations", {})
+
+    until("its VM is marked", marked)
+    platform.apply(ns, bare)
+
+    def told() -> bool:
+        said = (platform.find(ns, "vmi", "lost") or {}).get("status", {}).get("conditions", [])
+        return any(f"is held by VM {uid}" in one.get("message", "") for one in said)
+
+    until("the new VMI says who holds its name", told)
+    found = platform.vms(ns)["lost"]
+    assert (found["uid"], found["state"]) == (uid, "Running")
+    platform.ask("delete", uid=uid, grace_s=0)
+    until("the new one runs", lambda: phase(platform, ns, "lost") == "Running")
+    assert platform.vms(ns)["lost"]["uid"] != uid
+
+
 def test_a_vm_that_was_deleted_on_the_bus_is_made_anew(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("anew"))
     platform.ready(ns, "anew")
@@ -306,6 +342,6 @@ def test_an_orphaned_vmi_goes_on(platform: Platform, ns: str) -> None:
 def test_nobody_complains(platform: Platform) -> None:
     """What the tests before did is told at INFO, but for what a person should know of."""
     told = [json.loads(line) for line in platform.bridge.complaints() if line.startswith("{")]
-    known = {"orphan", "lease_lost", "refused"}
+    known = {"orphan", "orphan_held", "lease_lost", "refused"}
     assert [line for line in told if line.get("code") not in known] == []
     assert Path(platform.bridge.log).exists()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.load.meters import Reading, cpu_s, memory_kib
 from tests.load.population import Population
@@ -199,14 +200,25 @@ async def world(shape: Shape) -> AsyncIterator[World]:
                 task.cancel()
 
 
+async def _listed_nodes(bus: NatsBus) -> list[dict[str, Any]]:
+    """The nodes of all pages."""
+    found: list[dict[str, Any]] = []
+    more: dict[str, Any] = {}
+    while True:
+        page = await bus.request("virtbus.api.v1.node.list", more, timeout_s=30)
+        found += page.get("items", ())
+        if not page.get("continue"):
+            return found
+        more = {"continue": page["continue"]}
+
+
 async def nodes_ready(bus: NatsBus, count: int) -> None:
     """Until every node says that all its services are ready."""
     async with asyncio.timeout(NODES_READY_S):
         while True:
-            page = await bus.request("virtbus.api.v1.node.list", {}, timeout_s=30)
             ready = [
                 node
-                for node in page.get("items", ())
+                for node in await _listed_nodes(bus)
                 if node["state"] == "ready"
                 and all(s.get("state") == "ready" for s in node["services"].values())
             ]

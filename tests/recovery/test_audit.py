@@ -1,5 +1,6 @@
-"""What is on a host without a record: told, removed when asked, by itself after the grace."""
+"""What is on a host without a record: told; a guest that runs is left alone (ADR 0033)."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from virtbus.schemas.api import NodeAudited, NodeFindings
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import Held, Inspect, Released
+from virtbus.schemas.records import DELETED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmStatus
 from virtbus.schemas.wire import encode, validate
@@ -38,12 +40,17 @@ async def audited(client: MemoryBus, **data: Any) -> NodeFindings:
     return found
 
 
-async def leave_all(node: Node) -> None:
-    """One of each kind without a record, and what is another instance's."""
-    node.domains.set(LEFT, DomainState.RUNNING)
+async def leave_all(node: Node, state: DomainState = DomainState.SHUT_OFF) -> None:
+    """One of each kind without a record, and what is another instance's.
+
+    Its guest ran, so its disk was written to.
+    """
+    node.domains.set(LEFT, state)
     node.domains.set(FOREIGN, DomainState.RUNNING)
     node.domains.foreign.add(FOREIGN)
     node.simulated.held[LEFT] = 1
+    node.simulated.disks.add(LEFT)
+    node.simulated.armed.append(LEFT)
     folder = node.settings.state_dir / "vms" / LEFT
     folder.mkdir()
     (folder / "seed-x.iso").touch()
@@ -87,7 +94,26 @@ async def test_each_thing_without_a_record_is_told_and_repaired(tmp_path: Path) 
         assert all(finding.repaired for finding in repaired.findings)
         assert await audited(client) == NodeFindings(node=NODE)
         assert set(node.domains.there) == {A, FOREIGN}
-        assert node.domains.done == [("start", A), ("destroy", LEFT)]
+        assert node.domains.done == [("start", A)]
+        assert list(node.simulated.kept) == [LEFT]
+        assert (node.settings.state_dir / "quarantine" / LEFT / "seed-x.iso").exists()
+
+
+async def test_a_guest_that_runs_without_a_record_is_told_and_never_repaired(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
+    await node.join()
+    async with node.agent(), controller(node) as client:
+        await one_vm(node)
+        await leave_all(node, DomainState.RUNNING)
+        await asyncio.sleep(0.5)  # graces and sweeps later
+        found = await audited(client, repair=True)
+        assert {one.kind for one in found.findings} >= {"disk", "domain", "file", "network"}
+        assert not any(one.repair or one.repaired for one in found.findings)
+        assert node.domains.there[LEFT].state is DomainState.RUNNING
+        assert LEFT in node.simulated.held
+        assert (node.settings.state_dir / "vms" / LEFT / "seed-x.iso").exists()
 
 
 async def test_what_could_not_be_removed_is_removed_soon_after(
@@ -147,7 +173,7 @@ async def test_what_is_missing_of_a_network_is_told_and_netd_puts_it_right(
         assert set(node.domains.there) == {A}
 
 
-async def test_what_stays_for_the_grace_goes_by_itself(tmp_path: Path) -> None:
+async def test_what_stays_for_the_grace_goes_by_itself_but_for_its_disks(tmp_path: Path) -> None:
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.3)
     await node.join()
     async with node.agent():
@@ -156,19 +182,25 @@ async def test_what_stays_for_the_grace_goes_by_itself(tmp_path: Path) -> None:
         await eventually(lambda: set(node.domains.there) == {A, FOREIGN})
         await eventually(lambda: not (node.settings.state_dir / "vms" / LEFT).exists())
         assert LEFT not in node.simulated.held
+        assert list(node.simulated.kept) == [LEFT]
 
 
+@pytest.mark.parametrize(("why", "kept"), [(b"", [LEFT]), (DELETED, [])])
 async def test_what_was_made_for_a_record_that_is_purged_unseen_goes_at_once(
-    tmp_path: Path,
+    tmp_path: Path, why: bytes, kept: list[str]
 ) -> None:
+    """Its disks, where they were written to, are removed only by a delete."""
     node = Node(tmp_path)
     await node.join()
     async with node.agent():
         await one_vm(node)
         node.simulated.held[LEFT] = 1
-        await node.bus.purge(subjects.vm_record(NODE, LEFT), marker_ttl_s=60)
+        node.simulated.disks.add(LEFT)
+        node.simulated.armed.append(LEFT)
+        await node.bus.purge(subjects.vm_record(NODE, LEFT), marker_ttl_s=60, why=why)
         await eventually(lambda: LEFT not in node.simulated.held)
         assert A in node.simulated.held
+        assert list(node.simulated.kept) == kept
     async with node.agent():  # and as one that finds the marker in its first list
         node.simulated.held[LEFT] = 1
         await eventually(lambda: LEFT not in node.simulated.held)

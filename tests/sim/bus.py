@@ -66,10 +66,11 @@ class SimWatch:
         self._link = link
         self._server = link.server
         self._filters = filters
-        # Every filter of the product's watches is `<prefix>.>`: the quick way to match it.
-        assert all(one.endswith(".>") and "*" not in one for one in filters)
         self._of_node = filters[0].startswith("$KV.vm.n")
-        self._prefixes = tuple(one.removesuffix(">") for one in filters)
+        # Nearly every filter of the product's watches is `<prefix>.>`: the quick way to match it.
+        plain = [one for one in filters if one.endswith(".>") and "*" not in one]
+        self._prefixes = tuple(one.removesuffix(">") for one in plain)
+        self._others = tuple(one for one in filters if one not in plain)
         self._items: Mailbox[Entry | WatchMark] = Mailbox(CAPACITY)
         self._shelf: Shelf = link.server.shelf(filters[0])
         self._list = 0
@@ -109,7 +110,9 @@ class SimWatch:
 
     def seen(self, entry: Entry) -> None:
         """On the server: something was written."""
-        if self._following == self._list and entry.key.startswith(self._prefixes):
+        if self._following != self._list:
+            return
+        if entry.key.startswith(self._prefixes) or any(matches(f, entry.key) for f in self._others):
             self._send(entry, self._list)
 
     def start(self) -> Callable[[], None]:

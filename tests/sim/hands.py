@@ -5,6 +5,7 @@ wanted; what is released is dropped; only the agent says when something goes.
 """
 
 import asyncio
+import hashlib
 from typing import Literal
 
 from tests.sim.bus import SimBus
@@ -20,16 +21,17 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeState, ServiceState
 from virtbus.schemas.nodework import (
     ANY_EPOCH,
-    DiskFile,
     Ensure,
     Held,
     ImageReady,
+    MadeDisk,
     NetPhase,
     NetReady,
     Release,
     Released,
     Tele,
 )
+from virtbus.schemas.quarantine import Keep, Kept, Quarantine, QuarantineWork
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import read, validate
 
@@ -57,6 +59,11 @@ class Hand:
     async def run(self) -> None:
         """Serve until the process dies."""
         endpoints = [
+            Endpoint(
+                "quarantine",
+                subjects.rpc(self._host.name, self._kind, "quarantine"),
+                self._quarantine,
+            ),
             Endpoint("ensure", subjects.rpc(self._host.name, self._kind, "ensure"), self._ensure),
             Endpoint(
                 "inspect", subjects.rpc(self._host.name, self._kind, "inspect"), self._inspect
@@ -92,7 +99,13 @@ class Hand:
     async def _tell(self) -> None:
         state = NodeState.RECOVERING if self.recovering else NodeState.READY
         while True:
-            tele = Tele(service=self._kind, state=ServiceState(state=state))
+            kept = len(self._host.disk.quarantine) if self._kind == "imaged" else 0
+            tele = Tele(
+                service=self._kind,
+                state=ServiceState(state=state),
+                quarantined=kept,
+                quarantined_bytes=kept,
+            )
             await self._bus.publish(subjects.tele(self._host.name, self._kind), tele)
             await asyncio.sleep(TELL_S if not self.recovering else 0.5)
             state = NodeState.RECOVERING if self.recovering else NodeState.READY
@@ -144,11 +157,7 @@ class Hand:
         if self._kind == "imaged":
             self._host.disk.overlays[uid] = max(epoch, self._host.disk.overlays.get(uid, 0))
             disks = {
-                volume.name: DiskFile(
-                    path=f"/disks/{uid}/{volume.name}.qcow2",
-                    format=ImageFormat.QCOW2,
-                    virtual_size_bytes=1,
-                )
+                volume.name: _made_of(volume.image_ref)
                 for volume in record.spec.volumes
                 if not volume.is_iso
             }
@@ -198,11 +207,35 @@ class Hand:
             raise VirtbusError(Code.CONFLICT, "record_stands", want.uid)
         self._drop(want.uid)
         async with self._one(want.uid):
-            await self._threads.on_disk(lambda: self._released(want))
-        return Released(uid=want.uid)
+            kept = await self._threads.on_disk(lambda: self._released(want))
+        return Released(uid=want.uid, kept=kept)
 
-    def _released(self, want: Release) -> None:
-        """On the host: nothing of the VM is there any more."""
+    async def _quarantine(self, request: Request) -> Quarantine:
+        self._ready()
+        want = validate(QuarantineWork, request.data)
+        return await self._threads.on_disk(lambda: self._quarantined(want))
+
+    def _quarantined(self, want: QuarantineWork) -> Quarantine:
+        disk = self._host.disk
+        if want.do == "list":
+            entries = tuple(_kept(*one) for one in sorted(disk.quarantine.items()))
+            return Quarantine(entries=entries, total=len(entries))
+        entry = want.entry or ""
+        if entry not in disk.quarantine:
+            raise VirtbusError(Code.NOT_FOUND, "no_entry", entry)
+        keep = disk.quarantine[entry]
+        if want.do == "restore":
+            uid = want.uid or entry
+            if uid in disk.overlays:
+                self._gone(uid, want.keep)
+            disk.overlays[uid] = 0
+            disk.written.add(uid)
+        if want.do != "get":
+            del disk.quarantine[entry]
+        return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
+
+    def _released(self, want: Release) -> str:
+        """On the host: nothing of the VM is there any more, but for what is kept."""
         if self._kind == "imaged":
             held = self._host.disk.overlays.get(want.uid, 0)
         else:
@@ -215,7 +248,41 @@ class Hand:
             self._host.watcher.wrong("I1", f"{want.uid}: {self._kind} lets go under a guest")
         if want.epoch < ANY_EPOCH:
             self._released_epochs[want.uid] = want.epoch
-        if self._kind == "imaged":
-            self._host.disk.overlays.pop(want.uid, None)
-        else:
+        if self._kind == "netd":
             self._host.networks.pop(want.uid, None)
+        elif want.uid in self._host.disk.overlays:
+            return self._gone(want.uid, want.keep)
+        elif want.keep is not None and want.uid in self._host.disk.quarantine:
+            return want.uid
+        return ""
+
+    def _gone(self, uid: str, keep: Keep | None) -> str:
+        """A VM's overlay, off its place: removed, or kept where it was written to."""
+        disk, entry, number = self._host.disk, uid, 2
+        del disk.overlays[uid]
+        if uid not in disk.written:
+            return ""
+        disk.written.discard(uid)
+        if keep is None:
+            self._host.watcher.disk_removed(self._host, uid)
+            return ""
+        while entry in disk.quarantine:
+            entry, number = f"{uid}.{number}", number + 1
+        disk.quarantine[entry] = keep
+        self._host.watcher.note(self._host.name, "kept", entry)
+        return entry
+
+
+def _kept(entry: str, keep: Keep) -> Kept:
+    kept, record = Kept(entry=entry, uid=entry.partition(".")[0], why=keep.why), keep.record
+    if record is None:
+        return kept
+    of = {"name": record.name, "namespace": record.namespace, "adoptable": True}
+    return kept.model_copy(update=of)
+
+
+def _made_of(ref: str) -> MadeDisk:
+    """A disk of the image `ref`, whose digest is that of its name."""
+    digest = f"sha256:{hashlib.sha256(ref.encode()).hexdigest()}" if ref else ""
+    image_format = ImageFormat.QCOW2 if ref else None
+    return MadeDisk(virtual_size_bytes=1, digest=digest, image_format=image_format)

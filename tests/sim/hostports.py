@@ -240,6 +240,15 @@ class SimFiles:
     async def remove_work(self, uid: str) -> None:
         await self._threads.on_disk(lambda: self._disk.seeds.pop(uid, None))
 
+    async def keep_work(self, uid: str, entry: str) -> None:
+        await self._threads.on_disk(lambda: self._disk.keep(uid, entry), full="state_write")
+
+    async def bring_back(self, entry: str, uid: str) -> None:
+        await self._threads.on_disk(lambda: self._disk.bring_back(entry, uid), full="state_write")
+
+    async def purge_kept(self, entry: str) -> None:
+        await self._threads.on_disk(lambda: self._disk.kept_seeds.pop(entry, None))
+
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         epoch = max(self.epoch(uid), refused_epoch)
         self._ledger[uid] = LedgerEntry(epoch, removed_s=1, refused=bool(refused_epoch))

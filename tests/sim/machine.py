@@ -26,6 +26,7 @@ from virtbus.nodeagent.core.ports import (
 from virtbus.nodeagent.edge.ledger import Entry as LedgerEntry
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeWish
+from virtbus.schemas.quarantine import Keep
 from virtbus.schemas.vm import VmRecord
 
 _METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
@@ -78,9 +79,26 @@ class Disk:
     """uid → digest of the secrets in its seed."""
     overlays: dict[str, int] = field(default_factory=dict)
     """uid → epoch it was made for."""
+    written: set[str] = field(default_factory=set)
+    """Uids whose guest ran, so that their overlays hold what it wrote."""
+    quarantine: dict[str, Keep] = field(default_factory=dict)
+    """Overlays that no record accounts for, by entry (ADR 0033)."""
+    kept_seeds: dict[str, str | None] = field(default_factory=dict)
     nonce: str = ""
     wish: NodeWish | None = None
     nodes_own: dict[str, object] = field(default_factory=dict)
+
+    def keep(self, uid: str, entry: str) -> None:
+        """What the agent has of a VM goes to the quarantine's entry."""
+        if uid in self.seeds:
+            self.kept_seeds[entry] = self.seeds.pop(uid)
+        self.records.pop(uid, None)
+        self.commands.pop(uid, None)
+
+    def bring_back(self, entry: str, uid: str) -> None:
+        """The seeds of an entry are a VM's again."""
+        if entry in self.kept_seeds:
+            self.seeds[uid] = self.kept_seeds.pop(entry)
 
 
 class Watcher:
@@ -91,6 +109,7 @@ class Watcher:
     def ended(self, host: "Host", domain: Domain, why: str) -> None: ...
     def pressed(self, host: "Host", domain: Domain) -> None: ...
     def stilled(self, host: "Host", domain: Domain) -> None: ...
+    def disk_removed(self, host: "Host", uid: str) -> None: ...
     def off(self, host: "Host", domain: Domain, why: str) -> None: ...
     def wrong(self, invariant: str, what: str) -> None: ...
     def note(self, *what: object) -> None: ...
@@ -181,6 +200,7 @@ class Host:
             done(VirtbusError(Code.INTERNAL, "libvirt_failed", "start the guest: QEMU said no"))
             return
         domain.state = state
+        self.disk.written.add(domain.uid)
         domain.deaf = self.rng.random() < self.temper.deaf
         self.watcher.note(self.name, state, domain.uid)
         self.tell(DomainEvent(domain.uid, DomainChange.STARTED))

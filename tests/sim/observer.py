@@ -69,6 +69,8 @@ class Seen:
     off_at_start: int = 0
     ran_out: int = -1
     """The power epoch under which its guest last ended: asked to or by itself."""
+    left: set[str] = field(default_factory=set)
+    """The nodes that were told to let it leave: the user's word that its disks there may go."""
     moved_off: int = -1
     """The power epoch under which it was moved switched off, because its guest had ended."""
 
@@ -181,6 +183,8 @@ class Observer(Watcher):
             self.wrong("I15", f"{uid}: epoch {record.epoch} is written after {seen.epoch}")
         if record.generation < seen.generation or record.power_epoch < seen.power_epoch:
             self.wrong("I2", f"{uid}: a change that was stored is undone")
+        if record.leaving:
+            seen.left.add(record.node)
         if seen.record is not None:
             self._followed(seen.record, record, seen)
         restarts = seen.record is not None and record.restart_epoch > seen.record.restart_epoch
@@ -269,6 +273,13 @@ class Observer(Watcher):
         paused = domain.state is DomainState.PAUSED
         if paused not in self._vm(domain.uid).still_asked:
             self.wrong("I4", f"{host.name}: {domain.uid} is {domain.state}, and nobody asked")
+
+    def disk_removed(self, host: Host, uid: str) -> None:
+        """What a guest wrote is removed: only by a delete, or where the VM was told to leave."""
+        self.note(host.name, "disk removed", uid)
+        wanted = self.wanted.get(uid)
+        if not ((wanted is not None and wanted.delete_asked) or host.name in self._vm(uid).left):
+            self.wrong("I2", f"{host.name} removes the disks of {uid}, and nobody asked")
 
     def off(self, host: Host, domain: Domain, why: str) -> None:
         """A guest is off, whoever wanted that."""

@@ -7,7 +7,7 @@ from tests.sim.observer import Observer, Wanted
 from virtbus.bus.ports import EntryKind
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
-from virtbus.schemas.node import Reserved
+from virtbus.schemas.node import NodeRecord, Reserved
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus
 from virtbus.schemas.wire import read
@@ -23,6 +23,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
         if wanted.accepted or observer.vms[wanted.uid].record is not None:
             yield from _lives(observer, wanted)
     yield from _leaks(observer)
+    yield from _told(observer)
     yield from _unique(observer)
     yield from _reserved(observer)
 
@@ -125,6 +126,16 @@ def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
             if of_vm and (record is None or record.node != node):
                 yield "I5", f"{key} is left on the bus"
     yield from _claims(observer, live)
+
+
+def _told(observer: Observer) -> Iterator[tuple[str, str]]:
+    """What is in quarantine is no leak, as it is reported (I5)."""
+    for host in observer.hosts.values():
+        kept = len(host.disk.quarantine)
+        entry = observer.server.shelf("$KV.node.x").entries.get(subjects.node_record(host.name))
+        told = read(NodeRecord, entry.value).quarantined if entry is not None and entry.value else 0
+        if host.up and kept != told:
+            yield "I5", f"{host.name} has {kept} in quarantine and tells of {told}"
 
 
 def _claims(observer: Observer, live: dict[str, VmRecord]) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings as AgentSettings
+from virtbus.nodeagent.simulated import NoDisks
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.vm import JoinNonce
@@ -222,6 +223,7 @@ class World:
             hypervisor=hypervisor,
             files=files,
             seeds=SimSeeds(host, process),
+            disks=NoDisks(),
             netd=admin,
             reach=admin,
             facts=Facts(bus, host.name),

@@ -8,7 +8,7 @@ def packb(
     *,
     default: Callable[[Any], Any] | None = ...,
     use_bin_type: bool = ...,
-    unicode_errors: str = ...,
+    unicode_errors: str | None = ...,
 ) -> bytes: ...
 def unpackb(
     packed: bytes,

@@ -11,6 +11,7 @@ from services.controller.tests.hosts import Guests, Host
 from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import World, run, world
 
+from virtbus.bus.memory import Fault
 from virtbus.bus.ports import EntryKind
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeDetail
@@ -233,6 +234,30 @@ async def test_uncordon_ends_a_drain_and_what_was_on_its_way_comes_home(there: S
             for number in (1, 2):
                 await there.runs_on(number, "n1")
                 assert (await there.record(number)).epoch == 2
+
+
+@site()
+async def test_a_vm_that_is_deleted_while_it_leaves_is_placed_nowhere_again(there: Site) -> None:
+    """Not even where the end of the delete has to be tried again (L1)."""
+    async with two_hosts(there):
+        await there.vm(1, "n1", **FREE)
+        n1 = there.hosts["n1"]
+        n1.stuck = True
+        async with there.host("n2").on():
+            await _joined(there, "n2")
+            await there.node("drain", "n1")
+            await there.until(lambda: _leaving(there))
+            await there.made.vm("delete", uid=uid(1), grace_s=0)
+            fleet = next(iter(there.made.controllers.values()))._fleet
+            await there.until(lambda: fleet.vms[uid(1)].record.deleting)
+            bus = there.made.buses["c1"]
+            bus.faults.append(Fault.UNAVAILABLE)
+            n1.stuck = False
+            await n1.look(await there.record(1))
+            await there.until(lambda: _gone(there, 1))
+            shelf = there.made.server.shelf("$KV.vm.x")
+            assert subjects.vm_record("n2", uid(1)) not in shelf.entries
+            assert there.guests.started == [(uid(1), "n1")]
 
 
 def _leaving(there: Site) -> bool:

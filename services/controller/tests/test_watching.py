@@ -1,6 +1,7 @@
 """Watches of clients, in virtual time: pages, changes, heartbeats, renewal, and taking up again."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from services.controller.tests.fleets import GIB, node, status, uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World, run, settle, world
 
+from virtbus.bus.codec import REQUEST_INFO
 from virtbus.controller.edge.watching import BEAT_S, PAGE, RENEW_S, Position
 from virtbus.schemas import subjects
 from virtbus.schemas.api import WatchReply
@@ -263,3 +265,42 @@ def test_a_node_that_falls_silent_is_seen_in_a_list_later() -> None:
 def test_positions_read_back() -> None:
     position = Position(5, 7, 1_790_000_000)
     assert Position.parse(str(position)) == position
+
+
+@played()
+async def test_only_the_account_that_asked_for_a_watch_can_renew_it(made: World) -> None:
+    watches = made.controllers["c1"]._watches
+    async with made.watch() as replies:
+        _, end = await listed(replies)
+        stranger = {REQUEST_INFO: json.dumps({"acc": "OBSERVER"})}
+        for _ in range(3):
+            await asyncio.sleep(RENEW_S / 3 - 0.5)
+            assert len(watches._watchers) == 1
+            await made.client._link.send(end.renew, b"", headers=stranger)
+        await asyncio.sleep(2)
+        assert watches._watchers == {}
+
+
+@played()
+async def test_renewals_have_tokens_that_do_not_follow_from_each_other(made: World) -> None:
+    tokens = set()
+    for _ in range(3):
+        async with made.watch() as replies:
+            tokens.add((await listed(replies))[1].renew.rpartition(".")[2])
+    assert len(tokens) == 3
+    assert all(len(one) == 36 for one in tokens)
+
+
+@played()
+async def test_a_change_touches_the_watches_of_its_namespace_only(made: World) -> None:
+    watches = made.controllers["c1"]._watches
+    async with made.watch(namespace="a") as one, made.watch(namespace="b") as two:
+        await listed(one)
+        await listed(two)
+        held = {key: next(iter(group)) for key, group in watches._watchers.items()}
+        await made.ask("create", name="web", image="tiny", namespace="a", uid=uid(1))
+        await settle()
+        held["a"].dirty.clear()
+        held["b"].dirty.clear()
+        watches.changed(uid(1))
+        assert [list(held[key].dirty) for key in ("a", "b")] == [[uid(1)], []]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def make_node(tmp_path: Path, threads: DiskThreads) -> NodeMaker:
                     containers=Containers(store, threads, downloads, bounds, known),
                     limits=bounds,
                 )
-                disks = Disks(images, store, files, threads, bounds.max_virtual_bytes)
+                disks = Disks(images, store, files, threads, bounds.max_virtual_bytes, time.time_ns)
                 yield Node(state, source_dir, store, files, images, disks, names_dir)
                 images.stop()
         finally:

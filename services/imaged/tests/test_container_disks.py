@@ -30,8 +30,7 @@ async def test_a_disk_is_made_of_it_and_kept(make_node: NodeMaker, registry: Reg
     async with make_node(registries=registry.known) as node:
         done = await node.disks.ensure(wanted)
         disk = done.ready.disks["root"]
-        assert disk.path == str(node.state / "disks" / UID / "root.qcow2")
-        assert disk.backing_path == str(node.store.path(digest_of(DISK)))
+        assert disk.digest == digest_of(DISK)
         asked = registry.asked("")
         again = await node.disks.ensure(wanted)
         assert (again.ready, again.made) == (done.ready, False)

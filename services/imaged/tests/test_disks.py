@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from services.imaged.tests.records import UID, empty, record, uid, volume
-from services.imaged.tests.site_under_test import MIB, NodeMaker, Web, qcow2_image
+from services.imaged.tests.site_under_test import MIB, Node, NodeMaker, Web, qcow2_image
 
 from virtbus.imaged.core.overlay import Overlay, build
 from virtbus.imaged.disks import Disks
@@ -25,6 +25,10 @@ from virtbus.schemas.errors import Retry, VirtbusError
 from virtbus.schemas.image import ImageFormat, parse_image_ref
 from virtbus.schemas.nodework import ANY_EPOCH
 from virtbus.schemas.vm import VmRecord
+
+
+def disk_path(node: Node, volume: str = "root") -> Path:
+    return node.state / "disks" / UID / f"{volume}.qcow2"
 
 
 async def refused(disks: Disks, wanted: VmRecord) -> VirtbusError:
@@ -49,15 +53,17 @@ async def test_ensure_makes_overlay_and_empty_disk_that_qemu_img_accepts(
         assert done.made
         root, data = done.ready.disks["root"], done.ready.disks["data"]
         assert (root.virtual_size_bytes, data.virtual_size_bytes) == (32 * MIB, 8 * MIB)
-        assert root.path == str(node.state / "disks" / UID / "root.qcow2")
+        assert done.ready.digest == root.digest
+        assert (root.image_format, data.digest, data.image_format) == ("qcow2", "", None)
+        paths = [disk_path(node, name) for name in ("root", "data")]
         assert done.ready.digest.startswith("sha256:")
         assert (node.state / "disks" / UID).stat().st_mode & 0o777 == 0o711
-        assert Path(root.path).stat().st_mode & 0o777 == 0o600
+        assert paths[0].stat().st_mode & 0o777 == 0o600
         if shutil.which("qemu-img"):
-            for path in (root.path, data.path):
-                subprocess.run(["qemu-img", "check", "-q", path], check=True)
+            for path in paths:
+                subprocess.run(["qemu-img", "check", "-q", str(path)], check=True)
             out = subprocess.run(
-                ["qemu-img", "info", "--backing-chain", "--output=json", root.path],
+                ["qemu-img", "info", "--backing-chain", "--output=json", str(paths[0])],
                 check=True, capture_output=True,
             ).stdout  # fmt: skip
             assert len(json.loads(out)) == 2
@@ -70,7 +76,7 @@ async def test_an_existing_disk_is_kept_and_needs_no_source(
     wanted = record(volume(server.url("a")))
     async with make_node() as node:
         first = await node.disks.ensure(wanted)
-        path = Path(first.ready.disks["root"].path)
+        path = disk_path(node)
         with path.open("r+b") as file:
             file.seek(100_000)
             file.write(b"guest")
@@ -146,13 +152,13 @@ async def test_release_removes_all_and_fences_what_is_late(make_node: NodeMaker)
         with pytest.raises(VirtbusError, match="older"):
             await node.disks.release(UID, 2)
         assert await node.disks.held() == {UID: (str(node.state / "disks" / UID / "data.qcow2"),)}
-        assert await node.disks.release(UID, 3)
-        assert not await node.disks.release(UID, 3)
+        assert (await node.disks.release(UID, 3)).found
+        assert not (await node.disks.release(UID, 3)).found
         assert await node.disks.held() == {}
         assert not (node.state / "disks" / UID).exists()
         assert (await refused(node.disks, record(empty(MIB), epoch=3))).reason == "released"
         await node.disks.ensure(record(empty(MIB), epoch=4))
-        assert await node.disks.release(UID, ANY_EPOCH)
+        assert (await node.disks.release(UID, ANY_EPOCH)).found
         await node.disks.ensure(record(empty(MIB), epoch=4))  # an audit fences nobody
 
 
@@ -183,7 +189,8 @@ async def test_a_damaged_or_foreign_disk_is_reported_and_left_alone(
     async with make_node() as node:
         (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
         wanted = record(volume("tiny"))
-        path = Path((await node.disks.ensure(wanted)).ready.disks["root"].path)
+        await node.disks.ensure(wanted)
+        path = disk_path(node)
         if damage == "symlink":
             path.unlink()
             path.symlink_to("/etc/passwd")
@@ -194,7 +201,7 @@ async def test_a_damaged_or_foreign_disk_is_reported_and_left_alone(
         error = await refused(node.disks, wanted)
         assert error.reason in {"disk_damaged", "store_error", "disk_mismatch"}
         assert path.is_symlink() or path.exists()
-        assert await node.disks.release(UID, 1)
+        assert (await node.disks.release(UID, 1)).found
 
 
 async def test_a_disk_half_made_by_a_killed_process_is_made_again(make_node: NodeMaker) -> None:

@@ -45,6 +45,9 @@ class Desk:
     state: Path
     told: "asyncio.Queue[ImageReady]"
 
+    def disk(self, volume: str) -> Path:
+        return self.state / "disks" / UID / f"{volume}.qcow2"
+
     async def put(self, wanted: VmRecord) -> None:
         await self.bus.put(subjects.vm_record(NODE, wanted.uid), encode(wanted))
 
@@ -113,7 +116,7 @@ async def test_a_record_becomes_disks_a_ready_event_and_facts(desk: Desk, tmp_pa
     ready = await desk.ready()
     assert ready.error is None
     assert set(ready.disks) == {"root", "data"}
-    assert Path(ready.disks["root"].path).exists()
+    assert desk.disk("root").exists()
     assert await desk.kinds() == [Kind.IMAGE_PULLING, Kind.IMAGE_READY]
 
 
@@ -158,7 +161,8 @@ async def test_what_failed_for_good_is_tried_again_for_who_asks(desk: Desk, tmp_
     assert (await desk.ready()).error is not None
     (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
     answer = await desk.ask("ensure", Ensure(record=wanted))
-    assert ImageReady.model_validate(answer).disks["root"].path.endswith("root.qcow2")
+    assert ImageReady.model_validate(answer).disks["root"].digest.startswith("sha256:")
+    assert desk.disk("root").exists()
 
 
 async def test_a_mended_record_replaces_the_failing_one(desk: Desk, tmp_path: Path) -> None:
@@ -173,7 +177,8 @@ async def test_a_mended_record_replaces_the_failing_one(desk: Desk, tmp_path: Pa
 async def test_ensure_is_answered_with_the_disks(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
     answer = await desk.ask("ensure", Ensure(record=record(volume("tiny"))))
-    assert ImageReady.model_validate(answer).disks["root"].path.endswith("root.qcow2")
+    assert ImageReady.model_validate(answer).disks["root"].digest.startswith("sha256:")
+    assert desk.disk("root").exists()
 
 
 async def test_ensure_says_pulling_when_its_deadline_comes_first(
@@ -198,7 +203,8 @@ async def test_ensure_says_pulling_when_its_deadline_comes_first(
 
 async def test_release_is_by_request_only(desk: Desk) -> None:
     await desk.put(record(empty(MIB)))
-    path = Path((await desk.ready()).disks["data"].path)
+    assert "data" in (await desk.ready()).disks
+    path = desk.disk("data")
     await desk.put(record(empty(MIB), generation=2, deleting=True))
     await desk.bus.purge(subjects.vm_record(NODE, UID))
     held = await desk.ask("inspect", Inspect())
@@ -214,7 +220,8 @@ async def test_release_is_by_request_only(desk: Desk) -> None:
 
 async def test_an_audit_removes_nothing_that_a_record_stands_for(desk: Desk) -> None:
     await desk.put(record(empty(MIB)))
-    path = Path((await desk.ready()).disks["data"].path)
+    assert "data" in (await desk.ready()).disks
+    path = desk.disk("data")
     with pytest.raises(VirtbusError) as caught:
         await desk.ask("release", Release(uid=UID, epoch=ANY_EPOCH))
     assert caught.value.reason == "record_stands"

@@ -14,6 +14,7 @@ from virtbus.kubebridge.core.actions import (
     AT_ONCE_S,
     BusCreate,
     BusDelete,
+    BusHold,
     LookAgain,
     Tell,
     WriteVmi,
@@ -28,6 +29,7 @@ from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, Condition
 
@@ -202,7 +204,7 @@ def test_how_a_guest_failed_is_told(how: Any, word: str) -> None:
 OF_HOSTS = {
     *("disk_damaged", "disk_full", "disk_mismatch", "disk_too_large", "disk_too_small"),
     *("file_changed", "internal", "record_changed", "record_stands", "recovering", "released"),
-    *("stale_epoch", "store_error", "store_in_use"),
+    *("no_entry", "stale_epoch", "store_error", "store_in_use"),
 }
 """Reasons of imaged that no image is to blame for."""
 
@@ -267,12 +269,22 @@ def test_a_refused_create_is_asked_again(code: int, after_s: float) -> None:
     assert again == LookAgain(after_s)
 
 
-def test_a_vm_that_no_vmi_stands_for_is_ended_if_it_is_ours() -> None:
+def test_a_vm_of_ours_is_ended_where_the_end_of_its_vmi_was_told() -> None:
     ours, other = view(UID), view(UID, labels={"virtbus.io/cluster": "c2"})
-    ending = view(UID, deleting=True)
-    assert vmi_rules.orphans([ours], set(), CLUSTER) == [BusDelete(UID)]
-    assert vmi_rules.orphans([ours, other, ending], {UID}, CLUSTER) == []
-    assert vmi_rules.orphans([other, ending], set(), CLUSTER) == []
+    assert vmi_rules.orphan(ours, "", CLUSTER, ended=True) == BusDelete(UID)
+    for left in (other, view(UID, deleting=True)):
+        assert vmi_rules.orphan(left, "", CLUSTER, ended=True) is None
+    assert vmi_rules.orphan(ours, UID, CLUSTER, ended=True) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "why"), [("", vmi_rules.NO_VMI), ("another", vmi_rules.OTHER_VMI)]
+)
+def test_a_vm_whose_vmi_is_only_absent_is_marked_once_and_never_ended(there: str, why: str) -> None:
+    ours, marked = view(UID), view(UID, annotations={ORPHANED: why})
+    assert vmi_rules.orphan(ours, there, CLUSTER, ended=False) == BusHold(UID, why)
+    assert vmi_rules.orphan(marked, there, CLUSTER, ended=False) is None
+    assert vmi_rules.orphan(marked, UID, CLUSTER, ended=False) == BusHold(UID, "")
 
 
 def test_a_created_vm_is_looked_at_though_its_answer_was_all_that_was_told() -> None:

@@ -156,3 +156,21 @@ async def test_our_own_write_is_known_before_its_echo_and_never_undone_by_it() -
     assert objects.get("n/a") is None, "what is gone stays gone"
     objects.put(one(3, "another's", uid="v"))
     assert objects.uid("n/a") == "v"
+
+
+async def test_what_a_list_lacks_is_absent_and_only_what_was_told_has_ended(tmp_path: Path) -> None:
+    """An API server that is restored to an older state lacks what was made since (ADR 0033)."""
+    server = Faulty()
+    for name in ("kept", "deleted", "lost", "ending"):
+        server.put(name)
+    async with watched(tmp_path, server) as here:
+        await here.following.synced.wait()
+        server.delete("deleted")
+        await here.agrees()
+        del server.objects["lost"]
+        server.objects["ending"]["metadata"]["deletionTimestamp"] = "2026-11-23T10:00:00Z"
+        server.forget()
+        server.hang_up()
+        await here.agrees()
+        ended = [name for name in ("kept", "deleted", "lost", "ending") if here.objects.ended(name)]
+        assert ended == ["deleted", "ending"]

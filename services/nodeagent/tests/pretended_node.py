@@ -27,7 +27,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.simulated import NoDisks, SimulatedNode
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeRecord
@@ -199,6 +199,7 @@ class Node:
             hypervisor=self.domains,
             files=self.files,
             seeds=SeedIsos(self.files.vms),
+            disks=NoDisks(),
             netd=simulated,
             reach=simulated,
             facts=Facts(bus, NODE),

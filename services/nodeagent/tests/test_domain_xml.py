@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.metadata import NAMESPACE, parse
 from virtbus.nodeagent.core.slots import nic_devices
 from virtbus.schemas.container import ContainerDisk
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.nodework import DiskFile
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Cpu,
@@ -51,11 +51,9 @@ def record(spec: VmSpec, **more: object) -> VmRecord:
     return VmRecord.model_validate(fields | more)
 
 
-def overlay(volume: str, base: str = "ab") -> DiskFile:
-    return DiskFile(
-        path=f"/var/lib/virtbus/disks/{UID}/{volume}.qcow2",
-        format=ImageFormat.QCOW2,
-        virtual_size_bytes=2**30,
+def overlay(volume: str, base: str = "ab") -> DiskSource:
+    return DiskSource(
+        path=f"/var/lib/virtbus/vms/{UID}/disk-{volume}.qcow2",
         backing_path=f"/var/lib/virtbus/images/data/{base}" if base else "",
         backing_format=ImageFormat.QCOW2 if base else None,
     )

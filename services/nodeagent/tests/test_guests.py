@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import libvirt
 import pytest
+from services.nodeagent.tests.pretended_node import record
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.nodeagent.core.guest_answers import MOST_BYTES, MOST_ITEMS, MOST_PARTS, guest_info
@@ -159,7 +161,7 @@ async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryB
     server = MemoryServer()
     path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
-    async with agent.serve({UIDS[0]: cast("Guest", None)}):
+    async with agent.serve({UIDS[0]: cast("Guest", SimpleNamespace(record=record()))}):
         yield MemoryBus(server, "test")
 
 

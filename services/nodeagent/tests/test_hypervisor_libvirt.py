@@ -15,6 +15,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.domain_xml import DomainInputs, render
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.nodeagent.edge.console import Consoles
@@ -23,7 +24,6 @@ from virtbus.nodeagent.edge.record_files import StateFiles
 from virtbus.nodeagent.edge.seed_iso import SeedIsos
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.nodework import DiskFile
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Devices,
@@ -84,11 +84,11 @@ class Host:
             created_ns=1,
         )
 
-    def disk(self, record: VmRecord, name: str, code: bytes) -> DiskFile:
+    def disk(self, record: VmRecord, name: str, code: bytes) -> DiskSource:
         path = self.folder / f"{record.uid}-{name}.img"
         path.write_bytes((code.ljust(510, b"\0") + b"\x55\xaa").ljust(2**20, b"\0"))
         path.chmod(0o600)
-        return DiskFile(path=str(path), format=ImageFormat.RAW, virtual_size_bytes=2**20)
+        return DiskSource(path=str(path), format=ImageFormat.RAW)
 
     async def define(self, record: VmRecord, code: bytes = HALTS, emulator: str = QEMU) -> None:
         await self.files.write(record)

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from services.nodeagent.tests.pretended_node import record
 
 from virtbus.bus import streams
 from virtbus.bus.memory import MemoryBus, MemoryServer
@@ -25,7 +27,7 @@ async def client(tmp_path: Path) -> AsyncIterator[MemoryBus]:
     server = MemoryServer()
     consoles = Consoles(lambda _uid: tmp_path / "socket", lambda _uid: tmp_path / "log")
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", consoles)
-    async with agent.serve({UID: cast("Guest", None)}):
+    async with agent.serve({UID: cast("Guest", SimpleNamespace(record=record()))}):
         yield MemoryBus(server, "test")
 
 

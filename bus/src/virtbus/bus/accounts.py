@@ -81,21 +81,32 @@ def _streamed(subject: str) -> bool:
     )
 
 
-def accounts(nodes: Sequence[str], *, system: bool = False) -> list[Account]:
-    """Every account of a bus with these nodes; `system` adds the user who may reload servers."""
+def accounts(
+    nodes: Sequence[str], *, bridges: Sequence[str] = (), system: bool = False
+) -> list[Account]:
+    """Every account of a bus with these nodes, and a bridge for each further cluster.
+
+    `system` adds the user who may reload servers.
+    """
     control = Account(CONTROL_ACCOUNT, streams=True)
     clients: dict[str, Account] = {}
-    for role in permissions.fixed():
+    for role in (*permissions.fixed(), *(permissions.bridge(name) for name in bridges)):
         if role.account == CONTROL_ACCOUNT:
             control.users.append(role)
             continue
         clients[role.account] = account = Account(role.account, [role])
         account.imports += [Import(service, CONTROL_ACCOUNT) for service in _services(role)]
-        account.imports.append(Import("virtbus.evt.>", CONTROL_ACCOUNT))
+        if _hears_facts(role):
+            account.imports.append(Import("virtbus.evt.>", CONTROL_ACCOUNT))
     control.exports += _offered(clients.values())
-    own = [_node(name, control, list(clients.values())) for name in nodes]
+    hearing = [one for one in clients.values() if any(_hears_facts(role) for role in one.users)]
+    own = [_node(name, control, hearing) for name in nodes]
     known = [Account(SYSTEM_ACCOUNT, [permissions.sys()] if system else [])]
     return [*known, control, *clients.values(), *own]
+
+
+def _hears_facts(role: Role) -> bool:
+    return "virtbus.evt.>" in role.subscribe
 
 
 def _offered(clients: Iterable[Account]) -> list[Export]:
@@ -125,7 +136,7 @@ def heard_of(node: str) -> str:
 
 
 def _node(name: str, control: Account, clients: list[Account]) -> Account:
-    """A node's account, wired to the hub and to the clients."""
+    """A node's account, wired to the hub and to the clients that hear its facts."""
     agent = permissions.agent(name)
     account = Account(agent.account, list(permissions.node_users(name)))
     for service in _services(agent):

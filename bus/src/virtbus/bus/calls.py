@@ -1,5 +1,6 @@
 """Requests: one answer, or many."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,11 +16,13 @@ from virtbus.bus.codec import (
 )
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.mailbox import Mailbox
-from virtbus.bus.ports import OutcomeUnknownError, UnavailableError
+from virtbus.bus.ports import BusError, OutcomeUnknownError, UnavailableError
 from virtbus.bus.sources import REAL, Sources
 from virtbus.bus.tracing import current_traceparent
 
 STREAM_CAPACITY = 4096
+STREAM_BYTES = 64 * 1024 * 1024
+_CODE = re.compile(r"[0-9]{3}")
 
 
 def headers_out() -> dict[str, str]:
@@ -32,19 +35,28 @@ def headers_out() -> dict[str, str]:
 
 
 def data_of(raw: Raw) -> Any:
-    """The data of an answer, or the error in it raised as VirtbusError."""
+    """The data of an answer, or the error in it raised as VirtbusError.
+
+    Raises:
+        VirtbusError: what the service answered, bounded.
+        BusError: the answer is no answer of ours.
+    """
     data = unpack_answer(raw.body, raw.headers.get(CONTENT_TYPE, MSGPACK))
     if ERROR_CODE in raw.headers:
         from virtbus.schemas.errors import ErrorBody, VirtbusError
 
         body = data.get("error") if isinstance(data, dict) else None
-        if isinstance(body, dict):
-            raise VirtbusError.of(ErrorBody.model_validate(body))
-        code = raw.headers[ERROR_CODE]
-        text = raw.headers.get("Nats-Service-Error", "the service failed")
-        raise VirtbusError.of(
-            ErrorBody(code=int(code) if code.isdigit() else 500, reason="error", message=text)
-        )
+        if not isinstance(body, dict):
+            code = raw.headers[ERROR_CODE]
+            text = raw.headers.get("Nats-Service-Error", "the service failed")
+            number = int(code) if _CODE.fullmatch(code) else 500
+            body = {"code": number, "reason": "error", "message": text}
+        try:
+            told = ErrorBody.model_validate(body)
+        except ValueError as error:  # pydantic's, too
+            msg = "the service refused it in words that cannot be read"
+            raise BusError(msg) from error
+        raise VirtbusError.of(told)
     return data
 
 
@@ -123,7 +135,9 @@ class _Replies:
         self._generation = link.generation
         self._subject = subject
         self._idle_timeout_s = idle_timeout_s
-        self.raws: Mailbox[Raw] = Mailbox(STREAM_CAPACITY)
+        self.raws: Mailbox[Raw] = Mailbox(
+            STREAM_CAPACITY, capacity_bytes=STREAM_BYTES, size_of=lambda raw: len(raw.body)
+        )
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -131,7 +145,7 @@ class _Replies:
     async def __anext__(self) -> Any:
         while True:
             if self.raws.overflowed:
-                raise self._ended(f"more than {STREAM_CAPACITY} replies unread; start it anew")
+                raise self._ended("too many replies are unread; start it anew")
             raw = self.raws.take()
             if raw is not None:
                 if raw.status == "503":

@@ -23,6 +23,8 @@ CONTENT_TYPE = "Content-Type"
 TRACEPARENT = "traceparent"
 ERROR_CODE = "Nats-Service-Error-Code"
 ERROR_TEXT = "Nats-Service-Error"
+REQUEST_INFO = "Nats-Request-Info"
+"""What the server writes into each request that comes from another account."""
 
 
 def _plain(value: Any) -> Any:
@@ -34,8 +36,8 @@ def _plain(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Msgpack bytes of plain values and models, nested as they like."""
-    packed: bytes = msgpack.packb(value, default=_plain)
+    """Msgpack bytes of plain values and models, nested as they like; lone surrogates become "?"."""
+    packed: bytes = msgpack.packb(value, default=_plain, unicode_errors="replace")
     return packed
 
 
@@ -51,7 +53,7 @@ def unpack_answer(body: bytes, content_type: str) -> Any:
         if content_type == JSON:
             return json.loads(body)
         return msgpack.unpackb(body, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         msg = "the answer cannot be read; do client and service have the same version?"
         raise BusError(msg) from error
 

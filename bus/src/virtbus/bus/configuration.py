@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from virtbus.bus.accounts import QUIET, Account, Export, Import, Service
-from virtbus.bus.permissions import SYSTEM_ACCOUNT, Role
+from virtbus.bus.permissions import ANSWER_HOURS, SYSTEM_ACCOUNT, Role
 
 CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
 """Bounds of the account that owns the streams; four consumers a node, some a controller."""
@@ -37,8 +37,14 @@ def _user(role: Role, login: Login, renamed: Mapping[str, str]) -> str:
     return (
         f"{head}, permissions: {{\n"
         f"        publish: {{ allow: {_listed(publish)} }}\n"
-        f"        subscribe: {{ allow: {_listed(role.subscribe)} }} }} }}"
+        f"        subscribe: {{ allow: {_listed(role.subscribe)} }}{_answers(role)} }} }}"
     )
+
+
+def _answers(role: Role) -> str:
+    """The server remembers reply subjects, and takes one answer to each."""
+    expires = f'"{ANSWER_HOURS}h"'
+    return f", allow_responses: {{ max: 1, expires: {expires} }}" if role.answers else ""
 
 
 def _export(export: Export) -> str:

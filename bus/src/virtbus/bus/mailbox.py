@@ -2,18 +2,30 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Over `capacity` the oldest are dropped and `overflowed` becomes true."""
+    """Over `capacity` the oldest are dropped and `overflowed` becomes true.
 
-    def __init__(self, capacity: int) -> None:
+    So they are over `capacity_bytes`, where `size_of` tells an item's bytes.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        capacity_bytes: int = 0,
+        size_of: Callable[[T], int] = lambda _: 0,
+    ) -> None:
         self._items: deque[T] = deque()
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._size_of = size_of
+        self._held_bytes = 0
         self._wake = asyncio.Event()
         self.overflowed = False
 
@@ -22,19 +34,30 @@ class Mailbox(Generic[T]):
 
     def put(self, item: T) -> None:
         """Add without waiting."""
-        if len(self._items) >= self._capacity:
-            self._items.popleft()
+        size_bytes = self._size_of(item)
+        while self._items and (
+            len(self._items) >= self._capacity
+            or self._held_bytes + size_bytes > self._capacity_bytes > 0
+        ):
+            self._pop()
             self.overflowed = True
         self._items.append(item)
+        self._held_bytes += size_bytes
         self._wake.set()
+
+    def _pop(self) -> T:
+        item = self._items.popleft()
+        self._held_bytes -= self._size_of(item)
+        return item
 
     def take(self) -> T | None:
         """The oldest item, or None."""
-        return self._items.popleft() if self._items else None
+        return self._pop() if self._items else None
 
     def clear(self) -> None:
         """Forget all items."""
         self._items.clear()
+        self._held_bytes = 0
         self.overflowed = False
 
     def wake(self) -> None:
@@ -60,4 +83,4 @@ class Mailbox(Generic[T]):
         while not self._items:
             self._wake.clear()
             await self._wake.wait()
-        return self._items.popleft()
+        return self._pop()

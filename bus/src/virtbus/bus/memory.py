@@ -14,13 +14,16 @@ from typing import Any
 
 from virtbus.bus.calls import Calls, headers_out
 from virtbus.bus.codec import envelope
+from virtbus.bus.facts import Told, stored_id
 from virtbus.bus.filters import matches
 from virtbus.bus.link import Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.memory_link import MemoryLink, MemoryServer
 from virtbus.bus.ports import (
+    HISTORY_BYTES,
     Endpoint,
     Entry,
+    Extent,
     Message,
     OutcomeUnknownError,
     ServiceInfo,
@@ -107,6 +110,7 @@ class MemoryBus:
         self.sources = sources
         self.faults: deque[Fault] = deque()
         self._name = name
+        self._told = Told()
         self._link = link or MemoryLink(server)
         self._calls = Calls(self._link, name, sources)
         self.request = self._calls.request
@@ -178,13 +182,18 @@ class MemoryBus:
         return await self._write(store, shelf, [key], ttl_s)
 
     async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
     ) -> int:
         shelf = self.server.shelf(key)
 
         def store() -> int:
             shelf.check(key, b"", expect, None)
-            return shelf.apply(key, None, ttl_s=marker_ttl_s).revision
+            return shelf.apply(key, None, ttl_s=marker_ttl_s, why=why).revision
 
         return await self._write(store, shelf, [key], marker_ttl_s)
 
@@ -197,7 +206,8 @@ class MemoryBus:
         def store() -> int:
             for one in writes:
                 shelf.check(one.key, one.value or b"", one.expect, one.expect_over)
-            return [shelf.apply(w.key, w.value, ttl_s=w.ttl_s).revision for w in writes][-1]
+            stored = [shelf.apply(w.key, w.value, ttl_s=w.ttl_s, why=w.why) for w in writes]
+            return stored[-1].revision
 
         ttl_s = max((one.ttl_s for one in writes if one.ttl_s is not None), default=None)
         return await self._write(store, shelf, [one.key for one in writes], ttl_s)
@@ -244,6 +254,25 @@ class MemoryBus:
         shelf = self.server.shelf(f"$KV.{bucket}.x")
         return shelf.size_bytes / shelf.max_bytes if shelf.max_bytes else 0.0
 
+    async def extent(self, subject_filter: str) -> Extent:
+        self._reachable()
+        stream, shelf = stream_of(subject_filter), self.server.shelf(subject_filter)
+        kept = self.server.stored.get(stream, [])
+        size = shelf.size_bytes + sum(len(one.body) for one in kept)
+        last = kept[-1].sequence if kept else shelf.revision
+        first = kept[0].sequence if kept else 1
+        return Extent(first, last, len(kept) or len(shelf.entries), size, shelf.max_bytes)
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        self._reachable()
+        kept = self.server.stored.get(stream_of(subject_filter), [])
+        own = [one for one in kept if matches(subject_filter, one.subject)]
+        for one in own[: len(own) - keep]:
+            kept.remove(one)
+        shelf = self.server.shelf(subject_filter)
+        for key in [key for key in shelf.entries if matches(subject_filter, key)]:
+            del shelf.entries[key]
+
     async def report(self) -> list[StreamReport]:
         self._reachable()
         return [
@@ -261,11 +290,14 @@ class MemoryBus:
         body = self._said(subject, value, message_id)
         stream = stream_of(subject)
         shelf = self.server.shelf(subject)
-        if message_id in shelf.message_ids:
-            return
         kept = self.server.stored.setdefault(stream, [])
-        shelf.message_ids[message_id] = len(kept) + 1
-        kept.append(StoredMessage(subject, body, len(kept) + 1, self.server.clock_ns()))
+        known_as = stored_id(subject, message_id)
+        if self._told.again(subject, message_id, shelf.clock_ns() / 1e9):
+            return
+        number = kept[-1].sequence + 1 if kept else 1
+        if shelf.message_ids.setdefault(known_as, number) != number:
+            return
+        kept.append(StoredMessage(subject, body, number, self.server.clock_ns()))
         self.server.route(Raw(subject, body, headers=headers_out()))
 
     def history(
@@ -277,6 +309,11 @@ class MemoryBus:
         self._reachable()
         kept = self.server.stored.get(stream_of(subject_filter), [])
         found = [m for m in kept if m.sequence > after and matches(subject_filter, m.subject)]
+        size_bytes = 0
+        for count, message in enumerate(found[:limit], start=1):
+            size_bytes += len(message.body)
+            if size_bytes > HISTORY_BYTES:
+                return found[:count]
         return found[:limit]
 
     async def aclose(self) -> None:

@@ -1,12 +1,14 @@
 """The fake's wire: a MemoryServer routes core messages between the MemoryLinks that share it."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from virtbus.bus.filters import matches
 from virtbus.bus.link import LinkLostError, Raw, Receive, Subscription
+from virtbus.bus.owners import REQUEST_INFO
 from virtbus.bus.ports import FullError, StoredMessage, UnavailableError
 from virtbus.bus.records import stream_of
 from virtbus.bus.shelf import MAX_PAYLOAD_BYTES, Shelf
@@ -74,8 +76,10 @@ class MemoryServer:
 class MemoryLink:
     """Keeps the Link protocol over a MemoryServer, for requests and services."""
 
-    def __init__(self, server: MemoryServer) -> None:
+    def __init__(self, server: MemoryServer, account: str = "") -> None:
+        """`account`: where who asks is, as a server would tell; empty: with the controllers."""
         self.server = server
+        self.account = account
         self._generation = 1
         self._changed: dict[Callable[[], None], None] = {}
         self._waiting: dict[asyncio.Future[Any], None] = {}
@@ -145,7 +149,10 @@ class MemoryLink:
         if len(body) > MAX_PAYLOAD_BYTES:
             msg = f"{len(body)} bytes are more than the bus takes ({MAX_PAYLOAD_BYTES})"
             raise FullError(msg)
-        if not self.server.route(Raw(subject, body, reply, dict(headers or {}))) and reply:
+        said = dict(headers or {})
+        if self.account:
+            said[REQUEST_INFO] = json.dumps({"acc": self.account})
+        if not self.server.route(Raw(subject, body, reply, said)) and reply:
             self.server.route(Raw(reply, headers={"Status": "503"}))
 
     async def ask(

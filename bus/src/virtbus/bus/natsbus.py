@@ -10,7 +10,7 @@ from virtbus.bus.access import BusSettings
 from virtbus.bus.calls import Calls, headers_out
 from virtbus.bus.codec import envelope
 from virtbus.bus.consumers import NodeConsumer, OwnConsumer
-from virtbus.bus.facts import Fact, Facts
+from virtbus.bus.facts import Fact, Facts, stored_id
 from virtbus.bus.link import Link, Raw
 from virtbus.bus.mailbox import Mailbox
 from virtbus.bus.ports import (
@@ -29,6 +29,7 @@ from virtbus.bus.watch import watching
 log = logging.getLogger(__name__)
 
 SUBSCRIBE_CAPACITY = 2048
+SUBSCRIBE_BYTES = 16 * 1024 * 1024
 FLUSH_FACTS_S = 2.0
 
 
@@ -59,6 +60,8 @@ class NatsBus:
         self.batch = self._records.batch
         self.fill = self._records.fill
         self.report = self._records.report
+        self.extent = self._records.extent
+        self.trim = self._records.trim
         self.request = self._calls.request
         self.request_stream = self._calls.request_stream
 
@@ -106,7 +109,11 @@ class NatsBus:
 
     @asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        messages: Mailbox[Message] = Mailbox(SUBSCRIBE_CAPACITY)
+        messages: Mailbox[Message] = Mailbox(
+            SUBSCRIBE_CAPACITY,
+            capacity_bytes=SUBSCRIBE_BYTES,
+            size_of=lambda message: len(message.body),
+        )
 
         def receive(raw: Raw) -> None:
             messages.put(Message(raw.subject, raw.body, raw.headers, raw.reply))
@@ -134,7 +141,8 @@ class NatsBus:
 
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         body = self._said(subject, value, message_id)
-        self._facts.add(Fact(subject, body, message_id, headers_out()))
+        known_as = stored_id(subject, message_id)
+        self._facts.add(Fact(subject, body, message_id, headers_out(), known_as))
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from virtbus.bus.consumers import node_consumer
 from virtbus.bus.declaration import COMMANDS, WATCHING_SERVICES
+from virtbus.bus.owners import BRIDGE
 from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
+from virtbus.schemas.subjects import api
 
 ADMIN = "admin"
 CONTROLLER = "controller"
 CLIENT = "client"
-BRIDGE = "bridge"
 OBSERVER = "observer"
 SYS = "sys"
 
@@ -26,6 +27,13 @@ READS = frozenset({"get", "list", "watch", "events", "status"})
 """The API's verbs that change nothing; an observer has these."""
 SERVER_ANSWERS = "_R_.>"
 """Where the server leads answers across accounts; it makes each token, at random."""
+ANSWER_HOURS = 24
+"""How long after a request its one answer may come: a pull takes hours at worst."""
+HELPER_FACTS = {
+    "imaged": ("image.*", "disks.*", "trace.span"),
+    "netd": ("network.*", "trace.span"),
+}
+"""The kinds of facts that a node's helpers store (`schemas.events.Kind`)."""
 NODE_WATCHED = ("progress", "ready", "tele")
 """What a node says to whom it may concern: `virtbus.node.<id>.<one of these>.>`."""
 
@@ -40,6 +48,8 @@ class Role:
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     node: str = ""
+    answers: bool = False
+    """May publish one answer to each request that it got, for ANSWER_HOURS."""
 
 
 def admin() -> Role:
@@ -62,7 +72,8 @@ def controller() -> Role:
     """Writes records and leases; makes no stream but the one in memory, and deletes none.
 
     It may put right the two buckets that nodes write: a controller from before accounts wants
-    them otherwise, and must be able to run beside this one.
+    them otherwise, and must be able to run beside this one. It trims facts and statuses of a node
+    that takes what others need.
     """
     return Role(
         CONTROLLER,
@@ -76,6 +87,7 @@ def controller() -> Role:
             "$JS.API.STREAM.INFO.*",
             "$JS.API.STREAM.MSG.GET.*",
             "$JS.API.STREAM.CREATE.KV_node",
+            *(f"$JS.API.STREAM.PURGE.{stream}" for stream in ("EVT", "KV_st")),
             *(f"$JS.API.STREAM.UPDATE.KV_{bucket}" for bucket in ("node", "st")),
             "$JS.API.DIRECT.GET.>",
             "$JS.API.CONSUMER.CREATE.>",
@@ -109,15 +121,44 @@ def _watched(inbox_prefix: str) -> tuple[str, ...]:
     return (f"{inbox_prefix}.>", "virtbus.evt.>", *parts)
 
 
-def client(user: str = CLIENT) -> Role:
-    """People and the CLI (`client`), bridges: the API, consoles, logs, guests, and all facts.
+BRIDGE_VERBS = {
+    "vm": ("create", "get", "watch", "delete", "start", "pause", "unpause", "reset", "soft-reboot"),
+    "node": ("list",),
+}
+"""What a bridge asks of the API. Controllers show and change it the VMs that it made only."""
+BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
-    The client's inbox prefix is NATS's own default, so that `nats req` works without options.
-    """
-    inbox_prefix = "_INBOX" if user == CLIENT else f"_INBOX_{user}"
+
+def bridge(cluster: str = "") -> Role:
+    """The bridge of a Kubernetes cluster: what it needs for the VMs that it made (`owners`)."""
+    user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
+    inbox_prefix = f"_INBOX_{user}"
     return Role(
         user,
         user.upper(),
+        inbox_prefix,
+        publish=(
+            *(api(resource, verb) for resource, verbs in BRIDGE_VERBS.items() for verb in verbs),
+            RENEW,
+            *(
+                filled(subject, "*")
+                for subject, _ in node_rpc(for_clients=True)
+                if subject.split(".")[5] in BRIDGE_STREAMS
+            ),
+        ),
+        subscribe=(f"{inbox_prefix}.>",),
+    )
+
+
+def client() -> Role:
+    """People and the CLI: the API, consoles, logs, guests, and all facts.
+
+    The client's inbox prefix is NATS's own default, so that `nats req` works without options.
+    """
+    inbox_prefix = "_INBOX"
+    return Role(
+        CLIENT,
+        CLIENT.upper(),
         inbox_prefix,
         publish=(
             *(channel.subject for channel in _api(reads_only=False)),
@@ -189,7 +230,7 @@ def agent(node: str) -> Role:
             *(f"$JS.API.CONSUMER.RESET.{stream}.{own}" for stream, own in watches),
             *(f"$JS.ACK.{stream}.{own}.>" for stream, own in consumers),
             *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
-            f"$KV.st.{node}.>",
+            f"$KV.st.{node}.*",
             f"$KV.node.{node}",
             f"virtbus.evt.{node}.>",
             f"virtbus.node.{node}.>",
@@ -201,20 +242,26 @@ def agent(node: str) -> Role:
 
 
 def helper(node: str, service: str) -> Role:
-    """The imaged or netd of a node: its own watch and facts; no status, secret or command."""
+    """The imaged or netd of a node: its own watch and kinds of facts; no status, secret, command.
+
+    It answers what it is asked, and nothing else: the server remembers each request's reply
+    subject. The acknowledgements are those of its own watch, which wants none: so the server need
+    not remember the reply subject of each record.
+    """
     own = node_consumer(node, service)
     part = "image" if service == "imaged" else "net"
+    progress = (f"virtbus.node.{node}.progress.*.image",) if service == "imaged" else ()
     return Role(
         f"{service}-{node}",
         node_account(node),
         f"_INBOX_{node}_{service}",
         publish=(
             *(f"$JS.API.CONSUMER.{verb}.KV_vm.{own}" for verb in ("MSG.NEXT", "INFO", "RESET")),
-            f"virtbus.evt.{node}.>",
+            f"$JS.ACK.KV_vm.{own}.>",
+            *(f"virtbus.evt.{node}.*.{kind}" for kind in HELPER_FACTS[service]),
             f"virtbus.node.{node}.ready.*.{part}",
-            f"virtbus.node.{node}.progress.>",
+            *progress,
             f"virtbus.node.{node}.tele.{service}",
-            *_answers(node),
         ),
         subscribe=(
             f"virtbus.node.{node}.rpc.{service}.>",
@@ -222,6 +269,7 @@ def helper(node: str, service: str) -> Role:
             "$SRV.>",
         ),
         node=node,
+        answers=True,
     )
 
 
@@ -232,4 +280,4 @@ def _answers(node: str) -> tuple[str, ...]:
 
 def fixed() -> tuple[Role, ...]:
     """The users that every bus has."""
-    return (admin(), controller(), client(), client(BRIDGE), observer())
+    return (admin(), controller(), client(), bridge(), observer())

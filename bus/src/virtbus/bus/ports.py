@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 from virtbus.bus.sources import Sources
 
+HISTORY_BYTES = 512 * 1024
+"""Bodies of one `history`: it ends at the message that is over it."""
+
 
 class BusError(Exception):
     """The bus did not do what was asked."""
@@ -46,13 +49,17 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time."""
+    """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time.
+
+    `why` is what a purge's marker says; its `value` is empty.
+    """
 
     key: str
     value: bytes
     revision: int
     kind: EntryKind = EntryKind.PUT
     time_ns: int = 0
+    why: bytes = b""
 
 
 class WatchMark(StrEnum):
@@ -86,13 +93,17 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`."""
+    """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`.
+
+    `why` is what a purge's marker says.
+    """
 
     key: str
     value: bytes | None
     expect: int
     expect_over: str | None = None
     ttl_s: float | None = None
+    why: bytes = b""
 
 
 @dataclass(slots=True)
@@ -101,7 +112,8 @@ class Request:
 
     `stream` sends a further reply to the requester's inbox (watch replies); the handler's return
     value is the last one, or none where it returns None after streaming. `deadline_s` is on the
-    loop's clock (`loop.time()`).
+    loop's clock (`loop.time()`). `account` is the account that asks, where it is another one than
+    the service's; the server says it, so nobody can take another's.
     """
 
     subject: str
@@ -112,6 +124,7 @@ class Request:
     traceparent: str | None
     wants_json: bool
     stream: Callable[[Any], Awaitable[None]]
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,17 @@ class StreamReport:
     """How many of its copies are there and up to date."""
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far a stream reaches: first and last sequence, messages, bytes; `max_bytes` 0: no end."""
+
+    first: int
+    last: int
+    messages: int
+    bytes: int
+    max_bytes: int
+
+
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -143,7 +167,8 @@ Handler = Callable[[Request], Awaitable[Any]]
 class Endpoint:
     """`name` in ADR-32's INFO; `queue` None lets every instance answer; `limit` requests at once.
 
-    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`.
+    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`. One account
+    has at most three quarters of either (`shares`).
     """
 
     name: str
@@ -246,9 +271,14 @@ class Bus(Protocol):
         """
 
     async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
     ) -> int:
-        """Replace all of `key` by a purge marker and return its revision; errors as `put`."""
+        """Replace all of `key` by a purge marker that says `why`; its revision. Errors as `put`."""
 
     async def batch(self, writes: Sequence[Write]) -> int:
         """All of `writes` or none (ADR-50); the last revision. Errors as `put`."""
@@ -262,17 +292,30 @@ class Bus(Protocol):
     async def fill(self, bucket: str) -> float:
         """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""
 
+    async def extent(self, subject_filter: str) -> Extent:
+        """How far the stream that holds `subject_filter` reaches."""
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        """Remove what is stored under `subject_filter`, but the newest `keep`; leaves no marker."""
+
     async def report(self) -> list[StreamReport]:
         """The declared streams and their consumers; needs a role that may read stream info."""
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store a fact soon: queued, bounded, retried, deduplicated by `message_id`."""
+        """Store a fact soon: queued, bounded, retried.
+
+        What this connection emits twice within ten minutes, with the same subject and
+        `message_id`, is stored once. Two processes may store the same: readers compare the ids.
+        """
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> Awaitable[list[StoredMessage]]:
-        """Stored facts of a filter in order, with a sequence above `after`."""
+        """Stored facts of a filter in order, with a sequence above `after`.
+
+        At most `limit`, and about HISTORY_BYTES: ask for what follows after the last one.
+        """
 
     async def aclose(self) -> None:
         """Flush facts (2 s at most), stop everything, disconnect."""

@@ -91,6 +91,8 @@ class Plan:
     """Where a server finds its folder; empty: where it was made."""
     max_connections: int = 10_000
     nodes: list[str] = field(default_factory=list)
+    bridges: list[str] = field(default_factory=list)
+    """The Kubernetes clusters with a bridge of their own, beside the user `bridge`."""
     keys: dict[str, str] = field(default_factory=dict)
     """User → public key."""
 
@@ -102,7 +104,7 @@ class Plan:
     @property
     def roles(self) -> list[Role]:
         """Every user."""
-        listed = accounts(self.nodes, system=True)
+        listed = accounts(self.nodes, bridges=self.bridges, system=True)
         return [role for account in listed for role in account.users]
 
 
@@ -200,7 +202,7 @@ class Prepared:
         )
         changed += _changed(folder / "nats-server.conf", text)
         logins = {user: Login(nkey=key) for user, key in plan.keys.items()}
-        block = accounts_block(accounts(plan.nodes, system=True), logins)
+        block = accounts_block(accounts(plan.nodes, bridges=plan.bridges, system=True), logins)
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
@@ -208,6 +210,13 @@ class Prepared:
         plan = self.plan()
         if node not in plan.nodes:
             plan.nodes.append(node)
+        return self.write(plan)
+
+    def add_bridge(self, cluster: str) -> list[Path]:
+        """Give a Kubernetes cluster's bridge its account and credentials."""
+        plan = self.plan()
+        if cluster not in plan.bridges:
+            plan.bridges.append(cluster)
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:

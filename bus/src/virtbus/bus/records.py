@@ -14,10 +14,12 @@ from virtbus.bus.backoff import Attempts
 from virtbus.bus.ids import uuid7
 from virtbus.bus.link import Link, LinkLostError, Raw
 from virtbus.bus.ports import (
+    HISTORY_BYTES,
     ConflictError,
     ConsumerReport,
     Entry,
     EntryKind,
+    Extent,
     OutcomeUnknownError,
     StoredMessage,
     StreamReport,
@@ -56,6 +58,11 @@ def kind_of(headers: Mapping[str, str]) -> EntryKind:
     if _MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}:
         return EntryKind.PURGE
     return EntryKind.PUT
+
+
+def said(kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
+    """An entry's value and why, by the body of its message."""
+    return (body, b"") if kind is EntryKind.PUT else (b"", body)
 
 
 def ttl_header(ttl_s: float) -> str:
@@ -149,12 +156,17 @@ class Records:
         return await self.store(key, value, headers)
 
     async def purge(
-        self, key: str, *, expect: int | None = None, marker_ttl_s: float | None = None
+        self,
+        key: str,
+        *,
+        expect: int | None = None,
+        marker_ttl_s: float | None = None,
+        why: bytes = b"",
     ) -> int:
         headers = self._expectation(expect, None) | _PURGE
         if marker_ttl_s is not None:
             headers[TTL] = ttl_header(marker_ttl_s)
-        return await self.store(key, b"", headers)
+        return await self.store(key, why, headers)
 
     async def store(
         self, key: str, value: bytes, headers: dict[str, str], *, message_id: str = ""
@@ -208,12 +220,15 @@ class Records:
             raise
         message = answer["message"]
         headers = _headers_of(message["hdrs"]) if message.get("hdrs") else {}
+        kind = kind_of(headers)
+        value, why = said(kind, base64.b64decode(message.get("data", "")))
         entry = Entry(
             key=message["subject"],
-            value=base64.b64decode(message.get("data", "")),
+            value=value,
             revision=int(message["seq"]),
-            kind=kind_of(headers),
+            kind=kind,
             time_ns=time_ns(message.get("time", "")),
+            why=why,
         )
         return entry, headers
 
@@ -227,12 +242,15 @@ class Records:
         if not sequence.isdecimal():
             msg = f"{key}: the answer to the read cannot be read; ask again"
             raise UnavailableError(msg)
+        kind = kind_of(headers)
+        value, why = said(kind, raw.body)
         entry = Entry(
             key=headers.get("Nats-Subject", key),
-            value=raw.body,
+            value=value,
             revision=int(sequence),
-            kind=kind_of(headers),
+            kind=kind,
             time_ns=time_ns(headers.get("Nats-Time-Stamp", "")),
+            why=why,
         )
         return entry, headers
 
@@ -251,13 +269,14 @@ class Records:
                 headers |= _PURGE
             if write.ttl_s is not None:
                 headers[TTL] = ttl_header(write.ttl_s)
+            body = write.why if write.value is None else write.value
             if number < last:
-                raw = await self._ask_once(write.key, write.value or b"", headers)
+                raw = await self._ask_once(write.key, body, headers)
                 if raw.body:
                     answer_of(raw)
             else:
                 headers["Nats-Batch-Commit"] = "1"
-                raw = await self._ask_once(write.key, write.value or b"", headers)
+                raw = await self._ask_once(write.key, body, headers)
         return int(answer_of(raw)["seq"])
 
     async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:
@@ -278,6 +297,21 @@ class Records:
         info = await self.call(f"$JS.API.STREAM.INFO.KV_{bucket}")
         most = int(info["config"].get("max_bytes", -1))
         return int(info["state"]["bytes"]) / most if most > 0 else 0.0
+
+    async def extent(self, subject_filter: str) -> Extent:
+        info = await self.call(f"$JS.API.STREAM.INFO.{stream_of(subject_filter)}")
+        state = info["state"]
+        return Extent(
+            first=int(state["first_seq"]),
+            last=int(state["last_seq"]),
+            messages=int(state["messages"]),
+            bytes=int(state["bytes"]),
+            max_bytes=max(0, int(info["config"].get("max_bytes", -1))),
+        )
+
+    async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
+        body = {"filter": subject_filter} | ({"keep": keep} if keep else {})
+        await self.call(f"$JS.API.STREAM.PURGE.{stream_of(subject_filter)}", body)
 
     async def report(self) -> list[StreamReport]:
         answer = await self.call("$JS.API.STREAM.LIST", {})
@@ -320,7 +354,12 @@ class Records:
                 )
 
         inbox = self._link.inbox()
-        query = {"batch": limit, "next_by_subj": subject_filter, "seq": after + 1}
+        query = {
+            "batch": limit,
+            "max_bytes": HISTORY_BYTES,
+            "next_by_subj": subject_filter,
+            "seq": after + 1,
+        }
         subscription = await self._link.open(inbox, receive)
         try:
             await self._link.send(

@@ -1,6 +1,7 @@
 """Who waits for which answer: a connection's requests share one inbox, each has a token in it."""
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 
 from virtbus.bus.link import Raw
@@ -9,12 +10,15 @@ from virtbus.bus.ports import BusError
 _Answer = asyncio.Future[Raw | Exception]
 """An error is a result, too: what was asked may have failed to be sent, and then nobody looks."""
 
+TOKEN_BYTES = 12
+"""Of the random token of a request. Who sees the reply subject of one request (each service that
+is asked) cannot answer another one in its place. It costs 1 us a request."""
+
 
 class Replies:
     """The answers that are waited for."""
 
     def __init__(self) -> None:
-        self._tokens = 0
         self._waiting: dict[str, tuple[_Answer, str]] = {}
 
     async def to(
@@ -26,8 +30,7 @@ class Replies:
             TimeoutError: none came within `timeout_s`.
             BusError: none will come, as `fail` was told.
         """
-        self._tokens += 1
-        token = f"{self._tokens:x}"
+        token = secrets.token_hex(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
         answer: _Answer = loop.create_future()
         self._waiting[token] = (answer, subject.lower())

@@ -6,14 +6,21 @@ nats-py's own runs one request at a time per endpoint and cannot leave the queue
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from virtbus.bus.codec import CONTENT_TYPE, ERROR_CODE, ERROR_TEXT, JSON, MSGPACK, TRACEPARENT
+from virtbus.bus.codec import (
+    CONTENT_TYPE,
+    ERROR_CODE,
+    ERROR_TEXT,
+    JSON,
+    MSGPACK,
+    TRACEPARENT,
+)
 from virtbus.bus.discovery import Discovery, Tally
 from virtbus.bus.link import Link, Raw, Subscription
+from virtbus.bus.owners import account_of
 from virtbus.bus.ports import (
     ConflictError,
     Endpoint,
@@ -23,6 +30,7 @@ from virtbus.bus.ports import (
     ServiceInfo,
     UnavailableError,
 )
+from virtbus.bus.shares import Shares, Turns
 from virtbus.bus.tasks import Background, background
 from virtbus.bus.tracing import continued
 from virtbus.schemas.envelope import Envelope, open_envelope
@@ -35,6 +43,11 @@ DEFAULT_TIMEOUT_MS = 30_000
 """The deadline of a request that names none."""
 STOP_S = 1.0
 """How long requests in hand may still take when the service stops."""
+HELD_BYTES = 64 * 1024 * 1024
+"""Requests that a service has in work or waiting; as values they take a few times as much."""
+ASKED_BYTES = 1024
+"""What a request takes beside its body."""
+HEADER_CHARS = 512
 
 
 def render(value: Any, *, as_json: bool) -> bytes:
@@ -45,7 +58,8 @@ def render(value: Any, *, as_json: bool) -> bytes:
 def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
     """An error's body and ADR-32 headers."""
     body = {"error": error.body.model_dump(mode="json", exclude_none=True)}
-    headers = {ERROR_CODE: str(error.code), ERROR_TEXT: str(error).replace("\n", " ")[:512]}
+    text = "".join(c if c.isprintable() else " " for c in str(error)[:HEADER_CHARS])
+    headers = {ERROR_CODE: str(error.code), ERROR_TEXT: text}
     return render(body, as_json=as_json), headers
 
 
@@ -174,15 +188,31 @@ def is_confined(reply: str) -> bool:
     return not reply or reply.startswith(_INBOXES)
 
 
-class Served:
-    """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429."""
+class _Asked(NamedTuple):
+    """A request that came, when (on the loop's clock), from which account, and its size."""
 
-    def __init__(self, link: Link, endpoint: Endpoint, tasks: Background) -> None:
+    raw: Raw
+    received_s: float
+    account: str
+    size_bytes: int
+
+
+class Served:
+    """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429.
+
+    Slots, places to wait and the bytes of requests are shared fairly among accounts.
+    """
+
+    def __init__(
+        self, link: Link, endpoint: Endpoint, tasks: Background, held: Shares | None = None
+    ) -> None:
         self._link = link
         self._endpoint = endpoint
         self._tasks = tasks
-        self._active = 0
-        self._backlog: deque[tuple[Raw, float]] = deque()
+        self._held = held or Shares(HELD_BYTES)
+        self._slots = Shares(endpoint.limit)
+        self._places = Shares(endpoint.backlog)
+        self._backlog: Turns[_Asked] = Turns()
         self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
 
     def receive(self, raw: Raw) -> None:
@@ -195,16 +225,26 @@ class Served:
                 extra={"code": "reply_refused"},
             )
             return
-        now_s = asyncio.get_running_loop().time()
-        if self._active < self._endpoint.limit:
-            self._active += 1
-            self._tasks.start(self._work(raw, now_s))
-        elif len(self._backlog) < self._endpoint.backlog:
-            self._backlog.append((raw, now_s))
-        else:
+        now_s, size_bytes = asyncio.get_running_loop().time(), ASKED_BYTES + len(raw.body)
+        asked = _Asked(raw, now_s, account_of(raw.headers), size_bytes)
+        if not self._accept(asked):
             self.tally.refused("429: over backlog")
             after_ms = max(100, int(self.tally.mean_s * 1000 * self._endpoint.backlog))
             self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
+
+    def _accept(self, asked: _Asked) -> bool:
+        """Begin it or let it wait; False where its account, or all together, have too many."""
+        _, _, account, size_bytes = asked
+        if not self._held.take(account, size_bytes):
+            return False
+        if self._slots.take(account):
+            self._tasks.start(self._work(asked))
+        elif self._places.take(account):
+            self._backlog.add(account, asked)
+        else:
+            self._held.release(account, size_bytes)
+            return False
+        return True
 
     async def _busy(self, raw: Raw, after_ms: int) -> None:
         error = VirtbusError(
@@ -213,54 +253,92 @@ class Served:
             f"too many requests wait; try again in {after_ms} ms",
             after_ms=after_ms,
         )
-        await self._answer(_Answers(self._link, raw).refuse(error))
+        await self._refuse(_Answers(self._link, raw), error)
 
-    async def _work(self, raw: Raw, received_s: float) -> None:
-        """This request, then what waits: a slot is kept until the backlog is empty."""
-        try:
-            while True:
-                await self._one(raw, received_s)
-                if not self._backlog:
-                    return
-                raw, received_s = self._backlog.popleft()
-        finally:
-            self._active -= 1
+    async def _work(self, first: _Asked) -> None:
+        """This request, then what waits: a slot is kept until nobody may have it."""
+        asked: _Asked | None = first
+        while asked is not None:
+            try:
+                await self._one(asked)
+            finally:
+                self._slots.release(asked.account)
+                self._held.release(asked.account, asked.size_bytes)
+            asked = self._next() if self._places.held else None
 
-    async def _one(self, raw: Raw, received_s: float) -> None:
+    def _next(self) -> _Asked | None:
+        """The request whose turn it is, with a slot."""
+        for account in self._backlog.callers():
+            if self._slots.take(account):
+                self._places.release(account)
+                return self._backlog.take(account)
+        return None
+
+    async def _one(self, asked: _Asked) -> None:
+        """Answer one request; raises nothing, whatever came and whatever the handler raises."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        answers = _Answers(self._link, raw)
+        answers = _Answers(self._link, asked.raw)
         failure = ""
         try:
-            frame = open_request(raw.body)
-            deadline_s = received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
-            refuse_late(deadline_s)
-            traceparent = raw.headers.get(TRACEPARENT)
-            request = Request(
-                raw.subject,
-                frame.data,
-                frame.id,
-                deadline_s,
-                raw.reply,
-                traceparent,
-                answers.as_json,
-                answers.stream,
-            )
-            with continued(traceparent):
-                value = await self._endpoint.handler(request)
-            await self._answer(answers.last(value))
+            await self._handle(asked, answers)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            inside = RuntimeError("it was cancelled from inside")
+            inside.__cause__ = error
+            failure = await self._failed(answers, inside)
         except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
-            refusal = refusal_of(error, raw.subject)
-            failure = f"{refusal.code}: {refusal.reason}"
-            await self._answer(answers.refuse(refusal))
+            failure = await self._failed(answers, error)
         self.tally.done(loop.time() - started_s, failure)
 
-    async def _answer(self, sending: Awaitable[None]) -> None:
-        """Send; a requester that cannot be reached asks again."""
+    async def _handle(self, asked: _Asked, answers: _Answers) -> None:
+        raw = asked.raw
+        frame = open_request(raw.body)
+        deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
+        refuse_late(deadline_s)
+        traceparent = raw.headers.get(TRACEPARENT)
+        request = Request(
+            raw.subject,
+            frame.data,
+            frame.id,
+            deadline_s,
+            raw.reply,
+            traceparent,
+            answers.as_json,
+            answers.stream,
+            asked.account,
+        )
+        with continued(traceparent):
+            value = await self._endpoint.handler(request)
         try:
-            await sending
-        except UnavailableError as error:
+            await answers.last(value)
+        except UnavailableError as error:  # a requester that cannot be reached asks again
             log.debug("answer of %s lost: %s", self._endpoint.name, error)
+
+    async def _failed(self, answers: _Answers, error: Exception) -> str:
+        """Tell the requester of a failure; what the tally says of it."""
+        refusal = refusal_of(error, self._endpoint.subject)
+        await self._refuse(answers, refusal)
+        return f"{refusal.code}: {refusal.reason}"
+
+    async def _refuse(self, answers: _Answers, refusal: VirtbusError) -> None:
+        """Send a refusal, or a shorter one in its place; never raises."""
+        brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
+        for told in (refusal, brief):
+            try:
+                await answers.refuse(told)
+            except UnavailableError as error:  # a requester that cannot be reached asks again
+                log.debug("answer of %s lost: %s", self._endpoint.name, error)
+            except Exception:
+                log.exception(
+                    "refusal of %s could not be sent",
+                    self._endpoint.name,
+                    extra={"code": "answer_failed"},
+                )
+                continue
+            return
 
 
 @asynccontextmanager
@@ -269,7 +347,8 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Answer while the context is open; at its end requests in hand get STOP_S to finish."""
     async with background() as tasks:
-        served = [Served(link, endpoint, tasks) for endpoint in endpoints]
+        held = Shares(HELD_BYTES)
+        served = [Served(link, endpoint, tasks, held) for endpoint in endpoints]
         discovery = Discovery(link, info, [one.tally for one in served], tasks)
         subscriptions: list[Subscription] = []
         try:

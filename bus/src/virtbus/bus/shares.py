@@ -24,23 +24,27 @@ class Shares:
         self.held = 0
 
     def take(self, caller: str, amount: int = 1) -> bool:
-        """Take `amount` units if the caller may have them."""
-        free, own = self._total - self.held, self._held.get(caller, 0)
-        if amount > free or (caller and own >= GREED * free):
+        """Take `amount` units, one at least, if the caller may have them."""
+        free = self._total - self.held
+        if amount > free:
             return False
-        if amount:
+        if caller:
+            own = self._held.get(caller, 0)
+            if own >= GREED * free:
+                return False
             self._held[caller] = own + amount
-            self.held += amount
+        self.held += amount
         return True
 
     def release(self, caller: str, amount: int = 1) -> None:
         """Give back what was taken."""
         self.held -= amount
-        left = self._held.get(caller, 0) - amount
-        if left:
-            self._held[caller] = left
-        else:
-            self._held.pop(caller, None)
+        if caller:
+            left = self._held[caller] - amount
+            if left:
+                self._held[caller] = left
+            else:
+                del self._held[caller]
 
 
 class Turns(Generic[T]):

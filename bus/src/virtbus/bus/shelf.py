@@ -63,12 +63,14 @@ class Shelf:
             msg = "maximum bytes exceeded"
             raise FullError(msg)
 
-    def apply(self, key: str, value: bytes | None, *, ttl_s: float | None = None) -> Entry:
-        """Store (None: a purge marker) and tell who watches."""
+    def apply(
+        self, key: str, value: bytes | None, *, ttl_s: float | None = None, why: bytes = b""
+    ) -> Entry:
+        """Store (None: a purge marker, which says `why`) and tell who watches."""
         self.revision += 1
         now_ns = self.clock_ns()
         kind = EntryKind.PUT if value is not None else EntryKind.PURGE
-        entry = Entry(key, value or b"", self.revision, kind, now_ns)
+        entry = Entry(key, value or b"", self.revision, kind, now_ns, b"" if value else why)
         self.entries[key] = entry
         self.expires_ns.pop(key, None)
         if ttl_s is not None:

@@ -16,8 +16,8 @@ from typing import Protocol
 from virtbus.bus.backoff import delays
 from virtbus.bus.link import Link, Raw, Subscription
 from virtbus.bus.mailbox import Mailbox
-from virtbus.bus.ports import BusError, DeniedError, Entry, EntryKind, WatchMark
-from virtbus.bus.records import kind_of
+from virtbus.bus.ports import BusError, DeniedError, Entry, WatchMark
+from virtbus.bus.records import kind_of, said
 
 log = logging.getLogger(__name__)
 
@@ -237,8 +237,8 @@ class PullWatch:
         self._next_sequence += 1
         self._listed_yet -= 1
         kind = kind_of(raw.headers)
-        value = raw.body if kind is EntryKind.PUT else b""
-        self._ready.append(Entry(raw.subject, value, sequence, kind, at_ns))
+        value, why = said(kind, raw.body)
+        self._ready.append(Entry(raw.subject, value, sequence, kind, at_ns, why))
         if pending == 0 and not self._synced:
             self._sync()
 

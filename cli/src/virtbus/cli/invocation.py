@@ -87,6 +87,18 @@ class Invocation:
         subject = f"virtbus.api.v1.{resource}.{verb}"
         return self.session.request(subject, dict(data), timeout_s=timeout_s, headers=headers)
 
+    def listed(self, resource: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The API's list whole, from all of its pages; the fields beside `items` are the first's.
+
+        Raises CliError.
+        """
+        whole = page = self.call(resource, "list", query or {})
+        items = list(page.get("items") or ())
+        while more := page.get("continue"):
+            page = self.call(resource, "list", {**(query or {}), "continue": more})
+            items += page.get("items") or ()
+        return {**whole, "items": items}
+
     def show(self, value: Any, table: Callable[[], str]) -> None:
         """Print `value`: as the table, or in the style that was asked for."""
         output.write(table() if self.for_eyes else output.render(value, self.style))

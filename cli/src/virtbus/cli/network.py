@@ -18,7 +18,7 @@ def command() -> None:
 @verb
 def listing(invocation: Invocation) -> None:
     """List networks: `default` is built in, others are a node's CNI conflists."""
-    items = invocation.call("network", "list", {}).get("items") or []
+    items = invocation.listed("network")["items"]
     rows = [
         (
             item.get("name", ""),

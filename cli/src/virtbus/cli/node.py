@@ -24,6 +24,10 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
         "cordon": ("virtbus.cli.nodes.wishes:cordon", "Let a host take no new VM."),
         "uncordon": ("virtbus.cli.nodes.wishes:uncordon", "Let it take VMs again."),
         "audit": ("virtbus.cli.nodes.audit", "What on a host no record accounts for; --repair."),
+        "quarantine": (
+            "virtbus.cli.nodes.quarantine",
+            "What a host holds without a record; adopt, keep, purge.",
+        ),
         "drain": ("virtbus.cli.nodes.drain", "Empty a host: its VMs go to others."),
         "fence": ("virtbus.cli.nodes.fence:fence", "Say that a silent host is off for sure."),
         "unfence": ("virtbus.cli.nodes.fence:unfence", "Let a host that is back take part."),
@@ -46,8 +50,8 @@ def command() -> None:
 @verb
 def listing(invocation: Invocation) -> None:
     """List nodes; CPUS and MEMORY are given away / there are."""
-    page = invocation.call("node", "list", {})
-    items = page.get("items") or []
+    page = invocation.listed("node")
+    items = page["items"]
     if not items:
         invocation.note("no nodes; on each host: virtbus up")
     alarms = list(page.get("alarms") or ())

@@ -45,6 +45,8 @@ def command(invocation: Invocation) -> None:
     bus: dict[str, Any] = {}
     try:
         bus = invocation.call("bus", "status", {})
+        if bus.get("unlisted_nodes"):
+            bus |= {"nodes": invocation.listed("node")["items"], "unlisted_nodes": 0}
     except CliError as error:
         failure = error
     value = {

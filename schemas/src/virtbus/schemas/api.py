@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef
@@ -10,6 +10,7 @@ from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import NetworkInfo
 from virtbus.schemas.node import NodeView
 from virtbus.schemas.nodework import Finding
+from virtbus.schemas.paging import Paged
 from virtbus.schemas.quantity import Bytes, Count
 from virtbus.schemas.seed import SshKey
 from virtbus.schemas.states import VmState
@@ -133,15 +134,6 @@ class VmWatch(Command):
     after: str | None = Field(None, max_length=128)
 
 
-class EventList(Command):
-    """`vm.events`: stored facts of one VM, or of all; `spans` adds trace spans."""
-
-    uid: Uid | None = None
-    after: Count = Field(0, ge=0)
-    limit: Count = Field(200, ge=1, le=1000)
-    spans: bool = False
-
-
 class NodeRef(Command):
     """Which node."""
 
@@ -181,13 +173,10 @@ class Empty(Command):
     """A request with nothing to say."""
 
 
-class VmPage(Fact):
+class VmPage(Paged):
     """A page of `vm.list`."""
 
     items: tuple[VmView, ...] = ()
-    continue_: str | None = Field(None, alias="continue")
-
-    model_config = ConfigDict(populate_by_name=True)
 
 
 class VmCreated(Fact):
@@ -214,8 +203,8 @@ class WatchReply(Fact):
     renew: str = ""
 
 
-class NodePage(Fact):
-    """The answer of `node.list`."""
+class NodePage(Paged):
+    """A page of `node.list`."""
 
     items: tuple[NodeView, ...] = ()
     alarms: tuple[str, ...] = ()
@@ -238,6 +227,8 @@ class NodeDetail(Fact):
 
     node: NodeView
     vms: tuple[NodeVm, ...] = ()
+    unlisted: int = 0
+    """VMs that are there, too, and had no room in this answer."""
 
 
 class NodeForgotten(Fact):
@@ -248,23 +239,8 @@ class NodeForgotten(Fact):
     """What it had said last of VMs, removed with it."""
 
 
-class EventItem(Fact):
-    """A stored fact: `event` or `span` as its own map."""
-
-    sequence: int
-    subject: str
-    time_ns: int
-    data: dict[str, object] = Field(default_factory=dict)
-
-
-class EventPage(Fact):
-    """The answer of `vm.events`."""
-
-    items: tuple[EventItem, ...] = ()
-
-
-class NetworkPage(Fact):
-    """The answer of `network.list`."""
+class NetworkPage(Paged):
+    """A page of `network.list`."""
 
     items: tuple[NetworkInfo, ...] = ()
 
@@ -288,10 +264,11 @@ class StreamStatus(Fact):
 
 
 class BusStatus(Fact):
-    """The answer of `bus.status`: streams, nodes and VMs in figures."""
+    """The answer of `bus.status`: streams, nodes that fit (`node.list` has all), VMs in figures."""
 
     streams: tuple[StreamStatus, ...] = ()
     nodes: tuple[NodeView, ...] = ()
+    unlisted_nodes: int = 0
     vms: dict[str, int] = Field(default_factory=dict)
     """How many are in each state."""
     queue_depth: int = 0

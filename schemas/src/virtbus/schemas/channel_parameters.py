@@ -13,7 +13,7 @@ SAMPLES = {
     "session": "sample-session",
     "verb": "sample-verb",
     "instance": "sample-instance",
-    "number": "1234567",
+    "token": "sample-token",
     "bucket": "sample-bucket",
 }
 PARAMETERS = {
@@ -29,6 +29,6 @@ PARAMETERS = {
     "role": "a singleton's role",
     "session": "the stream's own id, which the agent told its client alone",
     "instance": "the controller that serves the watch",
-    "number": "the watch among those of its controller",
+    "token": "the watch's own, random; only its client was told",
     "bucket": "a KV bucket, such as `vm`",
 }

@@ -45,6 +45,8 @@ class Kind(StrEnum):
     NODE_FENCED = "node.fenced"
     NODE_UNFENCED = "node.unfenced"
     NODE_FORGOTTEN = "node.forgotten"
+    NODE_TRIMMED = "node.trimmed"
+    """It stored so many facts or statuses that others were short of room."""
     SPAN = "trace.span"
 
 

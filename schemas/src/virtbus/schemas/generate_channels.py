@@ -16,16 +16,19 @@ from virtbus.schemas import (
     api,
     events,
     guest,
+    history,
     image,
     image_api,
     lease,
     node,
     nodework,
+    paging,
     storage,
     streams,
     subjects,
     vm,
 )
+from virtbus.schemas import quarantine as qt
 from virtbus.schemas.channel_parameters import SAMPLES
 from virtbus.schemas.ids import name_token
 
@@ -125,6 +128,7 @@ _ASKERS = {
     "guest": "client",
     "command": "controller",
     "inspect": "tools and tests",
+    "quarantine": "controller, nodeagent",
 }
 
 
@@ -160,8 +164,8 @@ CHANNELS: tuple[Channel, ...] = (
     _api("vm", "reset", api.VmCommand, vm.VmView, "Press the guest's reset button."),
     _api("vm", "soft-reboot", api.VmCommand, vm.VmView, "Ask the guest to boot anew."),
     _api("vm", "move", api.VmMove, vm.VmView, "Stop a VM and start it on another node."),
-    _api("vm", "events", api.EventList, api.EventPage, "Stored facts of a VM, or of all."),
-    _api("node", "list", api.Empty, api.NodePage, "The nodes, with what is promised on them."),
+    _api("vm", "events", history.EventList, history.EventPage, "Stored facts of a VM, or of all."),
+    _api("node", "list", paging.PageAsk, api.NodePage, "The nodes, with what is promised on them."),
     _api("node", "get", api.NodeRef, api.NodeDetail, "One node, what is wanted of it, its VMs."),
     _api("node", "cordon", api.NodeRef, api.NodeDetail, "Let a node take no new VM."),
     _api("node", "uncordon", api.NodeRef, api.NodeDetail, "Let it take VMs; ends a drain."),
@@ -170,6 +174,7 @@ CHANNELS: tuple[Channel, ...] = (
     _api("node", "unfence", api.NodeRef, api.NodeDetail, "Let a node that is back take part."),
     _api("node", "forget", api.NodeRef, api.NodeForgotten, "A node that is gone for good."),
     _api("node", "audit", api.NodeAudit, api.NodeAudited, "Hosts against records; repair."),
+    _api("node", "quarantine", qt.NodeQuarantine, qt.NodeQuarantined, "Disks without a record."),
     _api(
         "image",
         "list",
@@ -185,7 +190,7 @@ CHANNELS: tuple[Channel, ...] = (
         image_api.DeletedImages,
         "Remove an image from nodes.",
     ),
-    _api("network", "list", api.Empty, api.NetworkPage, "The networks that nodes offer."),
+    _api("network", "list", paging.PageAsk, api.NetworkPage, "The networks that nodes offer."),
     _api("bus", "rebuild", api.BusRebuild, api.BusRebuilt, "Write what the hosts know to the bus."),
     _api("bus", "status", api.Empty, api.BusStatus, "Streams, nodes and VMs in figures."),
     _said(
@@ -294,12 +299,14 @@ CHANNELS: tuple[Channel, ...] = (
     _rpc("imaged", "list", nodework.ListImages, nodework.HeldImages, "Images of the node."),
     _rpc("imaged", "pull", nodework.PullImage, image.ImageInfo, "Fetch an image."),
     _rpc("imaged", "delete", nodework.ForgetImage, nodework.ForgottenImage, "Remove an image."),
+    _rpc("imaged", "quarantine", qt.QuarantineWork, qt.Quarantine, "Disks without a record."),
     _rpc("netd", "ensure", nodework.Ensure, nodework.NetReady, "Make the network of a record."),
     _rpc("netd", "release", nodework.Release, nodework.Released, "Remove a VM's network."),
     _rpc("netd", "inspect", nodework.Inspect, nodework.Held, "Networks on the host."),
     _rpc("agent", "inspect", nodework.Inspect, nodework.Held, "VMs of the agent, with phases."),
     _rpc("agent", "records", nodework.RecordsRead, nodework.KnownRecords, "What the host knows."),
     _rpc("agent", "audit", nodework.Audit, nodework.Audited, "Host against records."),
+    _rpc("agent", "quarantine", qt.QuarantineAsk, qt.Quarantine, "Disks without a record."),
     _rpc("agent", "join", nodework.JoinBus, nodework.JoinedBus, "Follow a bus made anew."),
     _rpc("agent", "guest", guest.GuestAsk, guest.GuestInfo, "What a guest says of itself."),
     _rpc("agent", "command", nodework.GuestCommand, api.Empty, "Reset or reboot a guest, once."),
@@ -316,11 +323,7 @@ CHANNELS: tuple[Channel, ...] = (
         "What a stream's client sends; one without `data` says that it is there.",
     ),
     _said(
-        subjects.progress,
-        Plane.CORE,
-        image.Progress,
-        "imaged → client",
-        "How far a long step is.",
+        subjects.progress, Plane.CORE, image.Progress, "imaged → client", "How far a long step is."
     ),
     _said(
         subjects.tele,

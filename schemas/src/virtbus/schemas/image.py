@@ -74,6 +74,12 @@ def check_image_ref(text: str) -> str:
     return parse_image_ref(text).ref
 
 
+def shown_ref(ref: str) -> str:
+    """A reference as people may see it: without the query of its URL, which may be a signature."""
+    source = parse_image_ref(ref)
+    return source._replace(locator=source.locator.partition("?")[0]).ref
+
+
 ImageRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_image_ref)]
 
 

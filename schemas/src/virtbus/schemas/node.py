@@ -56,6 +56,11 @@ class NodeRecord(Fact):
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0
     time_ns: int = 0
+    held: int = 0
+    """VMs here that the bus has no record of: nothing starts or ends them but a person."""
+    quarantined: int = 0
+    """Entries of the node's quarantine, and the bytes of the disk that they take."""
+    quarantined_bytes: int = 0
 
 
 class NodeImages(Fact):
@@ -163,3 +168,5 @@ class NodeView(NodeRecord):
     committed_memory_bytes: int = 0
     age_s: float = 0.0
     skew_s: float = 0.0
+    cut: tuple[str, ...] = ()
+    """Fields left out, because the view was too large to be sent."""

@@ -10,6 +10,7 @@ from virtbus.schemas.image import ImageFormat, ImageInfo, ImageKeys
 from virtbus.schemas.model import Fact
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeWish, ServiceState
+from virtbus.schemas.quarantine import Keep
 from virtbus.schemas.vm import VmRecord
 
 
@@ -31,16 +32,19 @@ class Release(Fact):
     """`rpc.<imaged|netd>.release`: remove all that bears `uid`.
 
     `epoch` fences an older asker; what is asked for later makes nothing of that epoch again.
+    With `keep` imaged moves disks that were written to into the quarantine (ADR 0033).
     """
 
     uid: str
     epoch: int
+    keep: Keep | None = None
 
 
 class Released(Fact):
-    """Nothing that bears `uid` is left (or ever was)."""
+    """Nothing that bears `uid` is left (or ever was), but for the quarantine's entry `kept`."""
 
     uid: str
+    kept: str = ""
 
 
 class GuestCommand(Fact):
@@ -73,14 +77,15 @@ class Held(Fact):
     faults: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
-class DiskFile(Fact):
-    """A local file that becomes a disk. `path` is absolute on the node."""
+class MadeDisk(Fact):
+    """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
 
-    path: str
-    format: ImageFormat
-    virtual_size_bytes: int
-    backing_path: str = ""
-    backing_format: ImageFormat | None = None
+    There is no path in it: the agent knows where a VM's disks and images are (ADR 0030).
+    """
+
+    virtual_size_bytes: int = Field(ge=0)
+    digest: str = Field("", pattern=r"^(sha256:[0-9a-f]{64})?$")
+    image_format: ImageFormat | None = None
 
 
 class ImageReady(Fact):
@@ -89,7 +94,7 @@ class ImageReady(Fact):
     uid: str
     epoch: int
     generation: int = 1
-    disks: dict[str, DiskFile] = Field(default_factory=dict)
+    disks: dict[str, MadeDisk] = Field(default_factory=dict)
     digest: str = ""
     error: ErrorBody | None = None
 
@@ -121,6 +126,8 @@ class Tele(Fact):
     state: ServiceState
     image_keys: ImageKeys = ()
     networks: tuple[NetworkInfo, ...] = ()
+    quarantined: int = 0
+    quarantined_bytes: int = 0
     addresses: tuple[str, ...] = ()
     """The host's own, as netd sees them."""
 

@@ -4,6 +4,9 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import decode, validate
 
+DELETED = b"deleted"
+"""What the purge marker of a record says after a delete; after a move it says nothing."""
+
 
 def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
     """The record, or the tombstone of one.

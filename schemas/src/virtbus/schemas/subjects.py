@@ -142,9 +142,9 @@ def dead_letter(service: str) -> str:
     return f"{PREFIX}.dlq.{check_id(service)}"
 
 
-def watch_renewal(instance: str, number: str) -> str:
-    """`virtbus.api.v1.watch.renew.<instance>.<number>`: any message keeps that watch alive."""
-    return f"{API}.watch.renew.{check_id(instance)}.{check_id(number)}"
+def watch_renewal(instance: str, token: str) -> str:
+    """`virtbus.api.v1.watch.renew.<instance>.<token>`: any message keeps that watch alive."""
+    return f"{API}.watch.renew.{check_id(instance)}.{check_id(token)}"
 
 
 def stream_input(node: str, verb: str, session: str) -> str:

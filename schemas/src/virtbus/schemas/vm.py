@@ -10,6 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from virtbus.schemas.container import ContainerDisk
+from virtbus.schemas.disk import BOOT_ORDER_MAX as BOOT_ORDER_MAX
+from virtbus.schemas.disk import Disk as Disk
+from virtbus.schemas.disk import DiskBus as DiskBus
+from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.ids import Id, Uid
 from virtbus.schemas.image import ImageRef
@@ -24,8 +28,6 @@ MIB = 1024**2
 MEMORY_MIN, MEMORY_MAX = 16 * MIB, 16 * 1024**4
 DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
-BOOT_ORDER_MAX = 2**31 - 1
-"""QEMU holds it in an int32."""
 SCHEMA_VERSION = 1
 GUEST_ENDED = "guest_ended"
 """The reason of a status: the guest crashed, powered itself off, or was ended by others."""
@@ -87,40 +89,6 @@ class Memory(Command):
     """The guest's memory."""
 
     guest: Bytes = Field(256 * MIB, ge=MEMORY_MIN, le=MEMORY_MAX)
-
-
-class DiskBus(StrEnum):
-    """How the guest sees a disk."""
-
-    VIRTIO = "virtio"
-    SATA = "sata"
-    SCSI = "scsi"
-
-
-class ErrorPolicy(StrEnum):
-    """QEMU's answer to an I/O error of the host (libvirt: formatdomain, error_policy)."""
-
-    STOP = "stop"
-    """The guest pauses."""
-    IGNORE = "ignore"
-    """The guest is not told."""
-    REPORT = "report"
-    """The guest sees the error."""
-    ENOSPACE = "enospace"
-    """The guest pauses where the host's disk is full, and sees every other error."""
-
-
-class Disk(Command):
-    """A disk device; its contents are the volume of the same name. A CD-ROM drive may be empty."""
-
-    name: Id
-    bus: DiskBus = DiskBus.VIRTIO
-    device: Literal["disk", "cdrom"] = "disk"
-    readonly: bool = False
-    boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX)
-    serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,20}$")] | None = None
-    error_policy: ErrorPolicy | None = None
-    """Unset: enospace."""
 
 
 class Interface(Command):
@@ -290,6 +258,8 @@ class VmRecord(Fact):
     """Its CPUs and memory are in `$KV.vm._reserved.node.<node>`, and nobody else's."""
     lease: int = 0
     """The revision of the lease under which a singleton last moved it; 0: none did."""
+    owner: str = ""
+    """The bridge that made it, which alone among bridges may touch it; controllers set it."""
     traceparent: str | None = None
     sec_digest: str | None = None
 
@@ -385,6 +355,7 @@ class VmView(Fact):
     uid: Uid
     namespace: str
     name: str
+    owner: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
     node: str
@@ -411,3 +382,5 @@ class VmView(Fact):
     started_ns: int | None = None
     observed_generation: int = 0
     spec: VmSpec
+    cut: tuple[str, ...] = ()
+    """Fields left out, because the view was too large to be sent."""

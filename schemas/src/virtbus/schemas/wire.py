@@ -16,7 +16,7 @@ import msgpack
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.errors import MAX_DETAILS, Code, Detail, VirtbusError, unlisted
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -24,6 +24,10 @@ JSON = "application/json"
 MAX_MESSAGE_BYTES = 512 * 1024
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+MAX_HINTS = 10
+"""Unknown fields that get a hint; each costs a comparison with every known name."""
+HINT_CHARS = 64
+"""No field of ours has a longer name."""
 
 _ALWAYS = frozenset({"schema_version", "tombstone"})
 """Written even at their default: what a record is and of which version must be in its bytes."""
@@ -218,13 +222,23 @@ def problems(
 ) -> tuple[Detail, ...]:
     """Pydantic's errors as details; the input itself is never repeated (it may be a secret).
 
-    With `model`, an unknown field gets a hint at the known one that looks like it.
+    With `model`, the first MAX_HINTS unknown fields get a hint at the known one that looks alike.
+    At most MAX_DETAILS are made; the last one counts the others.
     """
-    found = error.errors(include_url=False, include_input=False)
-    return tuple(_detail(item, prefix, model) for item in found)
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    details, hints = [], 0
+    for item in found[:MAX_DETAILS]:
+        unknown = model is not None and item["type"] == "extra_forbidden"
+        hints += unknown
+        details.append(_detail(item, prefix, model if hints <= MAX_HINTS else None))
+    if len(found) > MAX_DETAILS:
+        details[-1] = unlisted(len(found) - MAX_DETAILS + 1)
+    return tuple(details)
 
 
 def _near(name: str, model: type[BaseModel]) -> str:
+    if len(name) > HINT_CHARS:
+        return ""
     snake = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
     near = difflib.get_close_matches(snake, _field_names(model), n=1)
     if near and near[0] == name:

@@ -15,6 +15,7 @@ _HERE = "virtbus.cli.bus"
         "add-node": (f"{_HERE}.nodes:add_node", "Give a host its account and credentials."),
         "revoke-node": (f"{_HERE}.nodes:revoke_node", "Give it others; the old ones are void."),
         "remove-node": (f"{_HERE}.nodes:remove_node", "Take them away again, at once."),
+        "add-bridge": (f"{_HERE}.bridges:add_bridge", "Give a further cluster's bridge its own."),
         "check": (f"{_HERE}.check:check", "What is wrong with a bus's files."),
         "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),
         "restore": (f"{_HERE}.files:restore", "Write a backup into an empty bus."),

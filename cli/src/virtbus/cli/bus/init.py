@@ -28,6 +28,7 @@ from virtbus.schemas.ids import check_id
 @click.option("--host", "hosts", multiple=True, help="Names of a server, with commas; repeatable.")
 @click.option("--servers", type=click.Choice(["1", "3"]), default="1", show_default=True)
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="A host of VMs; repeatable.")
+@click.option("--bridge", "bridges", multiple=True, metavar="CLUSTER", help="A further cluster.")
 @click.option("--port", type=int, default=CLIENT_PORT, show_default=True, help="Clients' port.")
 @click.option("--route-port", type=int, default=ROUTE_PORT, show_default=True)
 @click.option(
@@ -43,6 +44,7 @@ def command(
     hosts: tuple[str, ...],
     servers: str,
     nodes: tuple[str, ...],
+    bridges: tuple[str, ...],
     **more: Any,
 ) -> None:
     """Write the configuration of a production bus into DIRECTORY: it starts as it stands.
@@ -62,6 +64,7 @@ def command(
         plan = Plan(
             parse_servers(hosts, int(servers)),
             nodes=[check_id(node) for node in nodes],
+            bridges=[check_id(cluster) for cluster in bridges],
             **more,
         )
         changed = prepared.write(plan)

@@ -37,6 +37,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         bus.creds,
         lambda: bus.tiny(state_dir),
         lambda: host.disk(state_dir),
+        lambda: host.quarantine(state_dir),
         host.cgroups,
         host.reaper,
         host.clock,

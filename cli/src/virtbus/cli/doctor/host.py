@@ -40,6 +40,23 @@ def disk(state_dir: Path) -> Finding:
     return ok("disk", text)
 
 
+def quarantine(state_dir: Path) -> Finding:
+    """Disks that no record accounts for take room until a person decides (ADR 0033)."""
+    folder = state_dir / "disks" / "quarantine"
+    try:
+        entries = [one for one in folder.iterdir() if one.is_dir()]
+        disks = [disk for entry in entries for disk in entry.iterdir()]
+        size = sum(disk.lstat().st_blocks for disk in disks) * 512
+    except FileNotFoundError:
+        entries, size = [], 0
+    except PermissionError:
+        return ok("quarantine", "cannot be read by this user")
+    if not entries:
+        return ok("quarantine", "empty")
+    what = f"{len(entries)} VM(s) have disks there without a record, {units.size(size)}"
+    return warn("quarantine", what, "virtbus node quarantine list NODE; then adopt or purge")
+
+
 def cgroups() -> Finding:
     """QEMU's place; netd checks a wrapper's cgroup."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():

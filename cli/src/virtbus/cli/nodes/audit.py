@@ -25,7 +25,7 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
 )
 @click.argument("name", required=False, shell_complete=known.nodes)
 @click.option(
-    "--repair", is_flag=True, help="Remove what is left over, make again what is missing."
+    "--repair", is_flag=True, help="Put away what is left over, make again what is missing."
 )
 @verb
 def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
@@ -34,8 +34,9 @@ def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     Prints each domain, network, disk, file and status that bears a VM's uid and that no record
     accounts for, and VMs that the bus has lost (kind record: `virtbus bus rebuild` writes them
     back), and what is missing of networks that should stand (kind fault: bridge, nftables, links).
-    Hosts repair by themselves what stays for 10 minutes; --repair does it now. What others made on
-    the host is never looked at.
+    Hosts repair by themselves what stays for 10 minutes; --repair does it now. Neither ends a
+    guest that runs, and disks go to the quarantine (`virtbus node quarantine`). What others made
+    on the host is never looked at.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)

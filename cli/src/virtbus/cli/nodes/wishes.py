@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from virtbus.cli import node as nodes
-from virtbus.cli import output
+from virtbus.cli import output, units
 from virtbus.cli.invocation import Invocation, verb
 from virtbus.cli.lazy import examples
 from virtbus.cli.nodes.target import node_argument
@@ -69,6 +69,14 @@ def table(detail: Mapping[str, Any]) -> str:
     fence = (node.get("wish") or {}).get("fenced")
     if fence:
         text += f"\n\nfenced by {output.safe(fence.get('by'))}: {output.safe(fence.get('why'))}"
+    held, kept = int(node.get("held") or 0), int(node.get("quarantined") or 0)
+    if held or kept:
+        size = units.size(node.get("quarantined_bytes"))
+        name = output.safe(node.get("node"))
+        text += (
+            f"\n\nwithout a record: {held} VM(s) held, {kept} in quarantine ({size}); "
+            f"virtbus node quarantine list {name}"
+        )
     vms = detail.get("vms") or []
     if not vms:
         return text

@@ -21,6 +21,7 @@ _HERE = "virtbus.cli.vm"
         "unpause": (f"{_HERE}.unpause", "Let a paused VM go on."),
         "reset": (f"{_HERE}.reset", "Press a VM's reset button."),
         "soft-reboot": (f"{_HERE}.soft_reboot", "Ask a VM's guest to boot anew."),
+        "adopt": (f"{_HERE}.adopt", "Take an orphaned VM from its Kubernetes cluster."),
         "move": (f"{_HERE}.move", "Stop a VM and start it on another host."),
         "console": (f"{_HERE}.console", "Enter a VM's serial console."),
         "ssh": (f"{_HERE}.ssh", "Log in to a VM's guest, by way of the bus."),

@@ -18,11 +18,11 @@ def stored(
         query: dict[str, Any] = {"after": after, "limit": PAGE, "spans": spans}
         if uid is not None:
             query["uid"] = uid
-        items = invocation.call("vm", "events", query).get("items") or []
-        yield from items
-        if len(items) < PAGE:
+        page = invocation.call("vm", "events", query)
+        yield from page.get("items") or []
+        if page.get("next_after") is None:
             return
-        after = int(items[-1]["sequence"])
+        after = int(page["next_after"])
 
 
 def uid_of(invocation: Invocation, name: str, namespace: str) -> str:

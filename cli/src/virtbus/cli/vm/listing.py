@@ -63,16 +63,8 @@ def command(
 
 
 def _all(invocation: Invocation, query: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    more: str | None = None
-    while True:
-        page = invocation.call(
-            "vm", "list", {**query, "limit": PAGE} | ({"continue": more} if more else {})
-        )
-        found += page.get("items") or ()
-        more = page.get("continue")
-        if not more:
-            return found
+    found: list[dict[str, Any]] = invocation.listed("vm", {**query, "limit": PAGE})["items"]
+    return found
 
 
 def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from virtbus.cli import output, units
 HEADER = ("NAME", "STATE", "NODE", "ADDRESS", "IMAGE", "CPUS", "MEMORY", "AGE")
 _IMAGE_WIDTH = 28
 _DIGEST_SHOWN = 4
+ORPHANED = "virtbus.io/orphaned"
 
 
 def addresses(view: Mapping[str, Any]) -> list[str]:
@@ -65,8 +66,9 @@ def node(view: Mapping[str, Any]) -> str:
 
 
 def state(view: Mapping[str, Any]) -> str:
-    """The state as `vm list` shows it."""
-    return str(view.get("state") or "Pending")
+    """The state as `vm list` shows it; orphaned: whoever made the VM does not know it any more."""
+    word = str(view.get("state") or "Pending")
+    return f"{word},orphaned" if ORPHANED in (view.get("annotations") or {}) else word
 
 
 def row(view: Mapping[str, Any]) -> tuple[str, ...]:

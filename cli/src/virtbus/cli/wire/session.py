@@ -45,7 +45,6 @@ class Session:
         self._connection = self._connect()
         self._inbox = f"{access.inbox_prefix}.{os.urandom(8).hex()}"
         self._answers: dict[str, Receive] = {}
-        self._asked = 0
         self.subscribe(f"{self._inbox}.*", self._answered)
 
     @property
@@ -72,8 +71,7 @@ class Session:
 
     def inbox(self, receive: Receive) -> str:
         """A reply subject whose messages go to `receive`."""
-        self._asked += 1
-        token = str(self._asked)
+        token = os.urandom(12).hex()
         self._answers[token] = receive
         return f"{self._inbox}.{token}"
 

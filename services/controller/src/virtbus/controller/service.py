@@ -22,7 +22,9 @@ from virtbus.controller.edge.lease import Leases, Tenure
 from virtbus.controller.edge.node_api import NodeApi
 from virtbus.controller.edge.placing import Placing
 from virtbus.controller.edge.pulse import Pulse
+from virtbus.controller.edge.quarantine import Overtaken, Quarantines
 from virtbus.controller.edge.rebuild import Rebuilds
+from virtbus.controller.edge.shares import Shares
 from virtbus.controller.edge.spans import ClientSpans
 from virtbus.controller.edge.storage import Storage
 from virtbus.controller.edge.vm_api import VmApi
@@ -37,12 +39,21 @@ from virtbus.schemas.vm import Overcommit
 log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
+READS_AT_ONCE = {
+    ("vm", "list"): 32,
+    ("vm", "events"): 16,
+    ("node", "list"): 16,
+    ("image", "list"): 4,
+    ("network", "list"): 16,
+    ("bus", "status"): 4,
+}
+"""Answers that are made at once of what may be a whole fleet, or 512 KiB of history (ADR 0028)."""
 WATCHERS_INTERVAL_S = 5.0
-READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot"})
+READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
 """Verbs that store nothing on the bus; the others are told where it does not store.
 
-Commands, `image pull` and `image delete` ask nodes; the last goes through the guard without need
-or harm.
+Commands, `node quarantine`, `image pull` and `image delete` ask nodes; the last goes through the
+guard without need or harm.
 """
 
 
@@ -80,12 +91,15 @@ class Controller:
         self._nodes = NodeApi(bus, self._fleet, facts)
         self._endings = Endings(bus, self._fleet, facts)
         self._audits = Audits(bus, self._fleet)
+        self._quarantines = Quarantines(bus, self._fleet, facts)
+        self._overtaken = Overtaken(bus, self._fleet)
         self._rebuilds = Rebuilds(bus, self._fleet, facts)
         self._spans = ClientSpans(bus)
         self._leases = Leases(bus, self._instance)
         self._pulse = Pulse(bus, self._fleet, self._watches, facts, self._leases)
         self._departures = Departures(bus, self._fleet, self._watches, facts)
         self._placing = Placing(bus, self._fleet, self._watches, facts)
+        self._shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
         self._pulse.listeners.append(self._placing.wake)
         self._feeds.listeners.append(self._placing.wake)
         self._addresses = FleetAddresses(bus, self._fleet)
@@ -97,7 +111,9 @@ class Controller:
                 self._depart,
                 self._fence,
                 self._place,
+                self._overtake,
                 self._addresses.run,
+                self._shares.run,
             ],
         )
 
@@ -162,13 +178,14 @@ class Controller:
             ("bus", "status"): about.status,
             ("bus", "rebuild"): self._rebuilds.rebuild,
             ("node", "audit"): self._audits.audit,
+            ("node", "quarantine"): self._quarantines.quarantine,
         }
         endpoints = [
             Endpoint(
                 f"{resource}-{verb}",
                 subjects.api(resource, verb),
                 self._when_ready(handler if verb in READS else self._storage.guarded(handler)),
-                limit=limit,
+                limit=min(limit, READS_AT_ONCE.get((resource, verb), limit)),
             )
             for (resource, verb), handler in handlers.items()
         ]
@@ -221,6 +238,10 @@ class Controller:
         await self._endings.sweep_forever(
             tenure, settings.sweep_interval_s, settings.orphan_grace_s
         )
+
+    async def _overtake(self, tenure: Tenure) -> None:
+        await self._feeds.synced()
+        await self._overtaken.run(tenure)
 
     async def _place(self, tenure: Tenure) -> None:
         await self._feeds.synced()

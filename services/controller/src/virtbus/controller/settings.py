@@ -23,7 +23,11 @@ class Settings(ServiceSettings):
     requests_at_once: int = Field(
         256, ge=1, le=10_000, description="API requests in work at once; more wait, then get 429"
     )
-    watches_at_once: int = Field(1000, ge=1, description="client watches served at once")
+    watches_at_once: int = Field(
+        1000,
+        ge=1,
+        description="client watches served at once; one account has three quarters at most",
+    )
 
     fence_command: tuple[str, ...] = Field(
         (),

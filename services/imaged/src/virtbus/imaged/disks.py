@@ -2,26 +2,29 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from virtbus.imaged.core import overlay
-from virtbus.imaged.core.expiry import Keep, expired
+from virtbus.imaged.core import expiry, overlay
+from virtbus.imaged.core.expiry import expired
 from virtbus.imaged.core.overlay import Overlay
 from virtbus.imaged.core.wanted import WantedDisk, overlay_size, wanted_disks
 from virtbus.imaged.edge.diskfiles import DiskFiles
 from virtbus.imaged.edge.diskthreads import DiskThreads
+from virtbus.imaged.edge.quarantine import Manifest, QuarantineFiles
 from virtbus.imaged.edge.store import Store
 from virtbus.imaged.flights import Asker, Listener
 from virtbus.imaged.images import Images
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo
-from virtbus.schemas.nodework import ANY_EPOCH, DiskFile, ImageReady
+from virtbus.schemas.nodework import ANY_EPOCH, ImageReady, MadeDisk
+from virtbus.schemas.quarantine import Keep, Kept
 from virtbus.schemas.vm import VmRecord
 
 MAX_REMEMBERED = 10_000
@@ -37,10 +40,18 @@ class Ensured:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """What a release did: whether there were disks, and the quarantine's entry that has them."""
+
+    found: bool
+    kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Found:
     """A disk that exists, on the image `digest` (empty for an empty disk); `made` just now."""
 
-    file: DiskFile
+    file: MadeDisk
     digest: str
     made: bool
 
@@ -55,11 +66,17 @@ class Disks:
         files: DiskFiles,
         threads: DiskThreads,
         max_virtual_bytes: int,
+        now_ns: Callable[[], int],
     ) -> None:
         self._images = images
         self._store = store
         self._files = files
+        self._quarantine = QuarantineFiles(files)
         self._threads = threads
+        self._now_ns = now_ns
+        self.recount = asyncio.Event()
+        """Set when what is in quarantine changed, and at the start."""
+        self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._epochs: OrderedDict[str, int] = OrderedDict()
@@ -156,8 +173,7 @@ class Disks:
                 found = self._files.read(uid, disk.volume)
             if found is not None:
                 digest = self._base_of(disk, found)
-                file = self._disk_file(uid, disk.volume, found)
-                made[disk.volume] = _Found(file, digest, missing)
+                made[disk.volume] = _Found(_told(found, digest), digest, missing)
         return made
 
     def _make(self, uid: str, disk: WantedDisk, image: ImageInfo | None) -> None:
@@ -186,18 +202,9 @@ class Disks:
             raise _mismatch(disk.volume, f"it was made of {digest}")
         return digest
 
-    def _disk_file(self, uid: str, volume: str, found: Overlay) -> DiskFile:
-        return DiskFile(
-            path=str(self._files.path(uid, volume)),
-            format=ImageFormat.QCOW2,
-            virtual_size_bytes=found.virtual_size_bytes,
-            backing_path=found.backing_path or "",
-            backing_format=ImageFormat(found.backing_format) if found.backing_format else None,
-        )
-
     # --- the end ---------------------------------------------------------------------------
-    async def release(self, uid: str, epoch: int) -> bool:
-        """Remove all disks of a VM; False where there were none.
+    async def release(self, uid: str, epoch: int, keep: Keep | None = None) -> Gone:
+        """Remove all disks of a VM, or move them to the quarantine where `keep` is given.
 
         From then on only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
 
@@ -209,7 +216,38 @@ class Disks:
                 raise _stale(epoch, self._epochs[uid])
             if epoch < ANY_EPOCH:
                 _remember(self._released, uid, epoch)
-            return await self._threads.run(self._files.remove, uid)
+            if keep is None:
+                return Gone(await self._threads.run(self._files.remove, uid))
+            manifest = self._manifest(uid, epoch, keep)
+            entry = await self._threads.run(self._quarantine.keep, uid, manifest)
+            self.recount.set()
+            return Gone(bool(entry), entry)
+
+    # --- the quarantine ----------------------------------------------------------------------
+    def _manifest(self, uid: str, epoch: int, keep: Keep) -> Manifest:
+        return Manifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
+
+    async def quarantined(self) -> list[Kept]:
+        """What is in quarantine."""
+        return await self._threads.run(self._quarantine.entries)
+
+    async def kept(self, entry: str) -> tuple[Kept, VmRecord | None]:
+        """One entry, and the record that was saved with it; 404 `no_entry`."""
+        manifest = await self._threads.run(self._quarantine.manifest, entry)
+        record = manifest.keep.record if manifest is not None else None
+        return await self._threads.run(self._quarantine.get, entry), record
+
+    async def restore(self, entry: str, uid: str, keep: Keep) -> None:
+        """Give the disks of an entry to a VM that does not run; errors as `release`, 404."""
+        async with self._serial(uid):
+            instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
+            await self._threads.run(self._quarantine.restore, entry, uid, instead)
+            self.recount.set()
+
+    async def purge(self, entry: str) -> None:
+        """Remove an entry of the quarantine for good; 404 `no_entry`, 503 `store_error`."""
+        await self._threads.run(self._quarantine.purge, entry)
+        self.recount.set()
 
     async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:
         """The disk files on the host by uid, from the host itself."""
@@ -222,7 +260,7 @@ class Disks:
             held[found.uid] = held.get(found.uid, ()) + files
         return held
 
-    async def expire_names(self, wanted: frozenset[str], keep: Keep) -> tuple[str, ...]:
+    async def expire_names(self, wanted: frozenset[str], keep: expiry.Keep) -> tuple[str, ...]:
         """Remove names that nothing has used for long, or of too many; those names.
 
         `wanted` are those of the node's records, which are in use.
@@ -255,10 +293,9 @@ class Disks:
     def _used(self) -> dict[str, set[str]]:
         """The images that disks are made of, with the VMs."""
         used: dict[str, set[str]] = {}
-        for found in self._files.find():
-            if found.overlay is not None and found.overlay.backing_path:
-                digest = f"sha256:{Path(found.overlay.backing_path).name}"
-                used.setdefault(digest, set()).add(found.uid)
+        for found in itertools.chain(self._files.find(), self._quarantine.find()):
+            if found.digest:
+                used.setdefault(found.digest, set()).add(found.uid)
         return used
 
     def _fence(self, record: VmRecord) -> None:
@@ -278,6 +315,14 @@ class Disks:
         lock = self._locks.setdefault(uid, asyncio.Lock())
         async with lock:
             yield
+
+
+def _told(found: Overlay, digest: str) -> MadeDisk:
+    return MadeDisk(
+        virtual_size_bytes=found.virtual_size_bytes,
+        digest=digest,
+        image_format=ImageFormat(found.backing_format) if digest else None,
+    )
 
 
 def _remember(fences: "OrderedDict[str, int]", uid: str, epoch: int) -> None:

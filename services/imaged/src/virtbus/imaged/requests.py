@@ -26,6 +26,7 @@ from virtbus.schemas.nodework import (
     Release,
     Released,
 )
+from virtbus.schemas.quarantine import LIST_MAX, Keep, Quarantine, QuarantineWork
 from virtbus.schemas.wire import invalid, validate
 
 log = logging.getLogger(__name__)
@@ -74,10 +75,33 @@ class Requests:
             message = f"a record of {uid} stands; only the epoch of that one may be released"
             raise VirtbusError(Code.CONFLICT, "record_stands", message)
         self._work.drop(uid, up_to_epoch=want.epoch)
-        if await self._disks.release(uid, want.epoch):
+        gone = await self._disks.release(uid, want.epoch, want.keep)
+        if gone.kept and want.keep is not None:
+            extra = {"code": "disks_kept", "uid": uid}
+            log.warning("disks in quarantine as %s: %s", gone.kept, want.keep.why, extra=extra)
+        elif gone.found:
             log.info("disks removed", extra={"code": "disks_released", "uid": uid})
             self._facts.released(uid, want.epoch)
-        return Released(uid=uid)
+        return Released(uid=uid, kept=gone.kept)
+
+    async def quarantine(self, request: Request) -> Quarantine:
+        """List, get, restore or purge entries of the quarantine; each may be repeated."""
+        want = validate(QuarantineWork, request.data)
+        if want.do == "list":
+            entries = await self._disks.quarantined()
+            return Quarantine(entries=tuple(entries[:LIST_MAX]), total=len(entries))
+        entry = want.entry or ""
+        kept, record = await self._disks.kept(entry)
+        if want.do == "restore":
+            uid, keep = _uid(want.uid or kept.uid), want.keep or Keep(why=f"{entry} was adopted")
+            self._work.drop(uid)
+            await self._disks.restore(entry, uid, keep)
+        elif want.do == "purge":
+            await self._disks.purge(entry)
+        if want.do != "get":
+            extra = {"code": "quarantine", "uid": kept.uid}
+            log.warning("%s of %s (%s)", want.do, entry, kept.name, extra=extra)
+        return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> Held:
         """The disk files on the host, of one VM or of all."""
@@ -119,11 +143,12 @@ class Requests:
         freed_bytes, used_by = await self._disks.discard_unused(digests)
         log.info(
             "image %s removed, %d bytes freed",
-            want.ref,
+            _shown(want.ref),
             freed_bytes,
             extra={"code": "image_removed"},
         )
-        return ForgottenImage(names=names, freed_bytes=freed_bytes, used_by=used_by)
+        shown = tuple(sorted({_shown(name) for name in names}))
+        return ForgottenImage(names=shown, freed_bytes=freed_bytes, used_by=used_by)
 
     async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
         try:
@@ -143,3 +168,8 @@ def _uid(text: str) -> str:
         return check_uid(text)
     except ValueError as error:
         raise invalid((Detail(path="uid", message=str(error)),)) from None
+
+
+def _shown(ref: str) -> str:
+    """A name or URL as people may see it: a query may be a signature."""
+    return ref.partition("?")[0]

@@ -35,7 +35,7 @@ from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
 
-VERBS = ("ensure", "release", "inspect", "pull", "delete", "list")
+VERBS = ("ensure", "release", "inspect", "quarantine", "pull", "delete", "list")
 CROWDED = 1.1
 """So many times the names that are kept are not waited for `gc_interval_s` with."""
 _CHANGE_SETTLES_S = 0.1
@@ -54,6 +54,8 @@ class Imaged:
         """There are far more names than are kept."""
         self._store: Store | None = None
         self._requests: Requests | None = None
+        self._quarantined = (0, 0)
+        """Entries and bytes."""
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -95,11 +97,13 @@ class Imaged:
             changed=self._images_changed,
             span=self._span,
         )
-        disks = Disks(images, store, files, threads, limits.max_virtual_bytes)
+        now_ns = self._bus.sources.time_ns
+        disks = Disks(images, store, files, threads, limits.max_virtual_bytes, now_ns)
         facts = Facts(self._bus, self._settings.node)
         work = Work(group, disks, facts, self._span)
         self._store = store
         self._requests = Requests(group, work, disks, images, facts)
+        group.create_task(self._count(disks))
         self._changed.set()
         process.notify("READY=1")
         log.info("ready: %d images", len(store.images()), extra={"code": "ready"})
@@ -215,7 +219,22 @@ class Imaged:
                 state=state, version=self._version, seen_ns=self._bus.sources.time_ns()
             ),
             image_keys=self._store.keys() if self._store is not None else (),
+            quarantined=self._quarantined[0],
+            quarantined_bytes=self._quarantined[1],
         )
+
+    async def _count(self, disks: Disks) -> None:
+        """Know how much is in quarantine: at the start, and whenever that changed."""
+        while True:
+            await disks.recount.wait()
+            disks.recount.clear()
+            try:
+                entries = await disks.quarantined()
+            except OSError as error:
+                log.warning("quarantine not counted: %s", error, extra={"code": "store_error"})
+                continue
+            self._quarantined = len(entries), sum(entry.bytes for entry in entries)
+            self._changed.set()
 
     async def _tell_state(self) -> None:
         """Say how it is: at each change, and at least every `tele_interval_s`."""

@@ -118,7 +118,7 @@ class Bridge:
             group.create_task(self.work.run(self.acts))
             group.create_task(sweeping.run())
             group.create_task(marks.run())
-            group.create_task(Installation(self.cluster, self.acts).run())
+            group.create_task(Installation(self.cluster, self.acts, sweeping).run())
             group.create_task(self.guests.run())
             group.create_task(self._slices())
 

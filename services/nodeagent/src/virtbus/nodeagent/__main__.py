@@ -14,6 +14,7 @@ from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.ports import HostFacts, NetdAdmin, Readiness
 from virtbus.nodeagent.edge.admin import AdminSocket
 from virtbus.nodeagent.edge.console import Consoles
+from virtbus.nodeagent.edge.disk_files import DiskFiles
 from virtbus.nodeagent.edge.doors import GuestDoors
 from virtbus.nodeagent.edge.driver_file import test_host
 from virtbus.nodeagent.edge.host_facts import host_facts
@@ -26,7 +27,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.simulated import NoDisks, SimulatedNode
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.vm import VmRecord
 
@@ -96,6 +97,7 @@ async def serve(settings: Settings) -> None:
             hypervisor=hypervisor,
             files=files,
             seeds=SeedIsos(files.vms),
+            disks=NoDisks() if settings.simulate else DiskFiles(settings.state_dir),
             netd=arm,
             reach=ready,
             facts=Facts(bus, settings.node),

@@ -3,6 +3,8 @@
 A finding counts only when it is there at two looks and the bus is ours and was listed whole.
 What is removed goes in the order of a delete: guest, then network and disks, then files; netd and
 imaged only ever let go when told, and what another instance on this host made is not looked at.
+Absence is no command (ADR 0033): a guest that runs is left alone with all that is its, and disks go
+to the quarantine, unless the bus has the marker of a delete.
 """
 
 import asyncio
@@ -13,12 +15,22 @@ from pathlib import Path
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, Endpoint, Request
-from virtbus.nodeagent.core.ports import Owned, Remains
+from virtbus.nodeagent.core.ports import DomainFacts, Owned, Remains
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import purge_status
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.nodework import ANY_EPOCH, Audit, Audited, Finding, Held, Inspect, Release
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.nodework import (
+    ANY_EPOCH,
+    Audit,
+    Audited,
+    Finding,
+    Held,
+    Inspect,
+    Release,
+    Released,
+)
+from virtbus.schemas.quarantine import Keep
 from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
@@ -27,11 +39,12 @@ LOOK_AGAIN_S = 1.0
 """What a create or a delete has under way is not there, or has its record, this much later."""
 ASK_S = 5.0
 RETRY_S = (2.0, 60.0)
+LEFT_OVER = "neither the bus nor this host has a record of the VM"
 KINDS = {"netd": "network", "imaged": "disk"}
 REPAIRS = {
-    "domain": "end the guest, undefine the domain",
+    "domain": "undefine it",
     "network": "netd releases it",
-    "disk": "imaged removes it",
+    "disk": "to the quarantine, where it was written to",
     "file": "remove it",
     "status": "purge it",
     "fault": "netd puts it right",
@@ -51,18 +64,18 @@ class Auditor:
         self._state_dir = state_dir
         self._guests: Mapping[str, Guest] = {}
         self._trusted: Callable[[], bool] = lambda: False
-        self._purged: Callable[[str], bool] = lambda _uid: False
+        self._purged: Mapping[str, bool] = {}
         self._due = asyncio.Event()
 
     def over(
         self,
         guests: Mapping[str, Guest],
         trusted: Callable[[], bool],
-        purged: Callable[[str], bool],
+        purged: Mapping[str, bool],
     ) -> None:
         """Audit these, the agent's own; `trusted` says whether the bus is ours and listed.
 
-        `purged` is true for a uid whose record was purged here: it was deleted, or moved away.
+        `purged` has the uids whose record was purged here: True by a delete, False by a move.
         """
         self._guests, self._trusted, self._purged = guests, trusted, purged
 
@@ -103,7 +116,7 @@ class Auditor:
             due = [
                 f
                 for f in found
-                if f.repair and (self._purged(f.uid) or loop.time() - since[f.uid] >= grace_s)
+                if f.repair and (f.uid in self._purged or loop.time() - since[f.uid] >= grace_s)
             ]
             repaired = await self.repair(due) if due else []
             if all(f.repaired for f in repaired) and all(f.kind != "service" for f in found):
@@ -143,15 +156,19 @@ class Auditor:
                 ]
             except (BusError, VirtbusError) as error:
                 silent.append(Finding(kind="service", what=f"{name} does not answer: {error}"))
+        running: set[str] = set()
         try:
-            things += [("domain", uid, what) for uid, what in (await self._domains()).items()]
+            domains = await self._domains()
+            things += [("domain", one.uid, f"a domain, {one.state}") for one in domains]
+            running = {one.uid for one in domains if one.active} - self._purged.keys()
         except VirtbusError as error:
             silent.append(Finding(kind="service", what=f"libvirt does not answer: {error}"))
+            running = {uid for _, uid, _ in things} - self._purged.keys()
         files = await self._files.things()
         things += [("file", uid, what) for uid, these in files.items() for what in these]
         things += [("status", uid, "a status on the bus") for uid in statuses]
         found = [
-            Finding(kind=kind, uid=uid, what=what, repair=REPAIRS[kind])
+            Finding(kind=kind, uid=uid, what=what, repair="" if uid in running else REPAIRS[kind])
             for kind, uid, what in things
             if uid not in self._guests
         ]
@@ -162,14 +179,14 @@ class Auditor:
         ]
         return silent + sorted(faults + found, key=lambda each: (each.uid, each.kind, each.what))
 
-    async def _domains(self) -> dict[str, str]:
-        """Domains of this agent without an actor, and how they are."""
-        return {
-            facts.uid: f"a domain, {facts.state}"
+    async def _domains(self) -> list[DomainFacts]:
+        """Domains of this agent without an actor."""
+        return [
+            facts
             for facts in await self._hypervisor.list_domains()
             if facts.uid not in self._guests
             and await self._hypervisor.uses(facts.uid, self._state_dir)
-        }
+        ]
 
     # --- repairing --------------------------------------------------------------------------
     async def repair(self, found: Collection[Finding]) -> list[Finding]:
@@ -201,18 +218,37 @@ class Auditor:
         except (BusError, VirtbusError) as error:
             log.warning("the network is not mended: %s", error, extra={"code": "not_repaired"})
 
-    async def _remove(self, uid: str, kinds: Collection[str]) -> None:
-        """In the order of a delete: nothing is pulled from under a guest."""
+    async def end(self, uid: str, why: str) -> None:
+        """A person ends what no record and no actor stands for, its guest included.
+
+        Raises:
+            VirtbusError, BusError: it is not done; repeat.
+        """
+        if not self._trusted():
+            message = f"node {self._node} does not follow this bus; `virtbus bus rebuild` first"
+            raise VirtbusError(Code.CONFLICT, "other_bus", message)
+        found = [one for one in await self._once(()) if one.uid == uid]
+        kinds = {one.kind for one in found if one.kind in REPAIRS}
         if "domain" in kinds:
             await self._hypervisor.destroy(uid)
+        await self._remove(uid, kinds, why)
+
+    async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
+        """In the order of a delete: nothing is pulled from under a guest."""
+        if "domain" in kinds:
+            if uid in self._purged:
+                await self._hypervisor.destroy(uid)
             await self._hypervisor.undefine(uid)
+        keep = None if self._purged.get(uid) else Keep(why=why)
         for service, kind in KINDS.items():
             if kind in kinds:
-                await self._bus.request(
+                answer = await self._bus.request(
                     subjects.rpc(self._node, service, "release"),
-                    Release(uid=uid, epoch=ANY_EPOCH),
+                    Release(uid=uid, epoch=ANY_EPOCH, keep=keep),
                     timeout_s=ASK_S,
                 )
+                if kept := validate(Released, answer).kept:
+                    await self._files.keep_work(uid, kept)
         if "file" in kinds:
             await self._files.remove_work(uid)
             await self._files.forget(uid)

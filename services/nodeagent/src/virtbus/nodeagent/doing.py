@@ -18,9 +18,10 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.events import Kind
-from virtbus.schemas.nodework import NetReady, Release
+from virtbus.schemas.nodework import NetReady, Release, Released
+from virtbus.schemas.quarantine import Keep
 from virtbus.schemas.vm import VmRecord, VmSecrets
-from virtbus.schemas.wire import read
+from virtbus.schemas.wire import read, validate
 
 if TYPE_CHECKING:
     from virtbus.nodeagent.guest import Guest
@@ -326,11 +327,15 @@ class Doing:
         with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
             await self._end()
             await tools.hypervisor.undefine(record.uid)
+            why = self._guest.keeps
+            keep = Keep(why=why, record=record) if why else None
             async with asyncio.TaskGroup() as group:
-                for service in ("netd", "imaged"):
-                    group.create_task(self._let_go(service, record))
+                group.create_task(self._let_go("netd", record))
+                disks = group.create_task(self._let_go("imaged", record, keep))
             if self._writing:
                 await asyncio.wait(self._writing)
+            if kept := disks.result():
+                await tools.files.keep_work(record.uid, kept)
             await tools.files.remove_work(record.uid)
             # Before anybody is told: an agent that is killed after the purge must not find the
             # record of a deleted VM on disk and start it again (I3).
@@ -338,16 +343,19 @@ class Doing:
             await tools.files.forget(record.uid, refused_epoch=epoch)
         self._guest.post(Event.RELEASED)
 
-    async def _let_go(self, service: str, record: VmRecord) -> None:
+    async def _let_go(self, service: str, record: VmRecord, keep: Keep | None = None) -> str:
+        """The quarantine's entry that has what the service held, if any."""
         try:
-            await self._tools.bus.request(
+            answer = await self._tools.bus.request(
                 subjects.rpc(record.node, service, "release"),
-                Release(uid=record.uid, epoch=record.epoch),
+                Release(uid=record.uid, epoch=record.epoch, keep=keep),
                 timeout_s=RELEASE_TIMEOUT_S,
             )
+            return validate(Released, answer).kept
         except VirtbusError as error:
             if error.reason != "stale_epoch":  # else it is back here: that is the next one's
                 raise
+            return ""
 
     async def _until_done(self, work: Work) -> None:
         """Repeat an ensure step until it went through: what must end may not be given up."""

@@ -28,7 +28,7 @@ from virtbus.nodeagent.core.metadata import domain_hash
 from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
 from virtbus.nodeagent.core.recovery import WAS_UP, ended_before, missed, untold
 from virtbus.nodeagent.core.seen import READY, Seen, conditions
-from virtbus.nodeagent.core.wishes import SETTLED, comes_at_rest, grace_s
+from virtbus.nodeagent.core.wishes import MOVED, SETTLED, comes_at_rest, grace_s
 from virtbus.nodeagent.doing import Doing
 from virtbus.nodeagent.noting import Happened, mishap, note, rebooted
 from virtbus.nodeagent.parts import Awaited
@@ -52,14 +52,14 @@ class Guest:
         self.wanted_hash = domain_hash(record)
         self.phase = Phase.NEW
         self.seen = Seen()
-        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self.report)
-        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self.report)
+        self.image: Awaited[ImageReady] = Awaited(tools.bus, "imaged", ImageReady, self)
+        self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self)
         self.resumed = resumed
         self.held = ""
         """Why nothing may be started or ended now (design §4); empty: nothing is held."""
         self._tools = tools
         self._held_back: list[Event] = []
-        self._orphan = False
+        self._why, self._deleted = "", False  # why no record stands for it; by a delete?
         self._recalling = False
         """What an earlier agent told decides first whether the record asks for anything."""
         self._at_once = False
@@ -125,12 +125,17 @@ class Guest:
     @property
     def ends(self) -> bool:
         """True when nothing of what is here shall stay."""
-        return self._orphan or bool(self.refused) or self.record.ending
+        return bool(self._why or self.refused) or self.record.ending
+
+    @property
+    def keeps(self) -> str:
+        """Why its disks go to the quarantine (ADR 0033); empty: a user's word gave them up."""
+        return "" if self.record.ending or self._deleted else self._why or self.refused
 
     # --- held ---------------------------------------------------------------------------------
     def hold(self, why: str) -> None:
         """Start and end nothing from now on; what the host does is still seen and told."""
-        if self.held != why and self.phase not in GOING and not self._orphan:
+        if self.held != why and self.phase not in GOING and not self._why:
             self.held = why
             self.report()
 
@@ -145,19 +150,19 @@ class Guest:
         self._wish()
         self.report()
 
-    def end_orphan(self) -> None:
-        """Nobody wants this VM any more: end it and forget it, held or not."""
-        if self._orphan:
+    def end(self, why: str) -> None:
+        """No record stands for it, which a person says `why`: end it and forget it."""
+        if self._why:
             return
-        self.held, self._orphan = "", True
+        self.held, self._why = "", why
         self._held_back.clear()
         self.post(Event.DELETE)
         self.post(Event.PURGED)  # remembered until it is released
 
-    def end_moved(self) -> None:
+    def end_purged(self, *, deleted: bool) -> None:
         """Its record was purged: another node may run it, so it gets no grace here (I1)."""
-        self._at_once = True
-        self.end_orphan()
+        self._at_once, self._deleted = True, self._deleted or deleted
+        self.end(MOVED)
 
     def compare(self, facts: DomainFacts | None) -> None:
         """The domain is this now: post what was missed (events are hints)."""

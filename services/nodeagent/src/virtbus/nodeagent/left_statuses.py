@@ -10,6 +10,8 @@ log = logging.getLogger(__name__)
 
 MARKER_TTL_S = 86_400
 RETRY_S = 2.0
+LOOKED_KEPT = 10_000
+"""Of older ones a list makes it look again, which costs one read each."""
 
 
 class LeftStatuses:
@@ -18,13 +20,15 @@ class LeftStatuses:
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
         self._node = node
-        self._looked: set[str] = set()
+        self._looked: dict[str, None] = {}
         self._queue: asyncio.Queue[str] = asyncio.Queue()
 
     def purged(self, uid: str) -> None:
         """The record of `uid` is purged, and nobody here knows of it."""
         if uid not in self._looked:
-            self._looked.add(uid)
+            self._looked[uid] = None
+            if len(self._looked) > LOOKED_KEPT:
+                del self._looked[next(iter(self._looked))]
             self._queue.put_nowait(uid)
 
     async def run(self) -> None:

@@ -5,16 +5,15 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from virtbus.bus.hearing import hear
 from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.ports import HostFacts
 from virtbus.nodeagent.settings import Settings
 from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
-from virtbus.schemas.envelope import open_envelope
-from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
-from virtbus.schemas.wire import encode, validate
+from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +23,7 @@ GOODBYE_S = 1.0
 SILENT_S = 12.0
 """A service of the node that said nothing for three of its beats is told as not ready."""
 VERSION = "0.1.0"
+SERVICES = ("imaged", "netd")
 
 
 class Liveness:
@@ -37,6 +37,8 @@ class Liveness:
         self._instance = bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
         self._message = ""
+        self.held = 0
+        """VMs here that the bus has no record of."""
         self._tele: dict[str, Tele] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -86,19 +88,18 @@ class Liveness:
 
     async def _hear(self) -> None:
         async with self._bus.subscribe(subjects.tele_all(self._settings.node)) as messages:
-            async for message in messages:
-                try:
-                    tele = validate(Tele, open_envelope(message.body).data)
-                except VirtbusError as error:
-                    log.warning("unreadable telemetry: %s", error, extra={"code": "bad_event"})
-                    continue
-                changed = self._changed(tele)
-                self._tele[tele.service] = tele
-                self._heard_s[tele.service] = asyncio.get_running_loop().time()
-                if tele.service == "imaged":
-                    self._images.told(tele.image_keys)
-                if changed:
-                    self._wake.set()
+            await hear(messages, Tele, self._told)
+
+    def _told(self, tele: Tele) -> None:
+        if tele.service not in SERVICES:
+            return
+        changed = self._changed(tele)
+        self._tele[tele.service] = tele
+        self._heard_s[tele.service] = asyncio.get_running_loop().time()
+        if tele.service == "imaged":
+            self._images.told(tele.image_keys)
+        if changed:
+            self._wake.set()
 
     def _changed(self, tele: Tele) -> bool:
         known = self._tele.get(tele.service)
@@ -106,6 +107,7 @@ class Liveness:
             known is None
             or known.state.state is not tele.state.state
             or known.networks != tele.networks
+            or known.quarantined_bytes != tele.quarantined_bytes
             or known.addresses != tele.addresses
         )
 
@@ -119,7 +121,7 @@ class Liveness:
     def _services(self) -> dict[str, ServiceState]:
         now_s = asyncio.get_running_loop().time()
         services = {"agent": ServiceState(state=self.state, version=VERSION, message=self._message)}
-        for name in ("imaged", "netd"):
+        for name in SERVICES:
             tele = self._tele.get(name)
             if tele is None or now_s - self._heard_s[name] > SILENT_S:
                 services[name] = ServiceState(message="does not answer")
@@ -150,6 +152,9 @@ class Liveness:
             addresses=tuple(sorted(addresses)),
             services=self._services(),
             versions=dict(host.versions),
+            held=self.held,
+            quarantined=sum(tele.quarantined for tele in self._tele.values()),
+            quarantined_bytes=sum(tele.quarantined_bytes for tele in self._tele.values()),
             started_ns=self._started_ns,
             time_ns=self._bus.sources.time_ns(),
         )

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import Generic, Protocol, TypeVar
 
 from virtbus.bus.ports import Bus, BusError
+from virtbus.nodeagent.core.told import contradiction
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import Ensure, ImageReady, NetReady
@@ -23,14 +24,22 @@ RECOVERING = "recovering"
 """Why a service that was just started refuses: it will not in a moment, so nothing failed."""
 
 
+class Waiting(Protocol):
+    """The VM that waits for its parts."""
+
+    @property
+    def record(self) -> VmRecord: ...
+
+    def report(self) -> None:
+        """Its status may have changed."""
+
+
 class Awaited(Generic[Part]):
     """One part of a VM, of one service."""
 
-    def __init__(
-        self, bus: Bus, service: str, model: type[Part], report: Callable[[], None]
-    ) -> None:
+    def __init__(self, bus: Bus, service: str, model: type[Part], guest: Waiting) -> None:
         self._bus = bus
-        self._report = report
+        self._guest = guest
         self._service = service
         self._model: type[Part] = model
         self._told: Part | None = None
@@ -43,7 +52,16 @@ class Awaited(Generic[Part]):
         return self._told if self._told is not None and self._told.error is None else None
 
     def told(self, part: Part) -> None:
-        """A ready event arrived; one of a service that still recovers is as good as none."""
+        """A ready event arrived; one of a service that still recovers is as good as none.
+
+        So is one that contradicts the record: the service is asked again.
+        """
+        why = contradiction(self._guest.record, part)
+        if why:
+            extra = {"code": "part_refused", "uid": self._guest.record.uid}
+            log.warning("what %s says is not taken: %s", self._service, why, extra=extra)
+            self._say(f"{self._service} is not believed: {why}; see its log")
+            return
         if part.error is not None and part.error.reason == RECOVERING:
             self._say(f"{self._service}: {part.error.message}")
             return
@@ -97,8 +115,9 @@ class Awaited(Generic[Part]):
                     wanted,
                     timeout_s=ASK_TIMEOUT_S,
                 )
+                part = validate(self._model, answer)
                 self._say("")
-                self.told(validate(self._model, answer))
+                self.told(part)
             except VirtbusError as error:
                 if error.code != Code.UNAVAILABLE:
                     self.told(self._model.model_validate(self._refusal(record, error)))
@@ -110,7 +129,7 @@ class Awaited(Generic[Part]):
     def _say(self, silent: str) -> None:
         if self.silent != silent:
             self.silent = silent
-            self._report()
+            self._guest.report()
 
     def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
         refusal: dict[str, object] = {

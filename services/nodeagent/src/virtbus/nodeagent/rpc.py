@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from virtbus.bus.owners import check_owner
 from virtbus.bus.ports import Bus, Endpoint, Request, ServiceInfo
 from virtbus.nodeagent.core.guest_answers import guest_info
 from virtbus.nodeagent.core.ports import Console, GuestAgents
@@ -78,14 +79,15 @@ class AgentRpc:
             }
         )
 
-    def known(self, uid: str) -> None:
-        """Raise 503 or 404 for a VM that is not here (yet)."""
+    def known(self, uid: str, account: str = "") -> None:
+        """Raise 503 or 404 for a VM that is not here (yet), 403 for one of another bridge."""
         if uid not in self._guests and self._recovering():
             message = f"node {self._node} compares its host with the records; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)
         if uid not in self._guests:
             message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
+        check_owner(account, self._guests[uid].record.owner)
 
     def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
         """What netd told of the network of a VM that is here."""
@@ -94,7 +96,7 @@ class AgentRpc:
 
     async def _guest(self, request: Request) -> GuestInfo:
         want = validate(GuestAsk, request.data)
-        self.known(want.uid)
+        self.known(want.uid, request.account)
         if self._agents is None:
             message = f"the guests of node {self._node} are simulated: there is nobody to ask"
             raise VirtbusError(Code.UNSUPPORTED, "guest_simulated", message)

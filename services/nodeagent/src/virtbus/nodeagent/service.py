@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, Message, WatchMark
+from virtbus.bus.hearing import hear
+from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, WatchMark
 from virtbus.bus.process import notify
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
@@ -13,31 +14,32 @@ from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.core.recovery import found
 from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.wishes import overtaken
+from virtbus.nodeagent.early_parts import EarlyParts
 from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.node_wish import WishHere
+from virtbus.nodeagent.quarantine import QuarantineDesk
 from virtbus.nodeagent.rebuilding import Rebuilding
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
-from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.records import read_record
+from virtbus.schemas.records import DELETED, read_record
 from virtbus.schemas.vm import JoinNonce, VmRecord
-from virtbus.schemas.wire import read, validate
+from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
-STASH_LIMIT = 1000
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
 NO_RECORD = (
-    "the bus has no record of this VM: nothing is started, and it is ended {grace_s:.0f} s after "
-    "that was seen; `virtbus bus rebuild` writes the record back from this host"
+    "the bus has no record of this VM: nothing is started or ended until a person decides; "
+    "`virtbus bus rebuild` or `virtbus node quarantine adopt` writes the record back from this "
+    "host, `virtbus node quarantine keep` ends the VM and keeps its disks"
 )
 OTHER_BUS = (
     "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
@@ -45,10 +47,8 @@ OTHER_BUS = (
 )
 
 
-def _part(subject: str, data: object) -> ImageReady | NetReady:
-    if subject.endswith(".image"):
-        return validate(ImageReady, data)
-    return validate(NetReady, data)
+def _part(subject: str) -> type[ImageReady] | type[NetReady]:
+    return ImageReady if subject.endswith(".image") else NetReady
 
 
 class NodeAgent:
@@ -74,11 +74,12 @@ class NodeAgent:
         self._group: asyncio.TaskGroup | None = None
         self._domains: dict[str, DomainFacts] = {}
         self._on_disk: dict[str, VmRecord] = {}
-        self._stash: dict[str, list[ImageReady | NetReady]] = {}
-        self._absent: dict[str, float] = {}
+        self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
+        self._absent: set[str] = set()
+        """VMs that the bus does not name; nobody but a person ends them (ADR 0033)."""
         self._listed: set[str] = set()
-        self._marked: set[str] = set()
-        """Purged on the bus, so nothing of them may stay here."""
+        self._marked: dict[str, bool] = {}
+        """Purged on the bus: True by a delete, False by a move."""
         self._next: dict[str, VmRecord] = {}
         """VMs that are assigned to this node anew, while what was here before still goes."""
         self._wish = WishHere(tools.files)
@@ -106,7 +107,7 @@ class NodeAgent:
                 ),
             ):
                 self._relist = watch.relist
-                group.create_task(self._hear_ready(ready))
+                group.create_task(hear(ready, _part, self._ready))
                 self._on_disk = dict(await self._tools.files.list())
                 self._domains = {d.uid: d for d in await self._domains_when_up()}
                 group.create_task(self._watched.hear(events))
@@ -131,10 +132,24 @@ class NodeAgent:
             relist,
         )
         commands = Commands(self._tools, self._guests, self._rpc.known).endpoint()
-        if self._auditor is None:
-            return [commands, *rebuilding.endpoints()]
-        self._auditor.over(self._guests, lambda: self._trusted, lambda uid: uid in self._marked)
-        return [commands, *rebuilding.endpoints(), self._auditor.endpoint()]
+        more = [commands, *rebuilding.endpoints()]
+        if self._auditor is not None:
+            self._auditor.over(self._guests, lambda: self._trusted, self._marked)
+            quarantine = QuarantineDesk(
+                self._tools,
+                self._auditor,
+                self._guests,
+                lambda uid: self._trusted and uid in self._absent,
+                self._adopt_kept,
+            )
+            more += [self._auditor.endpoint(), quarantine.endpoint()]
+        return more
+
+    def _adopt_kept(self, record: VmRecord) -> None:
+        """An actor for what comes back from the quarantine: held until the bus has its record."""
+        self._absent.add(record.uid)
+        self._on_disk[record.uid] = record
+        self._adopt(record, held=NO_RECORD)
 
     async def _domains_when_up(self) -> list[DomainFacts]:
         """What libvirt has; waits for it, for without it nothing is known."""
@@ -149,7 +164,8 @@ class NodeAgent:
     # --- records --------------------------------------------------------------------------
     def _take(self, item: Entry | WatchMark) -> None:
         if item is WatchMark.RESET:
-            self._listed, self._marked, self._nonce = set(), set(), ""
+            self._listed, self._nonce = set(), ""
+            self._marked.clear()
             self._wish.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
@@ -173,7 +189,7 @@ class NodeAgent:
         if uid == subjects.HOSTS_KEY:
             return  # netd's
         if entry.kind is EntryKind.PURGE:
-            self._purged(uid)
+            self._purged(uid, deleted=entry.why == DELETED)
             return
         record = read_record(entry.key, entry.value)
         if isinstance(record, VmRecord):
@@ -181,7 +197,7 @@ class NodeAgent:
 
     def _take_record(self, uid: str, record: VmRecord) -> None:
         self._listed.add(uid)
-        self._absent.pop(uid, None)
+        self._absent.discard(uid)
         if record.epoch < self._tools.files.epoch(uid):
             log.warning(
                 "epoch %d is older than what this node acted on",
@@ -189,7 +205,7 @@ class NodeAgent:
                 extra={"code": "stale_epoch", "uid": uid},
             )
             return
-        self._marked.discard(uid)
+        self._marked.pop(uid, None)
         guest = self._guests.get(uid)
         known = guest.record if guest is not None else self._on_disk.get(uid)
         if known is not None and overtaken(record, known):
@@ -211,11 +227,12 @@ class NodeAgent:
             if self._trusted:
                 self._let_go(guest)
 
-    def _purged(self, uid: str) -> None:
+    def _purged(self, uid: str, *, deleted: bool) -> None:
         """Deleted, or moved to another node: what is here must go, and nothing be started."""
         self._next.pop(uid, None)
         self._listed.discard(uid)
-        self._marked.add(uid)
+        self._marked[uid] = deleted
+        self._early.take(uid)
         guest = self._guests.get(uid)
         if (guest is None or guest.refused) and self._auditor is not None:
             self._auditor.sweep_soon()
@@ -223,7 +240,7 @@ class NodeAgent:
             if uid not in self._on_disk:
                 self._left.purged(uid)
         elif self._trusted:
-            guest.end_moved()
+            guest.end_purged(deleted=deleted)
 
     def _wished(self, entry: Entry) -> None:
         """What is wanted of this node: a fenced one starts nothing until it is unfenced."""
@@ -241,16 +258,16 @@ class NodeAgent:
         else:
             guest.let_go()
 
-    def _adopt(self, record: VmRecord) -> Guest:
+    def _adopt(self, record: VmRecord, held: str = "") -> Guest:
         """An actor for a VM that had none, told of what already stands on the host."""
         assert self._group is not None  # noqa: S101  set before the watch begins
         facts = self._domains.pop(record.uid, None)
         known = record.uid in self._on_disk
         self._on_disk.pop(record.uid, None)
         guest = Guest(record, self._tools, resumed=known or facts is not None)
-        guest.held = self._wish.fence if self._trusted else COMPARING
+        guest.held = held or (self._wish.fence if self._trusted else COMPARING)
         self._guests[record.uid] = guest
-        for part in self._stash.pop(record.uid, ()):
+        for part in self._early.take(record.uid):
             guest.part(part)
         why = "" if known or facts is not None else self._cannot_take(record)
         if why:
@@ -280,7 +297,7 @@ class NodeAgent:
             await guest.run()
         finally:
             self._guests.pop(uid, None)
-            self._absent.pop(uid, None)
+            self._absent.discard(uid)
         record = self._next.pop(uid, None)
         if record is not None:
             self._adopt(record)
@@ -288,7 +305,6 @@ class NodeAgent:
     # --- what a complete list leaves out ----------------------------------------------------
     def _synced(self) -> None:
         """The list is complete: adopt what only the host knows, hold what the bus no longer has."""
-        now_s = asyncio.get_running_loop().time()
         self._trusted = self._same_bus()
         self._wish.synced()
         if self._trusted:
@@ -298,20 +314,20 @@ class NodeAgent:
                 self._adopt(record)
         for uid, guest in self._guests.items():
             if not self._trusted:
-                self._absent.pop(uid, None)
+                self._absent.discard(uid)
                 guest.hold(OTHER_BUS)
             elif uid in self._listed:
                 self._let_go(guest)
             elif uid in self._marked:
-                guest.end_moved()
+                guest.end_purged(deleted=self._marked[uid])
             else:
-                self._absent.setdefault(uid, now_s)
-                guest.hold(NO_RECORD.format(grace_s=self._tools.settings.orphan_grace_s))
+                self._absent.add(uid)
+                guest.hold(NO_RECORD)
         self._tell()
 
     def _tell(self) -> None:
         """Say what the comparison found; the supervisor is told that we serve either way."""
-        count = len(self._guests)
+        count, self._liveness.held = len(self._guests), len(self._absent)
         if self._trusted and self._marked and self._auditor is not None:
             self._auditor.sweep_soon()
         if self._trusted:
@@ -347,34 +363,15 @@ class NodeAgent:
         self._relist()
 
     async def _resync(self, relist: Callable[[], None]) -> None:
-        """Compare bus and host in full, again and again; end what has no record for long."""
-        settings = self._tools.settings
+        """Compare bus and host in full, again and again."""
         while True:
-            await asyncio.sleep(settings.resync_s)
+            await asyncio.sleep(self._tools.settings.resync_s)
             relist()
-            limit_s = asyncio.get_running_loop().time() - settings.orphan_grace_s
-            for uid, since_s in list(self._absent.items()):
-                guest = self._guests.get(uid)
-                if guest is not None and since_s < limit_s and self._trusted:
-                    del self._absent[uid]
-                    log.warning(
-                        "no record for %.0f s: ended",
-                        settings.orphan_grace_s,
-                        extra={"code": "orphan", "uid": uid},
-                    )
-                    guest.end_orphan()
 
     # --- what the host says ----------------------------------------------------------------
-    async def _hear_ready(self, messages: AsyncIterator[Message]) -> None:
-        async for message in messages:
-            data = open_envelope(message.body).data
-            try:
-                part = _part(message.subject, data)
-            except VirtbusError as error:
-                log.warning("unreadable ready event: %s", error, extra={"code": "bad_event"})
-                continue
-            guest = self._guests.get(part.uid)
-            if guest is not None:
-                guest.part(part)
-            elif len(self._stash) < STASH_LIMIT:
-                self._stash.setdefault(part.uid, []).append(part)
+    def _ready(self, part: ImageReady | NetReady) -> None:
+        guest = self._guests.get(part.uid)
+        if guest is not None:
+            guest.part(part)
+        elif part.uid not in self._marked:
+            self._early.add(part)

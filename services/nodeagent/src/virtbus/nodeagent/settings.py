@@ -37,7 +37,10 @@ class Settings(ServiceSettings):
         description="seconds between looks at what libvirt runs; a lost event is made good there",
     )
     orphan_grace_s: float = Field(
-        600.0, gt=0, description="seconds a VM without a record runs on before it is ended"
+        600.0,
+        gt=0,
+        description="seconds that what a VM left without a record or a guest stays where it is; "
+        "then its disks go to the quarantine and the rest is removed",
     )
     ask_after_s: float = Field(
         0.25, gt=0, description="silence in seconds after which imaged and netd are asked"

@@ -25,7 +25,7 @@ from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.service import NodeAgent
 from virtbus.nodeagent.settings import Settings
-from virtbus.nodeagent.simulated import Beside, MemoryFiles, NoSeeds, SimulatedNode, Turns
+from virtbus.nodeagent.simulated import Beside, MemoryFiles, NoDisks, NoSeeds, SimulatedNode, Turns
 from virtbus.nodeagent.tools import Facts, Tools
 from virtbus.schemas.quantity import Bytes
 
@@ -111,6 +111,7 @@ async def _node(
             hypervisor=hypervisor,
             files=files,
             seeds=NoSeeds(),
+            disks=NoDisks(),
             netd=simulated,
             reach=simulated,
             facts=Facts(bus, node),

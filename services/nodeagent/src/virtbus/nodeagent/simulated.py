@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from virtbus.bus.ports import Bus, Endpoint, Entry, Request, ServiceInfo, Watch, WatchMark
+from virtbus.nodeagent.core.disk_sources import DiskSource, disk_sources
 from virtbus.nodeagent.simulated_images import SimulatedImages
 from virtbus.schemas import subjects
-from virtbus.schemas.image import ImageFormat, ImageInfo
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.network import InterfaceStatus, NetworkInfo
 from virtbus.schemas.node import NodeState, NodeWish, ServiceState
 from virtbus.schemas.nodework import (
     Arm,
-    DiskFile,
     Ensure,
     ForgetImage,
     ForgottenImage,
@@ -29,6 +30,7 @@ from virtbus.schemas.nodework import (
     ImageReady,
     Inspect,
     ListImages,
+    MadeDisk,
     NetPhase,
     NetReady,
     PullImage,
@@ -36,6 +38,7 @@ from virtbus.schemas.nodework import (
     Released,
     Tele,
 )
+from virtbus.schemas.quarantine import Keep, Kept, Quarantine, QuarantineWork
 from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import validate
 
@@ -56,6 +59,9 @@ class SimulatedNode:
         self.held: dict[str, int] = {}
         self.images = SimulatedImages()
         self.armed: list[str] = []
+        self.disks: set[str] = set()
+        self.kept: dict[str, Keep] = {}
+        """What is in quarantine, by entry; a disk was written to once its guest was started."""
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
@@ -64,6 +70,8 @@ class SimulatedNode:
         handlers: dict[str, dict[str, Handler]] = {
             "imaged": {
                 **both,
+                "release": self._release_disks,
+                "quarantine": self._quarantine,
                 "ensure": self._image,
                 "pull": self._pull,
                 "delete": self._delete,
@@ -99,6 +107,27 @@ class SimulatedNode:
     async def _release(self, request: Request) -> Released:
         return self.release(validate(Release, request.data).uid)
 
+    async def _release_disks(self, request: Request) -> Released:
+        return self.release_disks(validate(Release, request.data))
+
+    async def _quarantine(self, request: Request) -> Quarantine:
+        want = validate(QuarantineWork, request.data)
+        if want.do == "list":
+            entries = tuple(_kept(entry, keep) for entry, keep in sorted(self.kept.items()))
+            return Quarantine(entries=entries, total=len(entries))
+        entry = want.entry or ""
+        keep = self.kept.get(entry)
+        if keep is None:
+            raise VirtbusError(Code.NOT_FOUND, "no_entry", f"there is no {entry} in quarantine")
+        if want.do == "restore":
+            uid = want.uid or entry
+            self.release_disks(Release(uid=uid, epoch=0, keep=want.keep))
+            self.disks.add(uid)
+            self.armed.append(uid)
+        if want.do != "get":
+            del self.kept[entry]
+        return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
+
     async def _inspect(self, request: Request) -> Held:
         validate(Inspect, request.data)
         return Held(things=dict.fromkeys(self.held, ("simulated",)))
@@ -116,16 +145,9 @@ class SimulatedNode:
     def image(self, record: VmRecord) -> ImageReady:
         """What imaged has made for the record."""
         self.held[record.uid] = record.epoch
+        self.disks.add(record.uid)
         self.images.make_disks(record)
-        disks = {
-            volume.name: DiskFile(
-                path=f"/simulated/{record.uid}/{volume.name}.qcow2",
-                format=ImageFormat.QCOW2,
-                virtual_size_bytes=0,
-            )
-            for volume in record.spec.volumes
-            if not volume.is_iso
-        }
+        disks = self.images.disks(record)
         return ImageReady(uid=record.uid, epoch=record.epoch, disks=disks)
 
     def net(self, record: VmRecord) -> NetReady:
@@ -143,6 +165,18 @@ class SimulatedNode:
         self.images.release(uid)
         return Released(uid=uid)
 
+    def release_disks(self, want: Release) -> Released:
+        """Nothing of the VM is left but what is kept."""
+        there, entry = want.uid in self.disks, want.uid
+        while entry in self.kept:
+            entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"
+        self.disks.discard(want.uid)
+        self.release(want.uid)
+        if not there or want.keep is None or want.uid not in self.armed:
+            return Released(uid=want.uid)
+        self.kept[entry] = want.keep
+        return Released(uid=want.uid, kept=entry)
+
     async def answers(
         self,
         uid: str,
@@ -156,6 +190,14 @@ class SimulatedNode:
 
     async def arm(self, arm: Arm) -> None:
         self.armed.append(arm.uid)
+
+
+def _kept(entry: str, keep: Keep) -> Kept:
+    kept, record = Kept(entry=entry, uid=entry.partition(".")[0], why=keep.why), keep.record
+    if record is None:
+        return kept
+    of = {"name": record.name, "namespace": record.namespace, "adoptable": True}
+    return kept.model_copy(update=of)
 
 
 def _count(record: VmRecord) -> int:
@@ -203,6 +245,15 @@ class MemoryFiles:
 
     async def remove_work(self, uid: str) -> None:
         self._commands.pop(uid, None)
+
+    async def keep_work(self, uid: str, entry: str) -> None:
+        """There are no seeds."""
+
+    async def bring_back(self, entry: str, uid: str) -> None:
+        """There are no seeds."""
+
+    async def purge_kept(self, entry: str) -> None:
+        """There are no seeds."""
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         if refused_epoch:
@@ -262,6 +313,15 @@ class NoSeeds:
         }
 
 
+class NoDisks:
+    """The `DiskFiles` port: nobody opens a simulated guest's disk."""
+
+    async def sources(
+        self, record: VmRecord, made: Mapping[str, MadeDisk]
+    ) -> dict[str, DiskSource]:
+        return disk_sources(Path("/simulated"), record, made)
+
+
 class Turns:
     """At each turn of the loop a few VMs begin or end, so that those under way come to their end.
 
@@ -307,7 +367,7 @@ class Beside:
         self._answers: dict[str, Callable[[Any], object]] = {
             subjects.rpc(node, "imaged", "ensure"): lambda asked: simulated.image(asked.record),
             subjects.rpc(node, "netd", "ensure"): lambda asked: simulated.net(asked.record),
-            subjects.rpc(node, "imaged", "release"): lambda asked: simulated.release(asked.uid),
+            subjects.rpc(node, "imaged", "release"): simulated.release_disks,
             subjects.rpc(node, "netd", "release"): lambda asked: simulated.release(asked.uid),
         }
 

@@ -4,7 +4,7 @@ import hashlib
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageFormat, ImageInfo, parse_image_ref
-from virtbus.schemas.nodework import ForgottenImage
+from virtbus.schemas.nodework import ForgottenImage, MadeDisk
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import invalid
 
@@ -36,6 +36,18 @@ class SimulatedImages:
         """Have the images of a VM."""
         refs = [volume.image_ref for volume in record.spec.volumes if volume.image_ref]
         self._disks[record.uid] = frozenset(self.pull(ref).digest for ref in refs)
+
+    def disks(self, record: VmRecord) -> dict[str, MadeDisk]:
+        """What the disks of a VM are made of, by volume."""
+        made = {}
+        for volume in record.spec.volumes:
+            if not volume.is_iso:
+                digest = self.pull(volume.image_ref).digest if volume.image_ref else ""
+                image_format = ImageFormat.QCOW2 if digest else None
+                made[volume.name] = MadeDisk(
+                    virtual_size_bytes=0, digest=digest, image_format=image_format
+                )
+        return made
 
     def release(self, uid: str) -> None:
         """The VM has no disks any more."""

@@ -26,12 +26,13 @@ async def define(record: VmRecord, guest: "Guest", tools: Tools) -> None:
     if image is None:
         raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")
     guest.seen.accelerator = tools.accelerator(record)
+    disks = await tools.disks.sources(record, image.disks)
     with tracing.span("libvirt define", uid=record.uid):
         await tools.hypervisor.define(
             render(
                 DomainInputs(
                     record=record,
-                    disks=dict(image.disks),
+                    disks=disks,
                     seeds=tools.seeds.paths(record),
                     console_socket=tools.files.console_socket(record.uid),
                     console_log=tools.files.console_log(record.uid),

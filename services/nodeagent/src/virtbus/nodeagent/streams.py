@@ -62,9 +62,12 @@ class Streams:
         doors: Doors | None,
         interfaces: Callable[[str], Sequence[InterfaceStatus]],
         *,
-        known: Callable[[str], None],
+        known: Callable[[str, str], None],
     ) -> None:
-        """`known` raises for a VM that is not here; `doors` None: guests are simulated."""
+        """`known` raises for a VM that is not here, or that the account that asks may not touch.
+
+        `doors` None: guests are simulated.
+        """
         self._bus = bus
         self._node = node
         self._console = console
@@ -94,7 +97,7 @@ class Streams:
 
     async def _view(self, request: Request) -> None:
         want = validate(ConsoleOpen, request.data)
-        self._known(want.uid)
+        self._known(want.uid, request.account)
         console = self._console.attach(
             want.uid, write=want.write, tail_bytes=want.tail_bytes, owner=want.owner
         )
@@ -103,7 +106,7 @@ class Streams:
 
     async def _connect(self, request: Request) -> None:
         want = validate(PortOpen, request.data)
-        self._known(want.uid)
+        self._known(want.uid, request.account)
         doors = self._real()
         udp = want.protocol == "udp"
         async with (
@@ -115,7 +118,7 @@ class Streams:
 
     async def _watch(self, request: Request) -> None:
         want = validate(StreamOpen, request.data)
-        self._known(want.uid)
+        self._known(want.uid, request.account)
         async with (
             self._real().display(want.uid) as carry,
             accepting(self._bus, request, want) as stream,
@@ -125,7 +128,7 @@ class Streams:
 
     async def _shoot(self, request: Request) -> None:
         want = validate(StreamOpen, request.data)
-        self._known(want.uid)
+        self._known(want.uid, request.account)
         picture = await self._real().screenshot(want.uid)
         async with accepting(self._bus, request, want) as stream:
             try:
@@ -142,7 +145,7 @@ class Streams:
 
     async def _read(self, request: Request) -> None:
         want = validate(LogsRead, request.data)
-        self._known(want.uid)
+        self._known(want.uid, request.account)
         async with accepting(self._bus, request, want) as stream:
             await stream.while_open(self._tell_log(want, stream))
 

@@ -4,7 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from virtbus.bus.ports import Bus
-from virtbus.nodeagent.core.ports import Hypervisor, NetdAdmin, Readiness, RecordFiles, Seeds
+from virtbus.nodeagent.core.ports import (
+    DiskFiles,
+    Hypervisor,
+    NetdAdmin,
+    Readiness,
+    RecordFiles,
+    Seeds,
+)
 from virtbus.nodeagent.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Event, Kind
@@ -61,6 +68,7 @@ class Tools:
     hypervisor: Hypervisor
     files: RecordFiles
     seeds: Seeds
+    disks: DiskFiles
     netd: NetdAdmin
     reach: Readiness
     facts: Facts

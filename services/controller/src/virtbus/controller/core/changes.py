@@ -1,12 +1,13 @@
 """What may change in a VM that exists: the desired record after start, stop, update, delete."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from virtbus.controller.core.admission import starts_by_itself
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.vm import VmRecord, VmSpec
+from virtbus.schemas.image import shown_ref
+from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.wire import spec_hash
 
 LIVE = frozenset(
@@ -61,6 +62,7 @@ def updated(
     if annotations is not None:
         update["annotations"] = dict(annotations)
     if spec is not None:
+        spec = _with_queries(spec, record.spec)
         public, _ = split_secrets(spec, record.uid)
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
@@ -76,6 +78,27 @@ def updated(
         if spec.run_strategy is not record.spec.run_strategy:
             update |= _switched(record, spec)
     return record.model_copy(update=update)
+
+
+def _with_queries(spec: VmSpec, before: VmSpec) -> VmSpec:
+    """What was read and is given back: views show URLs of images without their query."""
+    whole = {
+        (volume.name, shown_ref(volume.image.ref)): volume.image.ref
+        for volume in before.volumes
+        if volume.image is not None and "?" in volume.image.ref
+    }
+    if not whole:
+        return spec
+    volumes = tuple(_with_query(volume, whole) for volume in spec.volumes)
+    return spec.model_copy(update={"volumes": volumes})
+
+
+def _with_query(volume: Volume, whole: Mapping[tuple[str, str], str]) -> Volume:
+    image = volume.image
+    if image is None or (volume.name, image.ref) not in whole:
+        return volume
+    there = image.model_copy(update={"ref": whole[volume.name, image.ref]})
+    return volume.model_copy(update={"image": there})
 
 
 def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:

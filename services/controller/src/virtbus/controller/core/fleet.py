@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from virtbus.controller.core.held import held_alarms
 from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.nodes import (
     BRAKE_ALARM,
@@ -153,7 +154,8 @@ class Fleet:
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
-        (self.leaving.add if record.leaving else self.leaving.discard)(record.uid)
+        leaves = record.leaving and not record.deleting  # else its node lets it go, and no other
+        (self.leaving.add if leaves else self.leaving.discard)(record.uid)
         return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
@@ -215,7 +217,7 @@ class Fleet:
         status = validate(VmStatus, decode(value))
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
         self.statuses[status.node, status.uid] = (status, revision)
-        if status.refused:
+        if status.refused and status.uid in self.vms:
             self.refused[status.uid] = None
         return status.uid
 
@@ -305,7 +307,8 @@ class Fleet:
 
     def alarms(self) -> tuple[str, ...]:
         """What a person should look at."""
-        return (BRAKE_ALARM,) if self.braked else ()
+        brake_alarm = (BRAKE_ALARM,) if self.braked else ()
+        return brake_alarm + held_alarms(seen.record for seen in self.nodes.values())
 
     def must_brake(self, now_s: float) -> bool:
         """True when too many nodes fell silent together."""
@@ -353,12 +356,14 @@ class Fleet:
         """Nodes that hold VMs and were not heard by this controller: what they have is unknown."""
         return [node for node in self.known_nodes() if node not in self.nodes]
 
-    def sorted_uids(self, namespace: str | None, labels: dict[str, str]) -> list[str]:
-        """Uids of a namespace (None: all) with these labels, by namespace, name, uid."""
+    def sorted_uids(
+        self, namespace: str | None, labels: dict[str, str], owner: str = ""
+    ) -> list[str]:
+        """Uids of a namespace (None: all) and owner with these labels, by namespace, name, uid."""
         return [
             held.record.uid
             for held in sorted(self.vms.values(), key=Held.order)
-            if matches(held.record, namespace, labels)
+            if matches(held.record, namespace, labels, owner)
         ]
 
     def candidates(self, now_s: float) -> list[Candidate]:

@@ -3,9 +3,11 @@
 from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
 from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.image import shown_ref
 from virtbus.schemas.node import Fence, NodeState
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.states import VmEvent, VmState, advance
-from virtbus.schemas.vm import Condition, VmRecord, VmStatus, VmView
+from virtbus.schemas.vm import Condition, VmRecord, VmSpec, VmStatus, VmView, Volume
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
@@ -50,6 +52,9 @@ def view(
         goal = record.leaving_to or "another node"
         why = f"leaves {record.node} for {goal}, as soon as that can take it"
         conditions += (Condition(type="Leaving", status=True, message=why),)
+    if orphaned := record.annotations.get(ORPHANED):
+        known = Condition(type="Orphaned", status=True, reason="no_owner", message=orphaned)
+        conditions += (known,)
     if unplaced and not record.deleting:
         reason, message = "unplaced", unplaced
         conditions = (
@@ -65,6 +70,7 @@ def view(
         uid=record.uid,
         namespace=record.namespace,
         name=record.name,
+        owner=record.owner,
         labels=record.labels,
         annotations=record.annotations,
         node=record.node,
@@ -90,12 +96,30 @@ def view(
         image_digest=seen.image_digest if seen else "",
         started_ns=seen.started_ns if seen else None,
         observed_generation=seen.generation if seen else 0,
-        spec=record.spec,
+        spec=shown_spec(record.spec),
     )
 
 
-def matches(record: VmRecord, namespace: str | None, labels: dict[str, str]) -> bool:
-    """True for a record of the namespace (None: any) that bears all the labels."""
-    return (namespace is None or record.namespace == namespace) and all(
-        record.labels.get(key) == value for key, value in labels.items()
+def shown_spec(spec: VmSpec) -> VmSpec:
+    """A spec as people may see it: no URL of an image has its query (`changes` puts it back)."""
+    if not any(volume.image is not None and "?" in volume.image.ref for volume in spec.volumes):
+        return spec
+    return spec.model_copy(update={"volumes": tuple(_shown(volume) for volume in spec.volumes)})
+
+
+def _shown(volume: Volume) -> Volume:
+    if volume.image is None:
+        return volume
+    image = volume.image.model_copy(update={"ref": shown_ref(volume.image.ref)})
+    return volume.model_copy(update={"image": image})
+
+
+def matches(
+    record: VmRecord, namespace: str | None, labels: dict[str, str], owner: str = ""
+) -> bool:
+    """True for a record of the namespace (None: any) and owner (empty: any) with the labels."""
+    return (
+        (namespace is None or record.namespace == namespace)
+        and (not owner or record.owner == owner)
+        and all(record.labels.get(key) == value for key, value in labels.items())
     )

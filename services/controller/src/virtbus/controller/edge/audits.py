@@ -6,10 +6,13 @@ from virtbus.bus.ports import Bus, BusError, Request
 from virtbus.controller.core.fleet import Fleet
 from virtbus.schemas import subjects
 from virtbus.schemas.api import NodeAudit, NodeAudited, NodeFindings
-from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.nodework import Audit, Audited
+from virtbus.schemas.errors import Code, VirtbusError, quotable
+from virtbus.schemas.nodework import Audit, Audited, Finding
 from virtbus.schemas.wire import validate
 
+FINDINGS_SHOWN = 400
+"""In one answer, shared by the nodes; each has one at least."""
+TEXT_CHARS = 200
 ANSWER_S = 60.0
 """A repair ends guests and waits for netd and imaged."""
 
@@ -32,7 +35,8 @@ class Audits:
                 group.create_task(self._ask(node, request.deadline_s, repair=want.repair))
                 for node in nodes
             ]
-        return NodeAudited(nodes=tuple(task.result() for task in asked))
+        most = max(1, FINDINGS_SHOWN // max(1, len(asked)))
+        return NodeAudited(nodes=tuple(_shown(task.result(), most) for task in asked))
 
     async def _ask(self, node: str, deadline_s: float, *, repair: bool) -> NodeFindings:
         left_s = max(deadline_s - asyncio.get_running_loop().time() - 1.0, 1.0)
@@ -42,12 +46,13 @@ class Audits:
                 Audit(repair=repair, statuses=self._statuses_without_record(node)),
                 timeout_s=min(left_s, ANSWER_S),
             )
+            found = validate(Audited, answer).findings
         except VirtbusError as error:
             return NodeFindings(node=node, message=str(error))
         except BusError as error:
             message = f"its agent does not answer ({error}); see `virtbus status`"
             return NodeFindings(node=node, message=message)
-        return NodeFindings(node=node, findings=validate(Audited, answer).findings)
+        return NodeFindings(node=node, findings=found)
 
     def _statuses_without_record(self, node: str) -> tuple[str, ...]:
         """Uids of which the node tells something, and that are not its own (any more)."""
@@ -57,3 +62,19 @@ class Audits:
             if there == node
             and (uid not in self._fleet.vms or self._fleet.vms[uid].record.node != node)
         )
+
+
+def _shown(one: NodeFindings, most: int) -> NodeFindings:
+    """The same with at most so many findings, and what the node says of them cut."""
+    more = len(one.findings) - most
+    message = f"{more} more are not listed; repair these, then repeat" if more > 0 else one.message
+    return NodeFindings(
+        node=one.node,
+        findings=tuple(_cut(found) for found in one.findings[:most]),
+        message=quotable(message, TEXT_CHARS),
+    )
+
+
+def _cut(found: Finding) -> Finding:
+    texts = {name: getattr(found, name) for name in ("kind", "uid", "what", "repair")}
+    return found.model_copy(update={k: quotable(v, TEXT_CHARS) for k, v in texts.items()})

@@ -24,6 +24,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeWish
+from virtbus.schemas.records import DELETED
 from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord, VmSecrets
 from virtbus.schemas.wire import encode, read
 
@@ -328,7 +329,7 @@ class Commits:
                 subjects.vm_secret(record.node, record.uid), marker_ttl_s=MARKER_TTL_S
             )
         key = subjects.vm_record(record.node, record.uid)
-        end = Write(key, None, expect=held.revision, ttl_s=MARKER_TTL_S)
+        end = Write(key, None, held.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         revision = await self._reservations.write(record, None, guarded(fence, end))
         try:
             name = subjects.name_claim(record.namespace, record.name)

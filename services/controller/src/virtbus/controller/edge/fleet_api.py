@@ -2,27 +2,33 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from virtbus.bus.ports import Bus, BusError, Request, StreamReport
+from virtbus.bus.ports import (
+    HISTORY_BYTES,
+    Bus,
+    BusError,
+    Request,
+    StoredMessage,
+    StreamReport,
+)
+from virtbus.controller.core import history, pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
+from virtbus.controller.core.view import visible_state
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
     BusStatus,
     ConsumerStatus,
     Empty,
-    EventItem,
-    EventList,
-    EventPage,
     NetworkPage,
     StreamStatus,
 )
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.events import Kind
+from virtbus.schemas.history import EventList
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import ImageInfo
 from virtbus.schemas.image_api import (
@@ -34,10 +40,15 @@ from virtbus.schemas.image_api import (
     PulledImages,
 )
 from virtbus.schemas.network import NetworkInfo
+from virtbus.schemas.node import NodeState
 from virtbus.schemas.nodework import ForgetImage, ForgottenImage, HeldImages, ListImages, PullImage
+from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.states import VmState
-from virtbus.schemas.wire import decode, validate
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
 
+CONSUMERS_SHOWN = 500
+"""Of a stream, those with most to read first: each node has four."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
@@ -50,58 +61,68 @@ class FleetApi:
         self._storage = storage
         self._fleet = fleet
 
-    async def networks(self, request: Request) -> NetworkPage:
-        validate(Empty, request.data)
+    async def networks(self, request: Request) -> pages.Plain:
+        after = pages.key_of(validate(PageAsk, request.data).continue_)
         nodes: dict[str, list[str]] = {}
         for name, seen in self._fleet.nodes.items():
             for network in seen.record.networks:
                 nodes.setdefault(network, []).append(name)
         kinds = {True: "built-in", False: "cni"}
-        return NetworkPage(
-            items=tuple(
+        found = (
+            (
+                name,
                 NetworkInfo(
                     name=name,
                     kind=kinds[name == "default"],
                     detail={"nodes": ", ".join(sorted(there))},
-                )
-                for name, there in sorted(nodes.items())
+                ),
             )
+            for name, there in sorted(nodes.items())
+            if name > after
         )
+        return pages.answer(NetworkPage, found, request)
 
     # --- images ---------------------------------------------------------------------------
     async def images(self, request: Request) -> ImagePage:
         want = validate(ImageList, request.data)
         ask = ListImages(after=want.continue_ or "")
-        answers, _ = await self._ask(self._fleet.nodes, "list", ask, NODE_ANSWER_S)
-        return merged({node: validate(HeldImages, answer) for node, answer in answers.items()})
+        held: dict[str, HeldImages] = {}
+
+        def take(node: str, answer: Any) -> None:
+            held[node] = validate(HeldImages, answer)
+
+        await self._ask(self._fleet.nodes, "list", ask, NODE_ANSWER_S, take)
+        return merged(held)
 
     async def pull(self, request: Request) -> PulledImages:
         want = validate(ImagePull, request.data)
         nodes = self._named(want.node)
         left_s = _left_s(request)
         ask = PullImage(ref=want.ref, job=want.job or self._bus.sources.uuid7())
-        answers, errors = await self._ask(nodes, "pull", ask, left_s)
-        if errors and not answers:
+        images: dict[str, ImageInfo] = {}
+
+        def take(node: str, answer: Any) -> None:
+            images[node] = validate(ImageInfo, answer)
+
+        errors = await self._ask(nodes, "pull", ask, left_s, take)
+        if errors and not images:
             raise next(iter(errors.values()))
-        return PulledImages(
-            images={node: validate(ImageInfo, answer) for node, answer in answers.items()},
-            errors={node: error.body.message for node, error in errors.items()},
-        )
+        return PulledImages(images=images, errors=_told(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:
         """Remove an image; 404 only where no node had it."""
         want = validate(ImageDelete, request.data)
         nodes = self._named(want.node)
-        answers, errors = await self._ask(
-            nodes, "delete", ForgetImage(ref=want.ref), _left_s(request)
-        )
+        gone: dict[str, ForgottenImage] = {}
+
+        def take(node: str, answer: Any) -> None:
+            gone[node] = validate(ForgottenImage, answer)
+
+        errors = await self._ask(nodes, "delete", ForgetImage(ref=want.ref), _left_s(request), take)
         failed = {n: error for n, error in errors.items() if error.code != Code.NOT_FOUND}
-        if errors and not answers:
+        if errors and not gone:
             raise next(iter((failed or errors).values()))
-        return DeletedImages(
-            nodes={node: validate(ForgottenImage, answer) for node, answer in answers.items()},
-            errors={node: error.body.message for node, error in failed.items()},
-        )
+        return DeletedImages(nodes=gone, errors=_told(failed))
 
     def _named(self, node: str | None) -> list[str]:
         """The node that was named, or all."""
@@ -115,16 +136,23 @@ class FleetApi:
         return nodes
 
     async def _ask(
-        self, nodes: Iterable[str], verb: str, value: Any, timeout_s: float
-    ) -> tuple[dict[str, Any], dict[str, VirtbusError]]:
-        """Ask imaged of each node at once; answers and errors by node."""
-        answers: dict[str, Any] = {}
+        self,
+        nodes: Iterable[str],
+        verb: str,
+        value: Any,
+        timeout_s: float,
+        take: Callable[[str, Any], None],
+    ) -> dict[str, VirtbusError]:
+        """Ask imaged of each node at once; `take` gets each answer, errors are told by node.
+
+        An answer that `take` cannot read is that node's error.
+        """
         errors: dict[str, VirtbusError] = {}
 
         async def ask(node: str) -> None:
             subject = subjects.rpc(node, "imaged", verb)
             try:
-                answers[node] = await self._bus.request(subject, value, timeout_s=timeout_s)
+                take(node, await self._bus.request(subject, value, timeout_s=timeout_s))
             except VirtbusError as error:
                 errors[node] = error
             except BusError as error:
@@ -134,67 +162,78 @@ class FleetApi:
         async with asyncio.TaskGroup() as group:
             for node in nodes:
                 group.create_task(ask(node))
-        return answers, errors
+        return errors
 
     # --- facts and state ------------------------------------------------------------------
-    async def events(self, request: Request) -> EventPage:
+    async def events(self, request: Request) -> pages.Plain:
         want = validate(EventList, request.data)
         stored = await self._bus.history(
             subjects.events(want.uid), after=want.after, limit=want.limit
         )
-        span = str(Kind.SPAN)
-        items = []
-        for message in stored:
-            if message.subject.endswith(f".{span}") and not want.spans:
-                continue
-            body = decode(message.body)
-            data = body.get("data", body) if isinstance(body, dict) else {}
-            items += [
-                EventItem(
-                    sequence=message.sequence,
-                    subject=message.subject,
-                    time_ns=message.time_ns,
-                    data=fact,
-                )
-                for fact in data.get("spans", [data])  # spans that ended together are one message
-            ]
-        return EventPage(items=tuple(items))
+        more = len(stored) >= want.limit or _may_be_cut(stored)
+        return history.page(stored, want, more=more, as_json=request.wants_json)
 
-    async def status(self, request: Request) -> BusStatus:
+    def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
+        """Each VM as it is shown: a whole view of each would hold the loop up for too long."""
+        found = []
+        for held in self._fleet.vms.values():
+            status = self._fleet.status_of(held.record)
+            node = nodes.get(held.record.node, NodeState.READY)
+            state = visible_state(held.record, status[0] if status else None, node)
+            found.append((held.record, state))
+        return found
+
+    async def status(self, request: Request) -> pages.Plain:
         """What `virtbus status` shows beside the services' own answers."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
-        nodes = tuple(node_views(self._fleet, now_s))
-        shown = [view for uid in self._fleet.vms if (view := self._fleet.show(uid, now_s))]
-        waiting = [view.created_ns for view in shown if view.state in COMING_UP and view.powered]
+        nodes = list(node_views(self._fleet, now_s))
+        listed = pages.page(((node.node, node) for node in nodes), as_json=request.wants_json).items
+        states = self._states({node.node: node.state for node in nodes})
+        waiting = [r.created_ns for r, state in states if state in COMING_UP and r.powered]
         report = await self._bus.report()
         dead = sum(stream.messages for stream in report if stream.name == "DLQ")
-        return BusStatus(
+        status = BusStatus(
             streams=tuple(map(_stream, report)),
-            nodes=nodes,
-            vms=dict(Counter(str(view.state) for view in shown)),
+            unlisted_nodes=len(nodes) - len(listed),
+            vms=dict(Counter(str(state) for _, state in states)),
             oldest_pending_created_ns=min(waiting, default=None),
             queue_depth=len(waiting),
-            unplaced=sum(view.node == UNPLACED for view in shown),
+            unplaced=sum(record.node == UNPLACED for record, _ in states),
             dead_letters=dead,
             skew_s=max((abs(node.skew_s) for node in nodes), default=0.0),
             servers=min((stream.replicas for stream in report), default=0),
             servers_current=min((stream.current for stream in report), default=0),
             highly_available=all(stream.replicas >= 3 for stream in report) and bool(report),
-            alarms=(*self._storage.alarms(), *self._fleet.alarms(), *_dead_letters(dead)),
+            alarms=(
+                *self._storage.alarms(),
+                *self._fleet.alarms(),
+                *_dead_letters(dead),
+            ),
         )
+        return pages.plain(status, as_json=request.wants_json) | {"nodes": listed}
 
 
 def _stream(one: StreamReport) -> StreamStatus:
+    latest = sorted(one.consumers, key=lambda c: -c.pending)[:CONSUMERS_SHOWN]
     return StreamStatus(
         name=one.name,
         fill=one.fill,
         messages=one.messages,
         replicas=one.replicas,
         consumers=tuple(
-            ConsumerStatus(name=c.name, pending=c.pending, waiting=c.waiting) for c in one.consumers
+            ConsumerStatus(name=c.name, pending=c.pending, waiting=c.waiting) for c in latest
         ),
     )
+
+
+def _may_be_cut(stored: Sequence[StoredMessage]) -> bool:
+    """True where the bus may have ended the list because of its size."""
+    return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
+
+
+def _told(errors: Mapping[str, VirtbusError]) -> dict[str, str]:
+    return {node: error.body.message for node, error in errors.items()}
 
 
 def _dead_letters(count: int) -> tuple[str, ...]:

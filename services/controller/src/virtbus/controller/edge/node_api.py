@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from virtbus.bus.ports import Bus, ConflictError, Entry, EntryKind, Request
 from virtbus.bus.service import refuse_late
+from virtbus.controller.core import pages
 from virtbus.controller.core.changes import remembered
 from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.held import is_held
 from virtbus.controller.core.leaving import Places, stays
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, NodeSeen, unheard
@@ -15,7 +17,6 @@ from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S
 from virtbus.controller.edge.facts import Facts
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
-    Empty,
     NodeDetail,
     NodeDrain,
     NodeFence,
@@ -24,13 +25,17 @@ from virtbus.schemas.api import (
     NodeRef,
     NodeVm,
 )
-from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError, quotable
 from virtbus.schemas.events import Kind
 from virtbus.schemas.node import Drain, Fence, NodeState, NodeView, NodeWish
+from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.wire import encode, read, validate
 
 log = logging.getLogger(__name__)
 
+VMS_SHOWN = 1000
+"""VMs in the answer about one node."""
+STAYS_CHARS = 200
 Change = Callable[[NodeWish], NodeWish]
 
 
@@ -42,10 +47,11 @@ class NodeApi:
         self._fleet = fleet
         self._facts = facts
 
-    async def list(self, request: Request) -> NodePage:
-        validate(Empty, request.data)
+    async def list(self, request: Request) -> pages.Plain:
+        after = pages.key_of(validate(PageAsk, request.data).continue_)
         now_s = asyncio.get_running_loop().time()
-        return NodePage(items=tuple(node_views(self._fleet, now_s)), alarms=self._fleet.alarms())
+        views = ((one.node, one) for one in node_views(self._fleet, now_s) if one.node > after)
+        return pages.answer(NodePage, views, request, alarms=self._fleet.alarms())
 
     async def get(self, request: Request) -> NodeDetail:
         return self._show(self._known(validate(NodeRef, request.data).node))
@@ -139,6 +145,7 @@ class NodeApi:
         """Raise 409 unless the node answers, has read its records, and let old copies go (F25).
 
         Markers by which it learns of those last for a day; what is left then was never its own.
+        What it holds because the bus lost the record is no old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)
@@ -153,8 +160,9 @@ class NodeApi:
         vms = self._fleet.vms
         old = [
             uid
-            for there, uid in self._fleet.statuses
-            if there == node and (uid not in vms or vms[uid].record.node != node)
+            for (there, uid), (status, _) in self._fleet.statuses.items()
+            if there == node
+            and (not is_held(status) if uid not in vms else vms[uid].record.node != node)
         ]
         if old:
             message = (
@@ -295,21 +303,23 @@ class NodeApi:
             if held.record.node == node
         ]
         stays = self._stays(node, now_s)
-        vms = tuple(
+        vms = [
             NodeVm(
                 uid=vm.uid,
                 namespace=vm.namespace,
                 name=vm.name,
                 state=vm.state,
                 leaving=vm.uid in self._fleet.leaving,
-                stays=stays.get(vm.uid, ""),
+                stays=quotable(stays.get(vm.uid, ""), STAYS_CHARS),
             )
             for vm in shown
-        )
+        ]
+        vms.sort(key=lambda vm: bool(vm.stays))  # those that go, or will: a drain waits for them
         return NodeDetail(
             node=views.get(node)
             or NodeView(**unheard(node).model_dump(), wish=self._fleet.wish_of(node)),
-            vms=vms,
+            vms=tuple(vms[:VMS_SHOWN]),
+            unlisted=max(0, len(vms) - VMS_SHOWN),
         )
 
 

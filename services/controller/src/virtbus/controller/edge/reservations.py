@@ -67,7 +67,9 @@ class Reservations:
         if more:
             return await self._bus.batch(writes)
         if first.value is None:
-            return await self._bus.purge(first.key, expect=first.expect, marker_ttl_s=first.ttl_s)
+            return await self._bus.purge(
+                first.key, expect=first.expect, marker_ttl_s=first.ttl_s, why=first.why
+            )
         return await self._bus.put(
             first.key, first.value, expect=first.expect, expect_over=first.expect_over
         )

@@ -8,6 +8,7 @@ told at once and why, and not after its own time-out, every write goes through `
 import asyncio
 import logging
 
+from virtbus.bus.hearing import hear
 from virtbus.bus.ports import (
     Bus,
     BusError,
@@ -17,10 +18,8 @@ from virtbus.bus.ports import (
     UnavailableError,
 )
 from virtbus.schemas import subjects
-from virtbus.schemas.envelope import open_envelope
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.storage import BusStorage
-from virtbus.schemas.wire import validate
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +59,12 @@ class Storage:
 
     async def _hear(self) -> None:
         async with self._bus.subscribe(subjects.bus_storage()) as messages:
-            async for message in messages:
-                try:
-                    told = validate(BusStorage, open_envelope(message.body).data)
-                except (VirtbusError, ValueError) as error:
-                    log.warning("unreadable word: %s", error, extra={"code": "bad_event"})
-                    continue
-                if self._told.stalled and not told.stalled:
-                    self._stalled = False  # the keeper has tried every stream
-                self._told, self._told_s = told, asyncio.get_running_loop().time()
+            await hear(messages, BusStorage, self._keeper_told)
+
+    def _keeper_told(self, told: BusStorage) -> None:
+        if self._told.stalled and not told.stalled:
+            self._stalled = False  # the keeper has tried every stream
+        self._told, self._told_s = told, asyncio.get_running_loop().time()
 
     # --- answers --------------------------------------------------------------------------
     @property

@@ -1,17 +1,18 @@
 """`virtbus.api.v1.vm.*`: the requests about VMs."""
 
 import asyncio
-import base64
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from virtbus.bus import tracing
+from virtbus.bus.owners import check_owner, owner_of
 from virtbus.bus.ports import Bus, ConflictError, Request
 from virtbus.bus.service import in_time, refuse_late
-from virtbus.controller.core import changes
+from virtbus.controller.core import changes, pages
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.held import held_on
 from virtbus.controller.core.leaving import Places, leaving, loses
 from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import (
@@ -79,12 +80,26 @@ class VmApi:
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
+                self._refuse_held(admitted.uid)
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
             async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
-                committed = await self._commit(self._record(admitted), nodes, admitted)
+                committed = await self._commit(
+                    self._record(admitted, request.account), nodes, admitted
+                )
+            check_owner(request.account, committed.held.record.owner)
             self._apply(committed.held)
             self._tell_created(committed, why)
         return VmCreated(vm=self.show(committed.held), created=committed.created)
+
+    def _refuse_held(self, uid: str) -> None:
+        """Raise 409 where a node holds a VM of that uid, of which the bus lost the record (I1)."""
+        node = held_on(uid, self._fleet.nodes, self._fleet.statuses)
+        if node:
+            message = (
+                f"{node} holds VM {uid}, whose record the bus has lost; `virtbus bus rebuild` or "
+                f"`virtbus node quarantine adopt {node} {uid}` writes it back"
+            )
+            raise VirtbusError(Code.CONFLICT, "held_on_node", message, after_ms=10_000)
 
     async def _commit(
         self, record: VmRecord, nodes: Sequence[str], admitted: Admitted
@@ -104,7 +119,7 @@ class VmApi:
         rules = admitted.spec.placement
         return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
 
-    def _record(self, admitted: Admitted) -> VmRecord:
+    def _record(self, admitted: Admitted, account: str) -> VmRecord:
         return VmRecord(
             uid=admitted.uid,
             namespace=admitted.namespace,
@@ -118,6 +133,7 @@ class VmApi:
             powered=admitted.powered,
             paused=admitted.powered and changes.starts_paused(admitted.spec),
             reserved=self._strict(admitted),
+            owner=owner_of(account),
             traceparent=tracing.current_traceparent(),
         )
 
@@ -151,20 +167,19 @@ class VmApi:
 
     # --- read -----------------------------------------------------------------------------
     async def get(self, request: Request) -> VmView:
-        return self.show(await self.find(validate(VmRef, request.data)))
+        return self.show(await self.find(validate(VmRef, request.data), request.account))
 
-    async def list(self, request: Request) -> VmPage:
+    async def list(self, request: Request) -> pages.Plain:
         want = validate(VmList, request.data)
         now_s = asyncio.get_running_loop().time()
-        uids = self._fleet.sorted_uids(want.namespace, dict(want.labels))
+        owner = owner_of(request.account)
+        uids = self._fleet.sorted_uids(want.namespace, dict(want.labels), owner)
+        vms = self._fleet.vms
         if want.continue_ is not None:
-            after = _continue_key(want.continue_)
-            vms = self._fleet.vms
-            uids = [u for u in uids if (vms[u].record.namespace, vms[u].record.name, u) > after]
-        page = [self._fleet.show(uid, now_s) for uid in uids[: want.limit]]
-        items = tuple(item for item in page if item is not None)
-        more = len(uids) > want.limit
-        return VmPage(items=items, continue_=_continue_token(items[-1]) if more else None)
+            after = _place(pages.key_of(want.continue_))
+            uids = [u for u in uids if vms[u].order() > after]
+        found = (("/".join(vms[u].order()), self._fleet.show_held(vms[u], now_s)) for u in uids)
+        return pages.answer(VmPage, found, request, most=want.limit)
 
     async def watch(self, request: Request) -> None:
         await self._watches.serve(validate(VmWatch, request.data), request)
@@ -172,7 +187,7 @@ class VmApi:
     # --- change ---------------------------------------------------------------------------
     async def update(self, request: Request) -> VmView:
         want = validate(VmUpdate, request.data)
-        held = await self.find(want)
+        held = await self.find(want, request.account)
         if held.revision != want.revision:
             message = f"{held.record.name} changed meanwhile; get it again and repeat the change"
             raise VirtbusError(Code.CONFLICT, "stale_revision", message)
@@ -244,7 +259,7 @@ class VmApi:
         A request that was repeated may be here more than once, and late: it acts once, and never
         on what was read after its deadline.
         """
-        held = await self.find(ref)
+        held = await self.find(ref, request.account)
         for _ in range(ATTEMPTS):
             if request.id in held.record.requests:
                 return self.show(held)
@@ -274,8 +289,12 @@ class VmApi:
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     # --- shared ---------------------------------------------------------------------------
-    async def find(self, ref: VmRef) -> Held:
-        """The record from the leader: what is changed next must not come from a cache."""
+    async def find(self, ref: VmRef, account: str) -> Held:
+        """The record from the leader: what is changed next must not come from a cache.
+
+        Raises:
+            VirtbusError: 404; 403 `not_owner` where `account` is a bridge and did not make it.
+        """
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
         cached = self._fleet.names.get((ref.namespace, ref.name or ""))
@@ -288,6 +307,7 @@ class VmApi:
         if held is None:
             raise not_found(ref)
         _check_named(ref, held.record)
+        check_owner(account, held.record.owner)
         return held
 
     def _check_room(self, before: VmRecord, after: VmRecord) -> None:
@@ -345,15 +365,9 @@ def not_found(ref: VmRef) -> VirtbusError:
     return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
 
 
-def _continue_token(last: VmView) -> str:
-    text = f"{last.namespace}/{last.name}/{last.uid}"
-    return base64.urlsafe_b64encode(text.encode()).decode()
-
-
-def _continue_key(token: str) -> tuple[str, str, str]:
-    try:
-        namespace, name, uid = base64.urlsafe_b64decode(token.encode()).decode().split("/")
-    except ValueError:
-        message = "continue is not what a list gave; leave it out to begin anew"
-        raise VirtbusError(Code.INVALID, "bad_continue", message) from None
-    return namespace, name, uid
+def _place(key: str) -> tuple[str, ...]:
+    """Namespace, name and uid in the key of a list's `continue`."""
+    place = tuple(key.split("/"))
+    if len(place) != 3:
+        raise pages.bad_continue()
+    return place

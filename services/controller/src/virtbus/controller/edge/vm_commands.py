@@ -31,7 +31,7 @@ class VmCommands:
 
     async def _command(self, verb: str, request: Request) -> VmView:
         want = validate(VmCommand, request.data)
-        held = await self._vms.find(want)
+        held = await self._vms.find(want, request.account)
         record = held.record
         if want.epoch not in {None, record.epoch} or record.node == UNPLACED:
             message = f"{record.name} was moved since it was looked at; look at it again"

@@ -1,7 +1,8 @@
 """Watches of clients: pages, `synced`, changes, heartbeats, over request/reply (design §3).
 
 What changed is a set of uids, not a queue of copies: a slow client gets the latest of each VM once
-it reads, and memory is bounded by the number of VMs.
+it reads, and memory is bounded by the number of VMs. A change costs a set insertion for each watch
+of its namespace and of all namespaces (ADR 0028).
 """
 
 import asyncio
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from virtbus.bus.owners import account_of, owner_of
 from virtbus.bus.ports import Bus, Request
+from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.view import matches
 from virtbus.schemas import subjects
@@ -28,6 +31,9 @@ RESUME_WITHIN_S = 23 * 3600
 class Watcher:
     """One client's watch: the uids it has not been told of yet, and those it knows."""
 
+    want: VmWatch
+    owner: str = ""
+    """Whose VMs it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,33 +71,43 @@ class Watches:
         self._fleet = fleet
         self._bus = bus
         self._instance = instance
-        self._watchers: dict[Watcher, None] = {}
+        self._watchers: dict[str | None, dict[Watcher, None]] = {}
+        """By the namespace they ask for; None: all."""
         self._catching_up: dict[Watcher, None] = {}
-        self._count = 0
 
     def changed(self, uid: str | None) -> None:
         """Tell every watch that a VM's view may have changed; None: only the position did."""
         for watcher in self._catching_up:
             watcher.wake.set()
-        if uid is not None:
-            for watcher in self._watchers:
-                watcher.touch(uid)
+        if uid is None:
+            return
+        held = self._fleet.vms.get(uid)
+        namespaces = list(self._watchers) if held is None else [None, held.record.namespace]
+        for namespace in namespaces:
+            for watcher in self._watchers.get(namespace, ()):
+                if watcher.want.uid in {None, uid}:
+                    watcher.touch(uid)
 
     @contextmanager
-    def _watcher(self) -> Iterator[Watcher]:
-        watcher = Watcher()
-        self._watchers[watcher] = None
+    def _watcher(self, want: VmWatch, account: str) -> Iterator[Watcher]:
+        watcher = Watcher(want, owner_of(account))
+        self._watchers.setdefault(want.namespace, {})[watcher] = None
         try:
             yield watcher
         finally:
-            del self._watchers[watcher]
+            del self._watchers[want.namespace][watcher]
+            if not self._watchers[want.namespace]:
+                del self._watchers[want.namespace]
 
     async def serve(self, want: VmWatch, request: Request) -> None:
-        """Answer one watch until it is no longer renewed."""
-        with self._watcher() as watcher:
+        """Answer one watch until it is no longer renewed.
+
+        Its renewal has a random token that only its client is told, and counts only where it comes
+        from the account that asked for the watch.
+        """
+        with self._watcher(want, request.account) as watcher:
             uids = await self._start(want, watcher)
-            self._count += 1
-            renew = subjects.watch_renewal(self._instance, str(self._count))
+            renew = subjects.watch_renewal(self._instance, self._bus.sources.uuid7())
             async with self._bus.subscribe(renew) as renewals:
                 watcher.told.update(uids)
                 await self._list(uids, request, renew)
@@ -99,8 +115,9 @@ class Watches:
                     limit = asyncio.timeout(RENEW_S)
 
                     async def renewed() -> None:
-                        async for _ in renewals:
-                            limit.reschedule(asyncio.get_running_loop().time() + RENEW_S)
+                        async for message in renewals:
+                            if account_of(message.headers) == request.account:
+                                limit.reschedule(asyncio.get_running_loop().time() + RENEW_S)
 
                     listener = group.create_task(renewed())
                     try:
@@ -118,7 +135,7 @@ class Watches:
             return [
                 uid
                 for uid in self._fleet.sorted_uids(want.namespace, dict(want.labels))
-                if self._wanted(want, uid)
+                if self._wanted(want, uid, watcher.owner)
             ]
         position = Position.parse(want.after)
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
@@ -126,7 +143,9 @@ class Watches:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
         await self._catch_up(position, watcher)
-        watcher.told.update(uid for uid in self._fleet.vms if self._wanted(want, uid))
+        watcher.told.update(
+            uid for uid in self._fleet.vms if self._wanted(want, uid, watcher.owner)
+        )
         for uid, held in self._fleet.vms.items():
             status = self._fleet.status_of(held.record)
             if held.revision > position.revision or (
@@ -155,11 +174,11 @@ class Watches:
 
     async def _list(self, uids: list[str], request: Request, renew: str) -> None:
         now_s = asyncio.get_running_loop().time()
-        for start in range(0, len(uids), PAGE):
-            views = [self._fleet.show(uid, now_s) for uid in uids[start : start + PAGE]]
-            await request.stream(
-                WatchReply(items=tuple(v for v in views if v), renew=renew, after=self._position())
-            )
+        views = ((uid, view) for uid in uids if (view := self._fleet.show(uid, now_s)) is not None)
+        as_json = request.wants_json
+        for page in pages.split(views, as_json=as_json, most=PAGE) if uids else ():
+            reply = WatchReply(renew=renew, after=self._position())
+            await request.stream(pages.plain(reply, as_json=as_json) | {"items": page.items})
         await request.stream(WatchReply(synced=True, after=self._position(), renew=renew))
 
     async def _follow(self, want: VmWatch, watcher: Watcher, request: Request) -> None:
@@ -177,28 +196,31 @@ class Watches:
             watcher.wake.clear()
             dirty, watcher.dirty = watcher.dirty, {}
             for uid in dirty:
-                reply = self._news(uid, want, watcher)
+                reply = self._news(uid, want, watcher, as_json=request.wants_json)
                 if reply is not None:
                     await request.stream(reply)
                     told_s = loop.time()
 
-    def _news(self, uid: str, want: VmWatch, watcher: Watcher) -> WatchReply | None:
+    def _news(
+        self, uid: str, want: VmWatch, watcher: Watcher, *, as_json: bool
+    ) -> pages.Plain | None:
         """What to tell of a VM that may have changed; None where it is none of this watch's."""
         view = self._fleet.show(uid, asyncio.get_running_loop().time())
-        if view is not None and self._wanted(want, uid):
+        if view is not None and self._wanted(want, uid, watcher.owner):
             watcher.told.add(uid)
-            return WatchReply(change=view, after=self._position())
+            reply = pages.plain(WatchReply(after=self._position()), as_json=as_json)
+            return reply | {"change": pages.fitting(view, as_json=as_json)[0]}
         if uid not in watcher.told:
             return None
         watcher.told.discard(uid)  # it ended, or its labels left the filter
-        return WatchReply(gone=uid, after=self._position())
+        return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
-    def _wanted(self, want: VmWatch, uid: str) -> bool:
+    def _wanted(self, want: VmWatch, uid: str, owner: str) -> bool:
         record = self._fleet.vms[uid].record
         return (
             (want.uid is None or want.uid == uid)
             and (want.name is None or want.name == record.name)
-            and matches(record, want.namespace, dict(want.labels))
+            and matches(record, want.namespace, dict(want.labels), owner)
         )
 
     def _now_s(self) -> float:

@@ -83,6 +83,11 @@ def build(
     )
 
 
+def length_bytes(disk: Overlay) -> int:
+    """How long the file of a disk is before anything was written to it: clusters only add."""
+    return build(disk.virtual_size_bytes).length_bytes
+
+
 def _backing_name(path: str) -> bytes:
     name = path.encode()
     if name and (

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtbus.imaged.core.overlay import HEAD_BYTES, Layout, Overlay, read_overlay
+from virtbus.imaged.core.overlay import (
+    HEAD_BYTES,
+    Layout,
+    Overlay,
+    length_bytes,
+    read_overlay,
+)
 from virtbus.imaged.edge import beneath
 from virtbus.imaged.edge.part import store_error
 from virtbus.schemas.errors import VirtbusError
@@ -16,6 +22,7 @@ from virtbus.schemas.ids import check_uid
 from virtbus.schemas.wire import decode, encode_json
 
 SUFFIX = ".qcow2"
+TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
 """Beside each disk, unless imaged is root: what it was made as. libvirt gives a running VM's disk
 to QEMU's user, and an imaged with a user of its own cannot read its header then."""
@@ -29,6 +36,12 @@ class FoundDisk:
     uid: str
     file: str
     overlay: Overlay | None
+
+    @property
+    def digest(self) -> str:
+        """Of the image that it is made of; empty where there is none, or that is unknown."""
+        path = self.overlay.backing_path if self.overlay is not None else ""
+        return f"sha256:{Path(path).name}" if path else ""
 
 
 class DiskFiles:
@@ -56,11 +69,39 @@ class DiskFiles:
         """
         try:
             with self._open(uid) as directory:
+                # Of a crash, and linked to the disk: the agent takes a disk with one name only.
+                beneath.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
                 return _read_disk(volume, directory)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise store_error(error) from error
+
+    def written(self, uid: str) -> bool:
+        """False where every disk of the VM is as `make` left it: QEMU's first write makes it grow.
+
+        True wherever that cannot be told.
+        """
+        for found in self.find(uid):
+            if not found.file:
+                continue
+            made = found.overlay
+            if made is None or Path(found.file).lstat().st_size != length_bytes(made):
+                return True
+        return False
+
+    def overlay_in(self, folder: Path, volume: str) -> Overlay | None:
+        """What a disk in any folder of ours is; None where its header cannot be read."""
+        try:
+            directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return _read_disk(volume, directory)
+        except (OSError, VirtbusError):
+            return None
+        finally:
+            os.close(directory)
 
     @contextlib.contextmanager
     def _open(self, uid: str) -> Iterator[int]:
@@ -139,7 +180,7 @@ def _read_disk(volume: str, directory: int) -> Overlay:
 
 
 def _write_disk(final: str, layout: Layout, directory: int) -> None:
-    temporary = f".tmp-{final}"
+    temporary = f"{TEMPORARY}{final}"
     beneath.remove(temporary, directory)  # never truncated: a crash may have left it linked twice
     descriptor = beneath.open_file(temporary, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

@@ -76,6 +76,14 @@ class BusDelete:
 
 
 @dataclass(frozen=True, slots=True)
+class BusHold:
+    """Mark a VM that no VMI stands for (`why`), or take the mark away (empty); nothing ends it."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """An Event on the object that is reconciled."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from virtbus.kubebridge.core import affinity
+from virtbus.kubebridge.core import affinity, notes
 from virtbus.kubebridge.core.causes import Cause, Reason
 from virtbus.kubebridge.core.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.fields.row import Verdict
@@ -68,6 +68,7 @@ def vm_field_causes(vm: Object) -> list[Cause]:
     """The same of a VM: its own fields, and its template's."""
     return [
         *walk(part(vm, "spec"), VM, "spec").causes,
+        *notes.causes(vm),
         *field_causes(defaulted_template(vm), "spec.template.spec", "spec.template.metadata"),
     ]
 

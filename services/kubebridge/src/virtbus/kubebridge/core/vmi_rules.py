@@ -8,6 +8,7 @@ from virtbus.kubebridge.core.actions import (
     Action,
     BusCreate,
     BusDelete,
+    BusHold,
     BusStart,
     LookAgain,
     Plan,
@@ -32,6 +33,7 @@ from virtbus.kubebridge.core.vmi_status import (
 )
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestEnd
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
 
 RETRY_S = (10.0, 300.0)
@@ -41,6 +43,13 @@ DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
 """Where the VMI says none, and the longest that `vm.delete` takes."""
 UID_TAKEN = "uid_taken"
 """Why a create is refused whose uid is a VM that is not as asked for."""
+NO_VMI = "the API server of its cluster has no VirtualMachineInstance of it, and told of no delete"
+OTHER_VMI = "its cluster has another VirtualMachineInstance of this name, and told of no delete"
+HELD = (
+    "VM {uid} of virtbus has no VirtualMachineInstance {key} here, whose delete nobody told: it is "
+    "kept as it is; `virtbus vm delete {uid}` ends it and removes its disks, `virtbus vm adopt "
+    "{uid}` keeps it, without this cluster"
+)
 LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
 """Its VM was seen once, and its end was not."""
 
@@ -163,13 +172,18 @@ def _events(vmi: Object, said: Object, end: GuestEnd | None, plan: Plan) -> None
         plan.then(Tell("SyncFailed", text(trouble, "message"), warning=True))
 
 
-def orphans(views: list[VmView], vmis: set[str], cluster: str) -> list[Action]:
-    """The ends of this cluster's VMs that no VMI stands for; `vmis`: the uids of a full list.
+def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusDelete | BusHold | None:
+    """What to do about a VM of the bus when the API server has `there` under its name.
 
-    A create of a bridge that was slow may come after its VMI is gone.
+    That is the uid of a VMI, empty for none. `ended`: the end of the VM's own VMI was seen, as when
+    the create of a slow bridge comes after it. Where it was not, the VMI is only absent, perhaps of
+    an API server that was restored to an older state: absence ends nothing (ADR 0033).
     """
-    return [
-        BusDelete(view.uid)
-        for view in views
-        if view.labels.get(CLUSTER) == cluster and view.uid not in vmis and not view.deleting
-    ]
+    if view.labels.get(CLUSTER) != cluster or view.deleting:
+        return None
+    if there == view.uid:
+        return BusHold(view.uid, "") if ORPHANED in view.annotations else None
+    if ended:
+        return BusDelete(view.uid)
+    why = OTHER_VMI if there else NO_VMI
+    return BusHold(view.uid, why) if view.annotations.get(ORPHANED) != why else None

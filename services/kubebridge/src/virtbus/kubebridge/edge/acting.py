@@ -29,8 +29,9 @@ from virtbus.kubebridge.edge.kinds import VM, VMI
 from virtbus.kubebridge.edge.telling import Teller
 from virtbus.kubebridge.edge.views import Known
 from virtbus.schemas import subjects
-from virtbus.schemas.api import VmCreated, VmDelete, VmRef
+from virtbus.schemas.api import VmCreated, VmDelete, VmRef, VmUpdate
 from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import validate
 
@@ -42,6 +43,11 @@ CONFLICT_S = 0.5
 REFUSED_S = 60.0
 """After a write that no version of the object is taken with."""
 THERE = "AlreadyExists"
+NAME_HELD = (
+    "the name {name} is held by VM {uid} on the bus, whose VirtualMachineInstance this API server "
+    "does not have: it is kept until a person decides; `virtbus vm delete {uid}` ends it and "
+    "removes its disks, `virtbus vm adopt {uid}` keeps it, without this cluster"
+)
 _AFTER_S = {404: 0.0, 409: CONFLICT_S}
 
 
@@ -79,6 +85,10 @@ class Acting:
         self._views = known.views
         self._teller = teller
         self.memo = Memo()
+
+    def tell(self, obj: Json, what: Tell) -> None:
+        """An Event on any object."""
+        self._teller.tell(obj, what)
 
     async def act(self, actions: list[Action], read: Json) -> float:
         """Do them on the object that was read; seconds after which to look again, or 0."""
@@ -186,6 +196,7 @@ class Acting:
             if error.code == Code.GONE:
                 self._views.ended(uid)
                 raise EndedError(AT_ONCE_S) from None
+            error = self._held_by_an_orphan(create, error)
             news = uid not in refused or refused[uid].reason != error.reason
             refused[uid] = error.body
             if news:
@@ -193,6 +204,26 @@ class Acting:
             return  # what follows tells of it
         refused.pop(uid, None)
         self._views.answered(validate(VmCreated, answer).vm)
+
+    def _held_by_an_orphan(self, create: Any, error: VirtbusError) -> VirtbusError:
+        """Say so where the name is held by a VM that no VMI stands for: a person decides on it."""
+        key = f"{create.namespace}/{create.name}"
+        vmis = self._objects[VMI.kind]
+        for uid, name in self._views:
+            if name == key and uid not in {str(create.uid), vmis.uid(key)} and not vmis.ended(uid):
+                message = NAME_HELD.format(name=create.name, uid=uid)
+                return VirtbusError(Code.CONFLICT, "name_held_by_orphan", message)
+        return error
+
+    async def hold(self, uid: str, why: str) -> None:
+        """Mark a VM as orphaned, or take the mark away; one that changed meanwhile: next time."""
+        view = self._views.get(uid)
+        if view is None:
+            return
+        notes = {name: one for name, one in view.annotations.items() if name != ORPHANED}
+        notes |= {ORPHANED: why} if why else {}
+        update = VmUpdate(uid=uid, revision=view.revision, annotations=notes)
+        self._views.answered(validate(VmView, await self._request("update", update)))
 
     async def delete(self, uid: str, grace_s: int | None = None) -> None:
         """End a VM; one that is not there is gone for sure."""

@@ -7,6 +7,7 @@ from virtbus.kubebridge.core.installed import status
 from virtbus.kubebridge.core.plain import Object, number, part, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import KUBEVIRT
+from virtbus.kubebridge.edge.sweeping import Sweeping
 
 RETRY_S = 10.0
 PAUSE_S = 1.0
@@ -19,21 +20,36 @@ _log = logging.getLogger(__name__)
 class Installation:
     """Lists and watches the objects while `acts` is set, and writes each status that is stale."""
 
-    def __init__(self, cluster: Cluster, acts: asyncio.Event) -> None:
+    def __init__(self, cluster: Cluster, acts: asyncio.Event, sweeping: Sweeping) -> None:
         self._cluster = cluster
         self._acts = acts
+        self._sweeping = sweeping
 
     async def run(self) -> None:
         """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._orphaned())
+            while True:
+                await self._acts.wait()
+                try:
+                    await self._follow(await self.tell())
+                except Answer as answer:
+                    if answer.code != GONE:
+                        _log.warning("kubevirt: %s", answer)
+                        await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(PAUSE_S)
+
+    async def _orphaned(self) -> None:
+        """Write anew when other VMs than before have no VMI."""
         while True:
-            await self._acts.wait()
+            await self._sweeping.changed.wait()
+            self._sweeping.changed.clear()
             try:
-                await self._follow(await self.tell())
+                await self.tell()
             except Answer as answer:
-                if answer.code != GONE:
-                    _log.warning("kubevirt: %s", answer)
-                    await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(PAUSE_S)
+                _log.warning("kubevirt: %s", answer)
+                self._sweeping.changed.set()
+                await asyncio.sleep(RETRY_S)
 
     async def tell(self) -> str:
         """Write each status that is missing or stale; returns the version of the list."""
@@ -51,7 +67,7 @@ class Installation:
                 await self._write(event.object)
 
     async def _write(self, one: Object) -> None:
-        said = status(number(one, "metadata", "generation"))
+        said = status(number(one, "metadata", "generation"), self._sweeping.orphans)
         if part(one, "status") != said:
             name, namespace = (text(one, "metadata", key) for key in ("name", "namespace"))
             await self._cluster.patch(KUBEVIRT, name, {"status": said}, namespace, "status")

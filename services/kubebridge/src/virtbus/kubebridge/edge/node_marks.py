@@ -10,6 +10,8 @@ from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import NODE
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.node import NodeView
+from virtbus.schemas.paging import PageAsk
 from virtbus.schemas.subjects import api
 from virtbus.schemas.wire import validate
 
@@ -42,10 +44,21 @@ class NodeMarks:
                 log.warning("Nodes are not marked: %s; again soon", error, extra=told)
             await asyncio.sleep(LOOK_S)
 
+    async def _views(self) -> tuple[NodeView, ...]:
+        """The nodes of the bus, from all pages."""
+        found: list[NodeView] = []
+        ask = PageAsk()
+        while True:
+            answer = await self._bus.request(api("node", "list"), ask, timeout_s=TIMEOUT_S)
+            page = validate(NodePage, answer)
+            found += page.items
+            if page.continue_ is None or not page.items:
+                return tuple(found)
+            ask = PageAsk.model_validate({"continue": page.continue_})
+
     async def look(self) -> None:
         """One round."""
-        answer = await self._bus.request(api("node", "list"), {}, timeout_s=TIMEOUT_S)
-        page = validate(NodePage, answer)
+        views = await self._views()
         listed = await self._cluster.list(NODE, selector=OURS)
         there = {text(one, "metadata", "name"): one for one in listed.items}
         now = self._bus.sources.now()
@@ -53,10 +66,10 @@ class NodeMarks:
         self._absent = {
             name: since
             for name, since in self._absent.items()
-            if now_s < since + ABSENT_S and any(view.node == name for view in page.items)
+            if now_s < since + ABSENT_S and any(view.node == name for view in views)
         }
         refused: Answer | None = None
-        for mark in marks(page.items, there, self._absent, now):
+        for mark in marks(views, there, self._absent, now):
             try:
                 await self._cluster.patch(NODE, mark.node, mark.patch)
             except Answer as answer_:

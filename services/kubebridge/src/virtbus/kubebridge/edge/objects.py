@@ -4,16 +4,18 @@ Bytes, since a parsed object takes five times as much (ADR 0024), and is parsed 
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.plain import Object, at, key, text
-
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""The whole manifest once more, which only kubectl reads."""
+from virtbus.kubebridge.core import notes
+from virtbus.kubebridge.core.plain import Object, at, key, part, text
 
 Changed = Callable[[str], None]
 """Told the `namespace/name` of what changed, came or went."""
+
+ENDED_MAX = 10_000
+"""Ends that are remembered; of one that is forgotten, what is left is held for a person."""
 
 
 class _Held(NamedTuple):
@@ -27,6 +29,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self.listeners: list[Changed] = []
         self.of_writes: list[Changed] = []
         """Told of what we wrote ourselves, which `listeners` know."""
@@ -52,6 +55,8 @@ class Objects:
         """Take in what a list or a watch told: both are in order."""
         name, held = key(obj), _held(obj)
         before = self._held.get(name)
+        if at(obj, "metadata", "deletionTimestamp"):
+            self._note_end(held.uid)
         if before is not None and before.uid == held.uid and held.version < before.version:
             return  # what we wrote since is known already
         self._held[name] = held
@@ -70,8 +75,26 @@ class Objects:
             for changed in self.of_writes:
                 changed(name)
 
+    def ended(self, uid: str) -> bool:
+        """True where its end was told: a delete that was asked for, or a watch's DELETED.
+
+        What a list only lacks is absent: an API server may be restored to an older state.
+        """
+        return uid in self._ended
+
+    def _note_end(self, uid: str) -> None:
+        self._ended[uid] = None
+        self._ended.move_to_end(uid)
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def deleted(self, obj: Object) -> None:
+        """A watch told that it is gone."""
+        self._note_end(text(obj, "metadata", "uid"))
+        self.drop(key(obj))
+
     def drop(self, name: str) -> None:
-        """It is gone."""
+        """It is gone, or absent."""
         if self._held.pop(name, None) is not None:
             self._tell(name)
 
@@ -93,9 +116,16 @@ def _held(obj: Object) -> _Held:
 
 
 def slim(obj: Object) -> dict[str, Any]:
-    """Without what no rule reads: who wrote which field, and kubectl's copy of the manifest."""
+    """Without what no rule reads: who wrote which field, and annotations of others.
+
+    Annotations may have 256 KiB an object, and a template's as much as etcd takes (ADR 0028).
+    """
     meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
-    notes = at(meta, "annotations")
-    if isinstance(notes, dict) and LAST_APPLIED in notes:
-        meta["annotations"] = {name: one for name, one in notes.items() if name != LAST_APPLIED}
-    return {**obj, "metadata": meta}
+    if isinstance(meta.get("annotations"), dict):
+        meta["annotations"] = notes.read(meta["annotations"])
+    kept = {**obj, "metadata": meta}
+    if carried := part(obj, "spec", "template", "metadata", "annotations"):
+        template = part(obj, "spec", "template")
+        named = {**part(template, "metadata"), "annotations": notes.carried(carried)}
+        kept["spec"] = {**part(obj, "spec"), "template": {**template, "metadata": named}}
+    return kept

@@ -1,7 +1,9 @@
-"""VMs of this cluster that no VMI stands for: a create of a bridge that was slow, or died.
+"""VMs of this cluster that no VMI stands for: of a slow create, or of a restored API server.
 
-A suspect is one whose VMI we do not see, for GRACE_S; it is ended once the API server itself, asked
-then, has no VMI of that name and uid. VMs without this cluster's label are never looked at.
+A suspect is one whose VMI we do not see, for GRACE_S. Once the API server itself, asked then, has
+no VMI of that name and uid, it is ended if the end of its VMI was told (`Objects.ended`), and else
+held for a person (ADR 0033): marked on the bus, told by an Event and by the `kubevirt` object. VMs
+without this cluster's label are never looked at.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import logging
 
 from virtbus.bus.ports import BusError
 from virtbus.kubebridge.core import vmi_rules
+from virtbus.kubebridge.core.actions import BusDelete, BusHold, Tell
 from virtbus.kubebridge.core.plain import text
 from virtbus.kubebridge.edge.acting import Acting, EndedError
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
@@ -22,10 +25,12 @@ log = logging.getLogger(__name__)
 GRACE_S = 10.0
 """Longer than a VMI that was made may take to be told to us."""
 INTERVAL_S = 5.0
+LOOK_AGAIN_S = 300.0
+"""Between two looks at one that is held: the API server may be restored once more."""
 
 
 class Sweeping:
-    """Ends orphans while `run` runs and `held` is set; forgets what is gone whoever writes."""
+    """Looks at orphans while `run` runs and `held` is set; forgets what is gone whoever writes."""
 
     def __init__(
         self,
@@ -43,6 +48,16 @@ class Sweeping:
         self._name = name
         self._held = held
         self._since_s: dict[str, float] = {}
+        self._looked_s: dict[str, float] = {}
+        """When those that are held were looked at last, by uid."""
+        self.changed = asyncio.Event()
+        """Set when `orphans` are others."""
+
+    @property
+    def orphans(self) -> dict[str, str]:
+        """The `namespace/name` of each VM that is held, by uid."""
+        keys = dict(self._known.views)
+        return {uid: keys[uid] for uid in sorted(self._looked_s) if uid in keys}
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -51,27 +66,63 @@ class Sweeping:
             self._forget()
             if not self._held.is_set():
                 continue
-            for uid, key in self._suspects():
+            before = self.orphans
+            for uid, key in [*self._suspects(), *self._back()]:
                 try:
                     await self._look(uid, key)
                 except (Answer, BusError, VirtbusError) as error:
                     log.info("sweep of %s: %s", key, error, extra={"code": "sweep_failed"})
+            if self.orphans != before:
+                self.changed.set()
 
     def _suspects(self) -> list[tuple[str, str]]:
         """Those that have been without their VMI for long enough, by the loop's clock."""
         now_s = asyncio.get_running_loop().time()
         alone = [(uid, key) for uid, key in self._known.views if self._known.vmis.uid(key) != uid]
         self._since_s = {uid: self._since_s.get(uid, now_s) for uid, _ in alone}
-        return [(uid, key) for uid, key in alone if now_s - self._since_s[uid] >= GRACE_S]
+        self._looked_s = {uid: at for uid, at in self._looked_s.items() if uid in self._since_s}
+        due_s = {uid: since + GRACE_S for uid, since in self._since_s.items()}
+        due_s |= {uid: at_s + LOOK_AGAIN_S for uid, at_s in self._looked_s.items()}
+        return [(uid, key) for uid, key in alone if now_s >= due_s[uid]]
+
+    def _back(self) -> list[tuple[str, str]]:
+        """Those that were held, or are marked, and whose VMI is there."""
+        return [
+            (uid, key)
+            for uid, key in self._known.views
+            if self._known.vmis.uid(key) == uid and self._known.views.marked(uid)
+        ]
 
     async def _look(self, uid: str, key: str) -> None:
         namespace, _, name = key.partition("/")
         vmi = await self._cluster.get(VMI, name, namespace)
-        there = {text(vmi, "metadata", "uid")}
         view = self._known.views.get(uid)
-        if vmi_rules.orphans([view] if view else [], there, self._name):
-            log.warning("ends %s: no VMI has its uid %s", key, uid, extra={"code": "orphan"})
+        if view is None:
+            return
+        there, ended = text(vmi, "metadata", "uid"), self._known.vmis.ended(uid)
+        found = vmi_rules.orphan(view, there, self._name, ended=ended)
+        if isinstance(found, BusDelete):
+            log.warning("ends %s: its VMI %s was deleted", key, uid, extra={"code": "orphan"})
+            self._looked_s.pop(uid, None)
             await self._end(uid)
+            return
+        if there == uid or view.deleting:
+            self._looked_s.pop(uid, None)
+        else:
+            self._tell(uid, key)
+        if isinstance(found, BusHold):
+            await self._acting.hold(uid, found.why)
+
+    def _tell(self, uid: str, key: str) -> None:
+        """Each time it is looked at: the log, and an Event on what has the name, if anything."""
+        self._looked_s[uid] = asyncio.get_running_loop().time()
+        message = vmi_rules.HELD.format(key=key, uid=uid)
+        log.warning("%s", message, extra={"code": "orphan_held", "uid": uid})
+        for objects in (self._known.vmis, self._known.vms):
+            obj = objects.get(key)
+            if obj is not None:
+                self._acting.tell(obj, Tell("OrphanHeld", message, warning=True))
+                return
 
     async def _end(self, uid: str) -> None:
         try:

@@ -16,6 +16,7 @@ from virtbus.kubebridge.edge.objects import Changed, Objects
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch
 from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import encode, read
 
@@ -25,6 +26,9 @@ SILENT_S = 15.0
 """Three heartbeats of a watch."""
 RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
+
+NO_REPLY = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading a reply raises that is none of a watch."""
 
 Plain = Mapping[str, Any]
 
@@ -54,6 +58,11 @@ class Views:
         held = self._held.get(uid)
         return None if held is None else read(VmView, held[1])
 
+    def marked(self, uid: str) -> bool:
+        """True for one that is marked as orphaned."""
+        held = self._held.get(uid)
+        return held is not None and ORPHANED.encode() in held[1]
+
     def gone(self, uid: str) -> bool:
         """True where its end is certain."""
         return uid in self._gone
@@ -79,7 +88,7 @@ class Views:
         while True:
             try:
                 await self._follow()
-            except (BusError, VirtbusError) as error:
+            except (BusError, VirtbusError, *NO_REPLY) as error:
                 log.info("watch of VMs: %s", error, extra={"code": "watch_failed"})
             await asyncio.sleep(next(self._pauses))
 

@@ -87,7 +87,7 @@ class Following:
     def _heard(self, event: Event) -> None:
         version = text(event.object, "metadata", "resourceVersion")
         if event.type == "DELETED":
-            self._objects.drop(key(event.object))
+            self._objects.deleted(event.object)
         elif event.type in {"ADDED", "MODIFIED"}:
             self._take(event.object)
         if version:

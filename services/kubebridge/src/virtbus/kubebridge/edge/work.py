@@ -62,6 +62,8 @@ class Work:
                 self._queue.put_nowait(key)
             else:
                 self._queued.discard(key)
+        for key in self._failures.keys() - keys:
+            del self._failures[key]
 
     async def run(self, may: asyncio.Event) -> None:
         """Work until cancelled, while `may` is set."""

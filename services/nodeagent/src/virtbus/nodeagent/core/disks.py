@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.slots import Slots
-from virtbus.schemas.nodework import DiskFile
 from virtbus.schemas.vm import Disk, DiskBus
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -40,7 +40,7 @@ class _Place:
 
 
 def disk_elements(
-    disks: tuple[Disk, ...], files: Mapping[str, DiskFile], slots: Slots, bootable: str
+    disks: tuple[Disk, ...], files: Mapping[str, DiskSource], slots: Slots, bootable: str
 ) -> list[Element]:
     """One element a disk, in the spec's order, with targets vda, vdb and so on, or sda, sdb."""
     place = _Place()
@@ -53,7 +53,7 @@ def disk_elements(
 
 
 def _disk(
-    disk: Disk, file: DiskFile | None, target: str, order: int | None, address: Element
+    disk: Disk, file: DiskSource | None, target: str, order: int | None, address: Element
 ) -> Element:
     readonly = disk.readonly or disk.device == "cdrom"
     # virtio has no CD-ROM; a guest that looks for a seed finds it on a read-only disk as well.
@@ -80,19 +80,23 @@ def _disk(
     )
 
 
-def _contents(file: DiskFile | None) -> tuple[Element, ...]:
+def _contents(file: DiskSource | None) -> tuple[Element, ...]:
     """Nothing for a CD-ROM drive without a volume: it is empty."""
     return () if file is None else (el("source", file=file.path), _backing(file))
 
 
-def _backing(file: DiskFile) -> Element:
-    """The chain in full, so that libvirt never looks into a file to guess its format (IMG-07)."""
+def _backing(file: DiskSource) -> Element:
+    """The chain in full, so that libvirt never looks into a file to guess its format (IMG-07).
+
+    Images are readable for all, and imaged can put another file in their place: libvirt, which is
+    root, must not change the owner of what it finds there.
+    """
     if not file.backing_path:
         return el("backingStore")
     return el(
         "backingStore",
         el("format", type=str(file.backing_format)),
-        el("source", file=file.backing_path),
+        el("source", el("seclabel", model="dac", relabel="no"), file=file.backing_path),
         el("backingStore"),
         type="file",
     )

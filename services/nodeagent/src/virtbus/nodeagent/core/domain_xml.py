@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.nodeagent.core.disks import disk_controllers, disk_elements
 from virtbus.nodeagent.core.display import display_elements
 from virtbus.nodeagent.core.element import Element, el, to_text
@@ -15,7 +16,6 @@ from virtbus.nodeagent.core.guards import guards
 from virtbus.nodeagent.core.metadata import metadata
 from virtbus.nodeagent.core.slots import Slots
 from virtbus.schemas.image import ImageFormat
-from virtbus.schemas.nodework import DiskFile
 from virtbus.schemas.vm import Firmware, VmRecord, VmSpec
 
 DOMAIN_PREFIX = "vb-"
@@ -32,7 +32,7 @@ class DomainInputs:
     """All that a domain is made of. `disks` and `seeds` are by volume name."""
 
     record: VmRecord
-    disks: Mapping[str, DiskFile]
+    disks: Mapping[str, DiskSource]
     seeds: Mapping[str, Path]
     console_socket: Path
     console_log: Path
@@ -105,7 +105,7 @@ def _devices(inputs: DomainInputs) -> Element:
     slots = Slots(len(spec.domain.devices.interfaces))
     disks = spec.domain.devices.disks
     files = dict(inputs.disks) | {
-        name: DiskFile(path=str(path), format=ImageFormat.RAW, virtual_size_bytes=0)
+        name: DiskSource(path=str(path), format=ImageFormat.RAW)
         for name, path in inputs.seeds.items()
     }
     body = [

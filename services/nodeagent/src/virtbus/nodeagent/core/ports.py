@@ -7,10 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from virtbus.nodeagent.core.disk_sources import DiskSource
 from virtbus.schemas.guest import GuestQuestion
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeWish
-from virtbus.schemas.nodework import Arm
+from virtbus.schemas.nodework import Arm, MadeDisk
 from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
@@ -157,6 +158,15 @@ class RecordFiles(Protocol):
     async def remove_work(self, uid: str) -> None:
         """Remove all of the VM but its record: seeds, console socket and log."""
 
+    async def keep_work(self, uid: str, entry: str) -> None:
+        """Move the record, the seeds and all else of a VM to the entry of the quarantine."""
+
+    async def bring_back(self, entry: str, uid: str) -> None:
+        """Give the seeds of an entry, where it has any, to the VM `uid`, whose record stands."""
+
+    async def purge_kept(self, entry: str) -> None:
+        """Remove what `keep_work` kept."""
+
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         """Remove the record too, and mark the uid removed in the ledger (kept for 24 h).
 
@@ -221,6 +231,15 @@ class Seeds(Protocol):
 
     def stand(self, record: VmRecord) -> bool:
         """True when every seed of the VM is on disk."""
+
+
+class DiskFiles(Protocol):
+    """A VM's disks as files of this host."""
+
+    async def sources(
+        self, record: VmRecord, made: Mapping[str, MadeDisk]
+    ) -> Mapping[str, DiskSource]:
+        """The files by volume name, judged now; raises VirtbusError 409 `disk_refused`."""
 
 
 class Readiness(Protocol):

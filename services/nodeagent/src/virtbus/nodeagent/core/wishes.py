@@ -8,6 +8,9 @@ from virtbus.schemas.vm import VmRecord
 SETTLED = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, *UP})
 """Where a VM stays until something happens to it, so that it must be what its record asks."""
 
+MOVED = "the VM was moved to another node without this one"
+"""Why the disks of a VM that left by a fence or a rebuild are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:

@@ -8,6 +8,8 @@
 <state_dir>/vms/<uid>/record   the desired record, without secrets
 <state_dir>/vms/<uid>/commands what became of the last commands
 <state_dir>/vms/<uid>/seed-*   seeds
+<state_dir>/quarantine/<entry>/ the same of a VM whose disks are in quarantine (ADR 0033)
+<state_dir>/vms/<uid>/disk-*   our own names of its disks (`disk_files.py`)
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log
 """
@@ -28,6 +30,7 @@ from virtbus.nodeagent.edge.ledger import EpochLedger
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.node import NodeWish
+from virtbus.schemas.quarantine import ENTRY
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -46,6 +49,7 @@ class StateFiles:
         self._agent = state_dir / "agent"
         self.vms = state_dir / "vms"
         self._consoles = state_dir / "consoles"
+        self._quarantine = state_dir / "quarantine"
         self._ledger = EpochLedger(self._agent / "ledger")
         self._lock: int | None = None
 
@@ -56,7 +60,7 @@ class StateFiles:
             VirtbusError: 409 `second_agent`, or `other_node` for the state of another node id;
                 422 `state_newer` for a layout of a newer program.
         """
-        for path in (self._agent, self.vms, self._consoles, self._run / "vms"):
+        for path in (self._agent, self.vms, self._consoles, self._quarantine, self._run / "vms"):
             path.mkdir(mode=0o711, parents=True, exist_ok=True)
             path.chmod(0o711)
         self._lock = os.open(self._agent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -173,16 +177,51 @@ class StateFiles:
                 for backup in ("", ".0", ".1", ".2"):
                     log = f"{domain_name(check_uid(uid))}.log{backup}"
                     (LIBVIRT_LOGS / log).unlink(missing_ok=True)
-            for path in (self.vms / check_uid(uid)).glob("seed-*"):
-                path.unlink(missing_ok=True)
-            for path in (self.vms / uid).glob(".seed-*"):
-                path.unlink(missing_ok=True)
+            for pattern in ("seed-*", ".seed-*", "disk-*"):
+                for path in (self.vms / check_uid(uid)).glob(pattern):
+                    path.unlink(missing_ok=True)
             shutil.rmtree(self._run / "vms" / uid, ignore_errors=True)
             for path in self._consoles.glob(f"{uid}.log*"):
                 path.unlink(missing_ok=True)
 
         with writing(self._state):
             await in_thread(remove)
+
+    async def keep_work(self, uid: str, entry: str) -> None:
+        there, kept = self.vms / check_uid(uid), self._kept(entry)
+
+        def keep() -> None:
+            if not there.is_dir():
+                return
+            shutil.rmtree(kept, ignore_errors=True)
+            there.rename(kept)
+            sync_dir(kept.parent)
+            sync_dir(self.vms)
+
+        with writing(self._state):
+            await in_thread(keep)
+
+    async def bring_back(self, entry: str, uid: str) -> None:
+        kept, there = self._kept(entry), self.vms / check_uid(uid)
+
+        def bring() -> None:
+            for path in kept.glob("seed-*"):
+                path.rename(there / path.name)
+            sync_dir(there)
+            shutil.rmtree(kept, ignore_errors=True)
+
+        with writing(self._state):
+            await in_thread(bring)
+
+    async def purge_kept(self, entry: str) -> None:
+        kept = self._kept(entry)
+        with writing(self._state):
+            await in_thread(lambda: shutil.rmtree(kept, ignore_errors=True))
+
+    def _kept(self, entry: str) -> Path:
+        if not ENTRY.fullmatch(entry):
+            raise VirtbusError(Code.INVALID, "no_entry", f"{entry[:60]!r} is no entry")
+        return self._quarantine / entry
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         self._ledger.removed(check_uid(uid), refused_epoch)

@@ -17,7 +17,12 @@ VM = (
         instead="write " + ", ".join(RunStrategy),
     ),
     below("template"),
-    mapped("template.metadata", Kind.ANY, "", "labels and annotations of the VMI"),
+    mapped(
+        "template.metadata",
+        Kind.ANY,
+        "",
+        "labels and annotations of the VMI; annotations have 16 KiB at most",
+    ),
     mapped("template.spec", Kind.ANY, "", "the VMI's spec, with the fields below"),
     refused(
         "dataVolumeTemplates[]",

@@ -1,0 +1,22 @@
+"""Tokens of answers: nobody can answer a request whose reply subject they did not see."""
+
+import asyncio
+
+from virtbus.bus.link import Raw
+from virtbus.bus.replies import Replies
+
+
+async def test_the_reply_subject_of_one_request_says_nothing_of_the_next_one() -> None:
+    replies, seen = Replies(), list[str]()
+
+    async def ask(token: str) -> None:
+        seen.append(token)
+        if len(seen) == 2:  # who saw the first guesses the second, as a counter would give it
+            replies.came(f"{int(seen[0], 16) + 1:x}", Raw("forged"))
+        replies.came(token, Raw("true"))
+
+    async with asyncio.timeout(5):
+        answers = [await replies.to("a.b", ask, timeout_s=1.0) for _ in range(2)]
+    assert [answer.subject for answer in answers] == ["true", "true"]
+    assert len({len(token) for token in seen}) == 1
+    assert len(seen[0]) == 24

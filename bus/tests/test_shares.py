@@ -1,0 +1,75 @@
+"""Nobody holds all of what several share, and what waits is bounded in bytes."""
+
+import random
+
+from virtbus.bus.mailbox import Mailbox
+from virtbus.bus.shares import Shares, Turns
+
+
+def _greedy(shares: Shares, caller: str) -> int:
+    held = 0
+    while shares.take(caller):
+        held += 1
+    return held
+
+
+def test_one_caller_alone_gets_three_quarters_and_the_next_ones_get_a_share_of_the_rest() -> None:
+    shares = Shares(1000)
+    assert _greedy(shares, "observer") == 750
+    assert _greedy(shares, "bridge") >= 180
+    assert _greedy(shares, "client") >= 40
+    assert shares.take("one more")
+
+
+def test_our_own_are_bounded_by_the_total_only() -> None:
+    shares = Shares(10)
+    assert _greedy(shares, "") == 10
+    assert not shares.take("other")
+
+
+def test_limits_of_one_to_three_can_be_used_whole() -> None:
+    assert [_greedy(Shares(total), "a") for total in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
+
+
+def test_what_is_given_back_is_free_again_and_nobody_is_remembered() -> None:
+    rng = random.Random(1)
+    shares, held = Shares(10_000), list[tuple[str, int]]()
+    for _ in range(5000):
+        caller, amount = rng.choice("abc"), rng.randrange(1, 200)
+        if shares.take(caller, amount):
+            held.append((caller, amount))
+        assert shares.held == sum(amount for _, amount in held) <= 10_000
+        if held and rng.random() < 0.5:
+            shares.release(*held.pop(rng.randrange(len(held))))
+    for one in held:
+        shares.release(*one)
+    assert (shares.held, shares._held) == (0, {})
+
+
+def test_callers_take_turns_and_each_keeps_its_own_order() -> None:
+    turns: Turns[int] = Turns()
+    for number in range(100):
+        turns.add("many", number)
+    turns.add("few", 1000)
+    taken = []
+    while callers := list(turns.callers()):
+        taken.append(turns.take(callers[0]))
+    assert taken[:3] == [0, 1000, 1]
+    assert [one for one in taken if one != 1000] == list(range(100))
+
+
+def test_a_mailbox_over_its_bytes_drops_the_oldest_and_says_so() -> None:
+    box: Mailbox[bytes] = Mailbox(1000, capacity_bytes=100, size_of=len)
+    for number in range(10):
+        box.put(bytes([number]) * 10)
+    assert (len(box), box.overflowed) == (10, False)
+    box.put(b"x" * 15)
+    assert (len(box), box.overflowed) == (9, True)
+    assert box.take() == b"\x02" * 10
+    box.put(b"y" * 500)  # the newest is kept whatever its size
+    assert len(box) == 1
+    assert box.take() == b"y" * 500
+    box.clear()
+    for _ in range(2000):
+        box.put(b"")
+    assert len(box) == 1000

@@ -1,0 +1,32 @@
+"""`vm.events`: stored facts, in pages."""
+
+from pydantic import Field
+
+from virtbus.schemas.ids import Uid
+from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.quantity import Count
+
+
+class EventList(Command):
+    """`vm.events`: stored facts of one VM, or of all; `spans` adds trace spans."""
+
+    uid: Uid | None = None
+    after: Count = Field(0, ge=0)
+    limit: Count = Field(200, ge=1, le=1000)
+    spans: bool = False
+
+
+class EventItem(Fact):
+    """A stored fact: `event` or `span` as its own map."""
+
+    sequence: int
+    subject: str
+    time_ns: int
+    data: dict[str, object] = Field(default_factory=dict)
+
+
+class EventPage(Fact):
+    """A page of `vm.events`; `next_after`, given as `after`, asks for the next, None: no more."""
+
+    items: tuple[EventItem, ...] = ()
+    next_after: int | None = None

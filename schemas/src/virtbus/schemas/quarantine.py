@@ -1,0 +1,104 @@
+"""A node's quarantine: disks that no record accounts for, kept for a person (ADR 0033)."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from virtbus.schemas.ids import Id, Uid
+from virtbus.schemas.model import Command, Fact
+from virtbus.schemas.vm import VmRecord
+
+ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"
+"""The uid of the VM; a further entry of the same uid has `.2`, `.3` … behind it."""
+ENTRY = re.compile(ENTRY_PATTERN)
+LIST_MAX = 500
+ORPHANED = "virtbus.io/orphaned"
+"""The annotation of a VM whose maker does not know it any more; its value says why."""
+
+
+class Keep(Fact):
+    """In a release: move the disks to the quarantine. `record` is the VM's, where it is known."""
+
+    why: str
+    record: VmRecord | None = None
+
+
+class Kept(Fact):
+    """One entry of a quarantine, or a VM without a record that is held where it is (`held`).
+
+    `bytes` are those that the disks take of the host. `digests` are the images that they rest on.
+    `adoptable`: the record was saved with them.
+    """
+
+    entry: str
+    uid: str
+    namespace: str = ""
+    name: str = ""
+    epoch: int = 0
+    held: bool = False
+    adoptable: bool = False
+    disks: tuple[str, ...] = ()
+    bytes: int = 0
+    digests: tuple[str, ...] = ()
+    why: str = ""
+    since_ns: int = 0
+
+
+class QuarantineWork(Fact):
+    """`rpc.imaged.quarantine`: list entries, get one, restore its disks to `uid`, or purge it.
+
+    What `restore` finds in the place of the disks goes to the quarantine, as `keep` says.
+    """
+
+    do: Literal["list", "get", "restore", "purge"]
+    entry: str | None = Field(None, pattern=ENTRY_PATTERN)
+    uid: str | None = None
+    keep: Keep | None = None
+
+
+class Quarantine(Fact):
+    """What is in quarantine on a node, in order of the entries' names; `record` of a `get`."""
+
+    entries: tuple[Kept, ...] = ()
+    total: int = 0
+    record: VmRecord | None = None
+
+
+class QuarantineAsk(Fact):
+    """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a VM of its own.
+
+    `keep` ends a guest that no record stands for; below `below_epoch` also one that runs elsewhere
+    by now, which only controllers may know.
+    """
+
+    do: Literal["list", "adopt", "keep", "purge"]
+    entry: str | None = Field(None, pattern=ENTRY_PATTERN)
+    name: str | None = None
+    new_uid: str | None = None
+    below_epoch: int = 0
+
+
+class NodeQuarantine(Command):
+    """`node.quarantine`: `entry` is the uid, or what `list` shows in its place."""
+
+    node: Id
+    do: Literal["list", "adopt", "keep", "purge"] = "list"
+    entry: str | None = Field(None, pattern=ENTRY_PATTERN)
+    name: Id | None = Field(None, description="adopt it as a new VM of this name")
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.do != "list" and self.entry is None:
+            msg = f"{self.do} needs the entry that it is about; do=list shows them"
+            raise ValueError(msg)
+        return self
+
+
+class NodeQuarantined(Fact):
+    """The answer of `node.quarantine`: what is there now, and the VM that was adopted."""
+
+    node: str
+    entries: tuple[Kept, ...] = ()
+    total: int = 0
+    adopted: Uid | None = None

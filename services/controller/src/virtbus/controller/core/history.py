@@ -1,0 +1,76 @@
+"""Stored facts as the API shows them, in pages of bounded size."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from virtbus.controller.core.pages import ITEM_BYTES, PAGE_BYTES, Plain, fitting, plain
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.history import EventItem, EventList, EventPage
+from virtbus.schemas.wire import decode
+
+SPAN = f".{Kind.SPAN}"
+
+
+class Stored(Protocol):
+    """A message of the stream of facts."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def time_ns(self) -> int: ...
+
+
+def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool) -> Plain:
+    """The first of these facts that fit in one answer; `more`: others follow them."""
+    items: list[Plain] = []
+    left_bytes, last = PAGE_BYTES, want.after
+    told: set[tuple[str, str]] = set()
+    for message in stored:
+        one, shown = _read(message)
+        if one in told or (message.subject.endswith(SPAN) and not want.spans):
+            shown = []
+        told.add(one)
+        made = [fitting(item, as_json=as_json) for item in shown]
+        size_bytes = sum(size for _, size in made)
+        if size_bytes > ITEM_BYTES:
+            made = [fitting(_unshown(message, "it is too large"), as_json=as_json)]
+        left_bytes -= size_bytes
+        if items and left_bytes < 0:
+            more = True
+            break
+        items += [item for item, _ in made]
+        last = message.sequence
+    return plain(EventPage(next_after=last if more else None), as_json=as_json) | {"items": items}
+
+
+def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
+    """The identity of a message and its facts: spans that ended together are one message.
+
+    The subject says which node told it, so no node can stand in for a fact of another.
+    """
+    unread = (message.subject, str(message.sequence))
+    try:
+        body = decode(message.body)
+    except VirtbusError as error:
+        return unread, [_unshown(message, str(error))]
+    data = body.get("data", body) if isinstance(body, dict) else None
+    spans = data.get("spans", [data]) if isinstance(data, dict) else None
+    if not isinstance(spans, list) or not all(isinstance(one, dict) for one in spans):
+        return unread, [_unshown(message, "it is no fact")]
+    one = (message.subject, str(body.get("id", message.sequence)))
+    return one, [_item(message, span) for span in spans]
+
+
+def _unshown(message: Stored, why: str) -> EventItem:
+    return _item(message, {"message": f"this fact cannot be shown: {why}"})
+
+
+def _item(message: Stored, data: dict[str, Any]) -> EventItem:
+    return EventItem(
+        sequence=message.sequence, subject=message.subject, time_ns=message.time_ns, data=data
+    )

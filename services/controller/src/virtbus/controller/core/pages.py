@@ -1,0 +1,130 @@
+"""Lists as pages of bounded size: bytes as they are sent, and items (ADR 0028)."""
+
+import base64
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import BaseModel
+
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.paging import Paged
+from virtbus.schemas.wire import encode, encode_json
+
+PAGE_BYTES = 512 * 1024
+"""A page ends before this, unless its only item is larger. 500 usual VMs have less."""
+ITEM_BYTES = 768 * 1024
+"""An item above it loses its largest fields; a message on the bus may have 1 MiB."""
+PAGE_ITEMS = 500
+
+Plain = dict[str, Any]
+
+
+class Asked(Protocol):
+    """Of a request, whether its answer is JSON."""
+
+    @property
+    def wants_json(self) -> bool: ...
+
+
+class Page(NamedTuple):
+    """Items as plain data, and the key of the last one where more follow."""
+
+    items: list[Plain]
+    last: str | None
+
+
+def answer(
+    model: type[Paged],
+    found: Iterable[tuple[str, BaseModel]],
+    asked: Asked,
+    *,
+    most: int = PAGE_ITEMS,
+    **fields: Any,
+) -> Plain:
+    """A page of `model` as plain data; `fields` are its others."""
+    found_ = page(found, as_json=asked.wants_json, most=most)
+    continue_ = None if found_.last is None else token(found_.last)
+    empty = model.model_validate({"continue": continue_, **fields})
+    return plain(empty, as_json=asked.wants_json) | {"items": found_.items}
+
+
+def page(found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS) -> Page:
+    """The first items of `found` (key and model, in the order of keys) that fit in one answer."""
+    return next(split(found, as_json=as_json, most=most))
+
+
+def split(
+    found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS
+) -> Iterator[Page]:
+    """All of `found` in pages, at least one; each is made when it is asked for."""
+    items: list[Plain] = []
+    left_bytes, last = PAGE_BYTES, ""
+    for key, model in found:
+        item, size_bytes = fitting(model, as_json=as_json)
+        if items and (left_bytes < size_bytes or len(items) >= most):
+            yield Page(items, last)
+            items, left_bytes = [], PAGE_BYTES
+        items.append(item)
+        left_bytes -= size_bytes
+        last = key
+    yield Page(items, None)
+
+
+def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
+    """A model as plain data, and its size. Above ITEM_BYTES its largest fields are left out.
+
+    `cut` of the item then names them. A field that has no default becomes an empty value.
+    """
+    item = plain(model, as_json=as_json)
+    size_bytes = _size_bytes(item, as_json=as_json)
+    if size_bytes <= ITEM_BYTES:
+        return item, size_bytes
+    sizes = {name: _size_bytes({name: item[name]}, as_json=as_json) for name in item}
+    empty = plain(type(model).model_construct(), as_json=as_json)
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if size_bytes <= ITEM_BYTES:
+            break
+        item["cut"] = sorted([*item.get("cut", ()), name])
+        if name in empty or not type(model).model_fields[_field(model, name)].is_required():
+            item.pop(name)
+            item.update({name: empty[name]} if name in empty else {})
+        else:
+            item[name] = type(item[name])()
+        size_bytes = _size_bytes(item, as_json=as_json)
+    return item, size_bytes
+
+
+def _field(model: BaseModel, name: str) -> str:
+    """The field that is sent as `name`."""
+    fields = type(model).model_fields
+    return next(each for each, field in fields.items() if name in {each, field.alias})
+
+
+def plain(model: BaseModel, *, as_json: bool) -> Plain:
+    """What is sent of a model: JSON has its defaults, msgpack leaves them out."""
+    if as_json:
+        return model.model_dump(mode="json", by_alias=True)
+    return model.model_dump(exclude_defaults=True, by_alias=True)
+
+
+def _size_bytes(item: Plain, *, as_json: bool) -> int:
+    return len(encode_json(item) if as_json else encode(item))
+
+
+def token(key: str) -> str:
+    """`continue` of the page behind an item."""
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def key_of(continue_: str | None) -> str:
+    """The key in a `continue`, "" without one; VirtbusError 400 where it is none."""
+    try:
+        return base64.urlsafe_b64decode((continue_ or "").encode()).decode()
+    except ValueError:
+        raise bad_continue() from None
+
+
+def bad_continue() -> VirtbusError:
+    """400: no list gave this."""
+    message = "continue is not what a list gave; leave it out to begin anew"
+    return VirtbusError(Code.INVALID, "bad_continue", message)

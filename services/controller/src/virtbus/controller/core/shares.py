@@ -1,0 +1,59 @@
+"""How much of a stream that all nodes write to one node may take (ADR 0030).
+
+nats-server knows limits of a stream and of a subject, none of a node's subtree. So the controller
+with the lease estimates each node's part from a sample, and trims who takes what others need.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOOK_AT = 0.25
+"""The fill of a stream below which nobody is short of room."""
+MOST, LEAST, TIMES_FAIR = 0.5, 1 / 16, 4
+"""A node may take four times its fair part, at most half and at least a sixteenth of a stream."""
+_OVERHEAD_BYTES = 64
+"""Of a stored message beside subject and body, about."""
+_NODE_TOKEN = 2
+"""In `virtbus.evt.<node>.…` and in `$KV.st.<node>.…`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A node that takes too much; about `bytes` of the stream are its, `keep` of its messages."""
+
+    node: str
+    bytes: int
+    keep: int
+
+
+def limit(max_bytes: int, nodes: int) -> int:
+    """What one of so many nodes may have of a stream."""
+    fair = TIMES_FAIR / max(nodes, 1)
+    return int(max_bytes * min(MOST, max(LEAST, fair)))
+
+
+def excess(
+    sample: Iterable[tuple[str, int]], used_bytes: int, max_bytes: int, messages: int, nodes: int
+) -> list[Excess]:
+    """Who takes more than its limit, by a sample of (subject, body size) over the whole stream.
+
+    Of what is trimmed, messages for half of the limit stay.
+    """
+    by_node: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
+    for subject, size in sample:
+        node = subject.split(".")[_NODE_TOKEN]
+        by_node[node] += size + len(subject) + _OVERHEAD_BYTES
+        counted[node] += 1
+    total = by_node.total()
+    if len(by_node) < 2 and nodes < 2:
+        return []  # nobody else is short of it
+    most = limit(max_bytes, nodes)
+    found = []
+    for node, sampled in by_node.items():
+        taken = used_bytes * sampled // total
+        if taken > most:
+            own = messages * counted[node] // counted.total()
+            found.append(Excess(node, taken, own * most // (2 * taken)))
+    return found

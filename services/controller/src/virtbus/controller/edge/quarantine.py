@@ -1,0 +1,165 @@
+"""`node.quarantine`: what a person does about VMs and disks that no record accounts for (ADR 0033).
+
+The node lists, ends, purges and gives back; the record of what is adopted is written here. Each may
+be repeated: until its record is on the bus, what was adopted is held by its node.
+"""
+
+import asyncio
+import logging
+
+from virtbus.bus.ports import Bus, BusError, ConflictError, Request
+from virtbus.controller.core.claims import Standing
+from virtbus.controller.core.fleet import Fleet
+from virtbus.controller.core.held import is_held
+from virtbus.controller.core.rebuilding import Known
+from virtbus.controller.edge.commit import Commits
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Tenure
+from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.events import Kind
+from virtbus.schemas.quarantine import (
+    Kept,
+    NodeQuarantine,
+    NodeQuarantined,
+    Quarantine,
+    QuarantineAsk,
+)
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+ASK_S = 30.0
+LOOK_S = 30.0
+ADOPTED = "adopted from the quarantine of its node"
+
+
+class Quarantines:
+    """The handler of `node.quarantine`."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._facts = facts
+        self._commits = Commits(bus, fleet)
+
+    async def quarantine(self, request: Request) -> NodeQuarantined:
+        want = validate(NodeQuarantine, request.data)
+        if want.node not in self._fleet.nodes:
+            message = f"there is no node {want.node}; `virtbus node list` shows what there is"
+            raise VirtbusError(Code.NOT_FOUND, "node_not_found", message)
+        ask_s = request.deadline_s - asyncio.get_running_loop().time() - 1.0
+        if want.do == "adopt":
+            return await self._adopt(want, ask_s)
+        found = await self._ask(want.node, QuarantineAsk(do=want.do, entry=want.entry), ask_s)
+        return NodeQuarantined(node=want.node, entries=found.entries, total=found.total)
+
+    async def _ask(self, node: str, ask: QuarantineAsk, ask_s: float) -> Quarantine:
+        subject = subjects.rpc(node, "agent", "quarantine")
+        timeout_s = max(min(ask_s, ASK_S), 1.0)
+        return validate(Quarantine, await self._bus.request(subject, ask, timeout_s=timeout_s))
+
+    async def _adopt(self, want: NodeQuarantine, ask_s: float) -> NodeQuarantined:
+        listed = await self._ask(want.node, QuarantineAsk(do="list"), ask_s)
+        kept = _entry(listed, want)
+        await self._check_name(want, kept)
+        new_uid = None
+        if want.name is not None and not kept.held:
+            new_uid = self._bus.sources.uuid7()
+        else:
+            _check_place(want, kept, await self._commits.known(kept.uid))
+        ask = QuarantineAsk(do="adopt", entry=want.entry, name=want.name, new_uid=new_uid)
+        record = (await self._ask(want.node, ask, ask_s)).record
+        if record is None:
+            message = f"{want.node} gave no record of {want.entry}; see its log"
+            raise VirtbusError(Code.INTERNAL, "internal", message)
+        await self._write(record)
+        left = tuple(one for one in listed.entries if one.entry != want.entry)
+        total = listed.total - 1
+        return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
+
+    async def _check_name(self, want: NodeQuarantine, kept: Kept) -> None:
+        """Raise 409 where another VM has the name: before anything is moved on the host."""
+        name = want.name or kept.name
+        if not (name and kept.namespace):
+            return  # no record was saved with it
+        holder = await self._commits.holder(kept.namespace, name)
+        if holder is not None and holder != kept.uid and await self._commits.latest(holder):
+            message = f"VM {holder} has the name {kept.namespace}/{name}; give another: --name"
+            raise VirtbusError(Code.CONFLICT, "name_taken", message)
+
+    async def _write(self, record: VmRecord) -> None:
+        """Put the record on the bus, unless it stands there: then its disks were swapped."""
+        known = await self._commits.known(record.uid)
+        if known.record is not None and known.node == record.node:
+            return
+        try:
+            await self._commits.write_back(record, known)
+        except (ConflictError, NodeFullError) as error:
+            message = f"{record.name} is held on {record.node} now; repeat: {error}"
+            raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=500) from error
+        self._facts.emit(Kind.VM_UPDATED, record, ADOPTED)
+
+
+class Overtaken:
+    """Ends what a node holds without a record where the bus has the VM elsewhere, and newer.
+
+    A higher epoch is a move, and a move is a command: the node learns of it by its purge marker,
+    for a day. A host that was off for longer, or a bus that was rebuilt, has none. The disks stay.
+    """
+
+    def __init__(self, bus: Bus, fleet: Fleet) -> None:
+        self._bus = bus
+        self._fleet = fleet
+
+    async def run(self, tenure: Tenure) -> None:
+        """Look again and again, while the lease is held."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for node, uid, epoch in self._found():
+                tenure.check()
+                subject = subjects.rpc(node, "agent", "quarantine")
+                ask = QuarantineAsk(do="keep", entry=uid, below_epoch=epoch)
+                try:
+                    await self._bus.request(subject, ask, timeout_s=ASK_S)
+                except (BusError, VirtbusError) as error:
+                    extra = {"code": "overtaken_stays", "uid": uid, "node": node}
+                    log.info("what was moved is still held: %s", error, extra=extra)
+                else:
+                    extra = {"code": "overtaken", "uid": uid, "node": node}
+                    log.warning("ended there, as it was moved; its disks are kept", extra=extra)
+
+    def _found(self) -> list[tuple[str, str, int]]:
+        """Node, uid and the epoch elsewhere of each."""
+        fleet, now_s = self._fleet, asyncio.get_running_loop().time()
+        found = []
+        for (node, uid), (status, _) in fleet.statuses.items():
+            held = fleet.vms.get(uid)
+            if held is None or held.record.node == node or held.record.epoch <= status.epoch:
+                continue
+            if is_held(status) and not fleet.silent(node, now_s):
+                found.append((node, uid, held.record.epoch))
+        return found
+
+
+def _entry(listed: Quarantine, want: NodeQuarantine) -> Kept:
+    for kept in listed.entries:
+        if kept.entry == want.entry:
+            return kept
+    message = f"{want.node} has no {want.entry}; `virtbus node quarantine list {want.node}`"
+    raise VirtbusError(Code.NOT_FOUND, "no_entry", message)
+
+
+def _check_place(want: NodeQuarantine, kept: Kept, known: Known) -> None:
+    """Raise where the uid cannot be a VM on that node: it was deleted, or is elsewhere."""
+    if known.where is Standing.MARKER:
+        message = f"VM {kept.uid} was deleted; adopt its disks as a new VM: --name NAME"
+        raise VirtbusError(Code.GONE, "deleted", message)
+    if known.record is not None and known.node != want.node:
+        message = (
+            f"{kept.name or kept.uid} is on {known.node} by now; adopt these disks as a new VM: "
+            "--name NAME"
+        )
+        raise VirtbusError(Code.CONFLICT, "vm_elsewhere", message)

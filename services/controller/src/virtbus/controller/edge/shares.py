@@ -1,0 +1,69 @@
+"""A duty: no node takes the room that others need for facts and statuses (`core/shares.py`)."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from virtbus.bus.ports import Bus, BusError
+from virtbus.controller.core.shares import LOOK_AT, Excess, excess
+from virtbus.controller.edge.facts import Facts
+from virtbus.controller.edge.lease import Tenure
+from virtbus.schemas.events import Kind
+from virtbus.schemas.ids import is_id
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+POINTS, AT_ONCE = 50, 4
+"""Places in a stream that are looked at, and messages at each."""
+FACTS, STATUSES = "virtbus.evt", "$KV.st"
+"""Of a stream of facts the newest stay. Of statuses none does: an agent puts each
+again with its next change, over whatever is there."""
+
+
+class Shares:
+    """Looks at both streams again and again."""
+
+    def __init__(self, bus: Bus, facts: Facts, nodes: Callable[[], int]) -> None:
+        """`nodes`: how many there are."""
+        self._bus = bus
+        self._facts = facts
+        self._nodes = nodes
+
+    async def run(self, tenure: Tenure) -> None:
+        """Until cancelled."""
+        while True:
+            for prefix in (STATUSES, FACTS):
+                try:
+                    await self.look(prefix, tenure)
+                except BusError as error:
+                    log.debug("shares of %s unknown: %s", prefix, error)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, prefix: str, tenure: Tenure) -> None:
+        """Trim who takes too much of one stream."""
+        extent = await self._bus.extent(f"{prefix}.>")
+        if extent.max_bytes <= 0 or extent.bytes < LOOK_AT * extent.max_bytes:
+            return
+        sample: list[tuple[str, int]] = []
+        span = extent.last - extent.first + 1
+        for point in range(POINTS):
+            within = int(self._bus.sources.uniform(0, span / POINTS))
+            after = extent.first - 1 + point * span // POINTS + within
+            found = await self._bus.history(f"{prefix}.>", after=after, limit=AT_ONCE)
+            sample += [(one.subject, len(one.body)) for one in found]
+        for one in excess(sample, extent.bytes, extent.max_bytes, extent.messages, self._nodes()):
+            tenure.check()
+            await self._trim(prefix, one)
+
+    async def _trim(self, prefix: str, one: Excess) -> None:
+        keep = one.keep if prefix == FACTS else 0
+        message = (
+            f"it took about {one.bytes >> 20} MiB of {prefix}.>: trimmed to its newest {keep}. Are "
+            f"its credentials in other hands? `virtbus bus revoke-node {one.node}` makes them void"
+        )
+        log.error("node %s: %s", one.node, message, extra={"code": "node_floods"})
+        await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)
+        if is_id(one.node):  # told each time: an earlier one is among what was trimmed
+            again = self._bus.sources.uuid7()
+            self._facts.node(Kind.NODE_TRIMMED, one.node, message, again)

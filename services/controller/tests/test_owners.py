@@ -1,0 +1,110 @@
+"""Bridges of Kubernetes clusters: each sees and changes only the VMs that its account made (M3)."""
+
+from typing import Any
+
+import pytest
+from services.controller.tests.fleets import uid
+from services.controller.tests.virtual import World, run, settle, world
+
+from virtbus.bus.memory import MemoryBus
+from virtbus.bus.memory_link import MemoryLink
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import VirtbusError
+
+
+class Asking:
+    """A connection of an account."""
+
+    def __init__(self, made: World, account: str) -> None:
+        link = MemoryLink(made.server, account)
+        self.bus = MemoryBus(made.server, account.lower(), link=link)
+
+    async def ask(self, verb: str, **data: Any) -> Any:
+        return await self.bus.request(subjects.api("vm", verb), data, timeout_s=10)
+
+    async def refused(self, verb: str, **data: Any) -> str:
+        with pytest.raises(VirtbusError) as caught:
+            await self.ask(verb, **data)
+        return caught.value.reason
+
+    async def listed(self) -> list[str]:
+        return [item["name"] for item in (await self.ask("list")).get("items", ())]
+
+    async def watched(self) -> list[str]:
+        subject = subjects.api("vm", "watch")
+        async with self.bus.request_stream(subject, {}, idle_timeout_s=60) as replies:
+            async for reply in replies:
+                if reply.get("items"):
+                    return [item["name"] for item in reply["items"]]
+                if reply.get("synced"):
+                    return []
+        return []
+
+
+VERBS: dict[str, dict[str, Any]] = {
+    "get": {},
+    "delete": {},
+    "start": {},
+    "stop": {},
+    "restart": {},
+    "pause": {},
+    "unpause": {},
+    "reset": {},
+    "soft-reboot": {},
+    "move": {},
+    "update": {"revision": 1, "labels": {"mine": "now"}},
+}
+
+
+def test_a_bridge_touches_the_vms_that_it_made_and_no_others() -> None:
+    async def body() -> None:
+        async with world() as made:
+            people, east, west = (
+                Asking(made, account) for account in ("CLIENT", "BRIDGE", "BRIDGE-WEST")
+            )
+            for number, (one, name) in enumerate(
+                ((people, "by-hand"), (east, "of-east"), (west, "of-west")), start=1
+            ):
+                await one.ask("create", name=name, image="tiny", uid=uid(number))
+            await settle()
+            for verb, more in VERBS.items():
+                for number in (1, 3):
+                    assert await east.refused(verb, uid=uid(number), **more) == "not_owner"
+            assert await east.refused("get", name="of-west") == "not_owner"
+            stored = [await made.stored(uid(number)) for number in (1, 2, 3)]
+            assert [one.owner for one in stored if one] == ["", "bridge", "bridge-west"]
+            assert all(one is not None and not one.deleting for one in stored)
+            assert (await east.listed(), await west.listed()) == (["of-east"], ["of-west"])
+            assert (await east.watched(), await west.watched()) == (["of-east"], ["of-west"])
+            assert await people.listed() == ["by-hand", "of-east", "of-west"]
+            assert (await east.ask("delete", uid=uid(2)))["deleting"]
+            assert (await people.ask("delete", uid=uid(3)))["owner"] == "bridge-west"
+
+    run(body)
+
+
+def test_a_request_cannot_say_whose_the_vm_is_nor_take_one_over_by_its_uid() -> None:
+    async def body() -> None:
+        async with world() as made:
+            people, east = Asking(made, "CLIENT"), Asking(made, "BRIDGE")
+            vm = {"name": "web", "image": "tiny", "uid": uid(1)}
+            await people.ask("create", **vm)
+            assert await east.refused("create", **vm) == "not_owner"
+            forged = {"name": "b", "image": "tiny", "uid": uid(2), "owner": "bridge-west"}
+            assert await east.refused("create", **forged) == "invalid"
+            stored = await made.stored(uid(1))
+            assert stored is not None
+            assert stored.owner == ""
+
+    run(body)
+
+
+def test_an_account_that_nobody_knows_owns_nothing_of_others() -> None:
+    async def body() -> None:
+        async with world() as made:
+            await Asking(made, "CLIENT").ask("create", name="web", image="tiny", uid=uid(1))
+            await settle()
+            assert await Asking(made, "node-n1").refused("delete", uid=uid(1)) == "not_owner"
+            assert await Asking(made, "node-n1").listed() == []
+
+    run(body)

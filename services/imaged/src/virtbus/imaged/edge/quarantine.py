@@ -1,0 +1,202 @@
+"""The quarantine: `<disks>/quarantine/<entry>/`, disks that no record accounts for (ADR 0033).
+
+An entry is a VM's directory of disks, renamed; beside the disks lies a manifest, which says whose
+they are, when and why they came. It is below the directory of the disks: a sandbox may mount
+directories one by one, and a rename does not cross mounts.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from virtbus.imaged.edge import beneath
+from virtbus.imaged.edge.diskfiles import NOTE_SUFFIX, DiskFiles, FoundDisk
+from virtbus.imaged.edge.part import store_error
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.model import Fact
+from virtbus.schemas.quarantine import ENTRY, Keep, Kept
+from virtbus.schemas.wire import encode, read
+
+FOLDER = "quarantine"
+MANIFEST = "_manifest.json"
+"""No volume has that name."""
+_BLOCK_BYTES = 512
+
+
+class Manifest(Fact):
+    """What an entry says of itself."""
+
+    uid: str
+    epoch: int
+    keep: Keep
+    since_ns: int
+
+
+class QuarantineFiles:
+    """Moves disks in and out. All methods block on the disk; the caller serializes per uid."""
+
+    def __init__(self, files: DiskFiles) -> None:
+        self._files = files
+        self.root = files.root / FOLDER
+        """There while there are entries."""
+
+    def keep(self, uid: str, manifest: Manifest) -> str:
+        """Move a VM's disks here; the entry, empty where the VM had none.
+
+        Disks that nothing was ever written to hold nothing: they are removed. Repeating it after
+        a crash finds the entry that was made.
+
+        Raises:
+            VirtbusError: 503 `disk_full`, `store_error`.
+        """
+        folder = self._files.root / check_uid(uid)
+        try:
+            if not folder.is_dir():
+                return self._kept(uid, manifest.epoch)
+            if not self._files.written(uid):
+                self._files.remove(uid)
+                return ""
+            with _descriptor(folder) as there:
+                beneath.replace(MANIFEST, encode(manifest), there)
+            beneath.make_passable(self.root)
+            entry = self._free(uid)
+            folder.rename(self.root / entry)
+            self._sync()
+        except OSError as error:
+            raise store_error(error) from error
+        return entry
+
+    def _kept(self, uid: str, epoch: int) -> str:
+        """The entry that an earlier, unanswered `keep` of the same assignment made."""
+        for entry in reversed(self._names()):
+            manifest = self._manifest(entry) if entry.partition(".")[0] == uid else None
+            if manifest is not None and manifest.epoch == epoch:
+                return entry
+        return ""
+
+    def _free(self, uid: str) -> str:
+        """The uid, or with the next number behind it: no entry takes another's place."""
+        taken = {one.name for one in self.root.iterdir()}
+        return next(
+            name
+            for name in (uid, *(f"{uid}.{number}" for number in range(2, 10_000)))
+            if name not in taken
+        )
+
+    def restore(self, entry: str, uid: str, instead: Manifest) -> None:
+        """Give the disks of an entry to the VM `uid`; what it has in their place comes here.
+
+        Raises:
+            VirtbusError: 404 `no_entry`, 503 `store_error`.
+        """
+        folder = self._folder(entry)
+        try:
+            self.keep(uid, instead)
+            folder.rename(self._files.root / check_uid(uid))
+            with contextlib.suppress(FileNotFoundError):
+                (self._files.root / uid / MANIFEST).unlink()
+            self._sync()
+            self._tidy()
+        except OSError as error:
+            raise store_error(error) from error
+
+    def purge(self, entry: str) -> None:
+        """Remove an entry for good.
+
+        Raises:
+            VirtbusError: 404 `no_entry`, 503 `store_error`.
+        """
+        try:
+            shutil.rmtree(self._folder(entry))
+            self._tidy()
+        except OSError as error:
+            raise store_error(error) from error
+
+    def entries(self) -> list[Kept]:
+        """Every entry, in order of its name."""
+        return [self.get(entry) for entry in self._names()]
+
+    def get(self, entry: str) -> Kept:
+        """One entry; an unreadable manifest leaves only what its name and files say.
+
+        Raises:
+            VirtbusError: 404 `no_entry`.
+        """
+        folder, manifest = self._folder(entry), self._manifest(entry)
+        keep = manifest.keep if manifest is not None else Keep(why="its manifest cannot be read")
+        record = keep.record
+        disks = _disks(folder)
+        return Kept(
+            entry=entry,
+            uid=entry.partition(".")[0],
+            namespace=record.namespace if record else "",
+            name=record.name if record else "",
+            epoch=manifest.epoch if manifest else 0,
+            adoptable=record is not None,
+            disks=tuple(disk.stem for disk in disks),
+            bytes=sum(disk.lstat().st_blocks for disk in disks) * _BLOCK_BYTES,
+            digests=tuple(
+                sorted({digest for disk in self._found(entry) if (digest := disk.digest)})
+            ),
+            why=keep.why,
+            since_ns=manifest.since_ns if manifest else 0,
+        )
+
+    def manifest(self, entry: str) -> Manifest | None:
+        """What was saved with an entry; None where that cannot be read."""
+        self._folder(entry)
+        return self._manifest(entry)
+
+    def find(self) -> Iterator[FoundDisk]:
+        """The disks here, as `DiskFiles.find`: the images that they rest on are in use."""
+        for entry in self._names():
+            yield from self._found(entry)
+
+    def _found(self, entry: str) -> Iterator[FoundDisk]:
+        uid = entry.partition(".")[0]
+        for disk in _disks(self.root / entry):
+            yield FoundDisk(uid, str(disk), self._files.overlay_in(self.root / entry, disk.stem))
+
+    def _names(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(one.name for one in self.root.iterdir() if ENTRY.fullmatch(one.name))
+        return []
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(OSError):  # there are others
+            self.root.rmdir()
+
+    def _folder(self, entry: str) -> Path:
+        folder = self.root / entry
+        if not ENTRY.fullmatch(entry) or folder.is_symlink() or not folder.is_dir():
+            message = f"there is no {entry} in quarantine here; list what there is"
+            raise VirtbusError(Code.NOT_FOUND, "no_entry", message)
+        return folder
+
+    def _manifest(self, entry: str) -> Manifest | None:
+        try:
+            return read(Manifest, (self.root / entry / MANIFEST).read_bytes())
+        except (OSError, VirtbusError):
+            return None
+
+    def _sync(self) -> None:
+        for folder in (self.root, self._files.root):
+            with _descriptor(folder) as descriptor:
+                os.fsync(descriptor)
+
+
+def _disks(folder: Path) -> list[Path]:
+    names = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [one for one in names if one.suffix != NOTE_SUFFIX]
+
+
+@contextlib.contextmanager
+def _descriptor(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,118 @@
+"""What the bridge keeps of objects: one tenant's annotations cost nobody else anything (M10)."""
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
+from services.kubebridge.tests.manifests import put, vm
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.bus.ports import Endpoint, Request, ServiceInfo
+from virtbus.kubebridge.core import notes
+from virtbus.kubebridge.core.mapping import vm_field_causes
+from virtbus.kubebridge.edge.cluster import PAGE
+from virtbus.kubebridge.edge.objects import Objects
+from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.work import Work
+from virtbus.schemas.subjects import api
+
+OBJECT_BYTES = 1536 * 1024
+"""What etcd takes of one object."""
+MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
+
+
+def stopped(number: int, annotations: Mapping[str, Any], template: Mapping[str, Any]) -> Any:
+    named = {"metadata.name": f"vm-{number}", "metadata.uid": str(number)}
+    return put(
+        vm(),
+        named
+        | {
+            "metadata.annotations": dict(annotations),
+            "spec.template.metadata.annotations": dict(template),
+            "spec.runStrategy": "Halted",
+        },
+    )
+
+
+def test_two_thousand_stopped_vms_with_all_the_annotations_there_can_be_take_few_megabytes() -> (
+    None
+):
+    objects = Objects()
+    tracemalloc.start()
+    for number in range(200):
+        large = {f"note-{number}-{index}": "x" * 4000 for index in range(64)}
+        crowd = {f"crowd-{number}-{index}": "x" * 4000 for index in range(300)}
+        obj = stopped(number, large, crowd)
+        assert len(json.dumps(obj)) > 1_400_000
+        objects.put(obj)
+        del obj, large, crowd
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(objects) == 200
+    assert held_bytes / 200 < 20_000, f"{held_bytes / 200:.0f} bytes an object"
+    assert 2000 * held_bytes / 200 < MEMORY_LIMIT_BYTES / 8
+
+
+def test_a_page_of_the_largest_objects_fits_three_times() -> None:
+    """As bytes, as text and parsed."""
+    assert 3 * PAGE * OBJECT_BYTES < MEMORY_LIMIT_BYTES / 2
+
+
+def test_what_rules_read_is_kept() -> None:
+    generation = "kubevirt.io/vm-generation"
+    objects = Objects()
+    objects.put(stopped(1, {generation: "7", "a": "b", "x": "y" * 9999}, {"mine": "stays"}))
+    kept = objects.get("default/vm-1")
+    assert kept is not None
+    assert kept["metadata"]["annotations"] == {generation: "7"}
+    assert kept["spec"]["template"]["metadata"]["annotations"] == {"mine": "stays"}
+
+
+def test_more_annotations_than_a_vmi_gets_are_refused_with_their_size() -> None:
+    told = vm_field_causes(stopped(1, {}, {"big": "x" * notes.TEMPLATE_BYTES}))
+    assert [(one.field, one.message) for one in told] == [
+        (
+            "spec.template.metadata.annotations",
+            "they have 16387 bytes, and a VMI gets at most 16384",
+        )
+    ]
+    assert vm_field_causes(stopped(1, {"big": "x" * 200_000}, {"small": "x" * 9000})) == []
+
+
+async def test_failures_of_what_is_gone_are_forgotten() -> None:
+    async def look(_: str) -> float:
+        return 0.0
+
+    work = Work(look)
+    for number in range(100):
+        work._back_off_s(f"default/vm-{number}")
+    work.forget_but({"default/vm-1"})
+    assert list(work._failures) == ["default/vm-1"]
+
+
+async def test_a_reply_that_is_none_of_a_watch_costs_a_new_watch_and_nothing_else() -> None:
+    server = MemoryServer()
+    bus, controller = MemoryBus(server, "bridge"), MemoryBus(server, "controller")
+    hostile: list[Any] = [[1], "text", 5, {"items": [{}]}, {"items": 7}, {"change": [1]}]
+
+    async def watch(request: Request) -> None:
+        if hostile:
+            await request.stream(hostile.pop(0))
+        await request.stream({"synced": True})
+
+    views = Views(bus, "c")
+    views._pauses = iter(lambda: 0.0, 1.0)
+    info, subject = ServiceInfo("controller", "1"), api("vm", "watch")
+    async with (
+        asyncio.timeout(15),
+        controller.serve(info, [Endpoint("w", subject, watch)]),
+        asyncio.TaskGroup() as group,
+    ):
+        running = group.create_task(views.run())
+        while hostile:
+            await asyncio.sleep(0.01)
+        await views.synced.wait()
+        assert not running.done()
+        running.cancel()

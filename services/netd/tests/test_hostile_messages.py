@@ -1,0 +1,21 @@
+"""Whatever is sent to netd: it lives, and requesters are answered (ADR 0028)."""
+
+import pytest
+from services.netd.tests.pretended_host import Host, make_record
+from services.netd.tests.test_service import A, serving
+from tests.hostile import attack, unheard
+
+from virtbus.bus.memory import MemoryServer
+from virtbus.netd.service import teardown
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+async def test_netd_survives_whatever_is_sent_to_it(host: Host) -> None:
+    server = MemoryServer()
+    async with serving(host, server) as desk:
+        assert not unheard(server, "rpc", "netd.")
+        await attack(server, heard_by=("rpc.netd.", "$SRV."))
+        await desk.put(make_record(A))
+        assert (await desk.ready()).error is None
+    await teardown(desk.settings)

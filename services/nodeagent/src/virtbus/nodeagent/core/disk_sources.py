@@ -1,0 +1,134 @@
+"""Where a VM's disks and their images are: names that the agent derives, and checks of headers.
+
+imaged says which volumes it made, of which image; no path comes from it (ADR 0030). The header of
+each file is read here, by code of the agent's own, before libvirt is told of the file.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.nodework import MadeDisk
+from virtbus.schemas.vm import VmRecord
+
+HEAD_BYTES = 64 * 1024
+"""Of a file's start: header, extensions and backing name are in there, or the disk is refused."""
+DISKS, IMAGES, DATA = "disks", "images", "data"
+"""`<state_dir>/disks/<uid>/<volume>.qcow2` and `<state_dir>/images/data/<64 hex digits>`."""
+
+_MAGIC = b"QFI\xfb"
+_V2 = struct.Struct(">4sIQIIQI")
+_V2_BYTES, _V3_BYTES = 72, 104
+_FEATURES_AT, _LENGTH_AT = 72, 100
+_HARMLESS = 1 | 8 | 16
+"""Incompatible features that need no other file: dirty, compression type, extended L2 entries."""
+_EXT_END, _EXT_BACKING_FORMAT = 0, 0xE2792ACA
+_MAX_NAME_BYTES = 1023
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSource:
+    """A file that becomes a disk, and the image below it, by paths on this host."""
+
+    path: str
+    format: ImageFormat = ImageFormat.QCOW2
+    backing_path: str = ""
+    backing_format: ImageFormat | None = None
+
+
+def refused(volume: str, why: str) -> VirtbusError:
+    """What the agent says of a disk that it does not give to libvirt."""
+    message = (
+        f"the disk of volume {volume} is refused: {why}; the VM is not started with it. "
+        "See imaged's log; delete the VM and create it again, or restore the disk from a backup"
+    )
+    return VirtbusError(Code.CONFLICT, "disk_refused", message)
+
+
+def disk_name(volume: str) -> str:
+    """The file of a volume's disk in the VM's folder."""
+    return f"{volume}.qcow2"
+
+
+def hex_of(digest: str) -> str:
+    """The name of an image in the store."""
+    return digest.removeprefix("sha256:")
+
+
+def disk_sources(
+    state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
+) -> dict[str, DiskSource]:
+    """The files of all disks of the record, by volume name; seeds are the agent's own.
+
+    Raises:
+        VirtbusError: 409 `disk_refused`: imaged left a volume out, or made it of something else.
+    """
+    sources = {}
+    for volume in record.spec.volumes:
+        if volume.is_iso:
+            continue
+        disk = made.get(volume.name)
+        if disk is None:
+            raise refused(volume.name, "imaged did not make it")
+        if bool(disk.digest) != bool(volume.image_ref) or bool(disk.digest) != bool(
+            disk.image_format
+        ):
+            raise refused(volume.name, "it is not made of the image that the spec names")
+        below = str(state_dir / IMAGES / DATA / hex_of(disk.digest)) if disk.digest else ""
+        sources[volume.name] = DiskSource(
+            path=str(state_dir / DISKS / record.uid / disk_name(volume.name)),
+            backing_path=below,
+            backing_format=disk.image_format,
+        )
+    return sources
+
+
+def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
+    """The disk is qcow2 and rests on exactly the image of `source`; raises `disk_refused`."""
+    backing, backing_format = _qcow2(volume, head)
+    if backing != source.backing_path.encode():
+        raise refused(volume, f"its header names the backing file {_shown(backing)}")
+    if backing and backing_format != str(source.backing_format).encode():
+        raise refused(volume, f"its header says its image is {_shown(backing_format)}")
+
+
+def check_image(volume: str, head: bytes, image_format: ImageFormat) -> None:
+    """The image needs no other file; raises `disk_refused`."""
+    if image_format is ImageFormat.QCOW2 and _qcow2(volume, head)[0]:
+        raise refused(volume, "its image has a backing file")
+
+
+def _qcow2(volume: str, head: bytes) -> tuple[bytes, bytes]:
+    """Backing file and its format as the header has them, empty where there is none."""
+    if len(head) < _V3_BYTES or head[:4] != _MAGIC:
+        raise refused(volume, "it is no qcow2 file")
+    _, version, offset, size, cluster_bits, _, crypt = _V2.unpack_from(head)
+    features, length = 0, _V2_BYTES
+    if version == 3:
+        (features,) = struct.unpack_from(">Q", head, _FEATURES_AT)
+        (length,) = struct.unpack_from(">I", head, _LENGTH_AT)
+    if version not in {2, 3} or not 9 <= cluster_bits <= 21 or crypt:
+        raise refused(volume, "its qcow2 header is damaged, or it is encrypted")
+    if features & ~_HARMLESS:
+        raise refused(volume, f"it needs another file or is damaged (features {features:#x})")
+    name = head[offset : offset + size] if offset else b""
+    if len(name) != size or size > _MAX_NAME_BYTES:
+        raise refused(volume, "its qcow2 header names a backing file that cannot be read")
+    return name, _backing_format(head[: offset or len(head)], length) if name else b""
+
+
+def _backing_format(head: bytes, at: int) -> bytes:
+    while at + 8 <= len(head):
+        kind, length = struct.unpack_from(">II", head, at)
+        if kind in {_EXT_END, _EXT_BACKING_FORMAT}:
+            return head[at + 8 : at + 8 + length] if kind else b""
+        at += 8 + (length + 7) // 8 * 8
+    return b""
+
+
+def _shown(name: bytes) -> str:
+    """Bytes of a file, as people may see them."""
+    return ascii(name[:100].decode(errors="backslashreplace"))

@@ -1,0 +1,128 @@
+"""A VM's disks as files: opened beneath their folders, judged, and kept under a name of ours.
+
+imaged owns `disks/` and `images/`, so a path in them may be another file by the time that libvirt,
+which is root, opens it and changes its owner. So each disk that was judged gets a second name
+(a hard link) in the VM's own folder, which only the agent writes, and libvirt is told that one.
+An image is only read: libvirt is told not to change its owner.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from virtbus.nodeagent.core.disk_sources import (
+    DATA,
+    DISKS,
+    HEAD_BYTES,
+    IMAGES,
+    DiskSource,
+    check_disk,
+    check_image,
+    disk_name,
+    disk_sources,
+    refused,
+)
+from virtbus.nodeagent.edge.durable import in_thread
+from virtbus.schemas.nodework import MadeDisk
+from virtbus.schemas.vm import VmRecord
+
+_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY = _ROOT | os.O_NOFOLLOW
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Non-blocking: a FIFO in place of a file cannot hang the opener."""
+PINNED = "disk-"
+"""`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+
+
+class DiskFiles:
+    """The `DiskFiles` port."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state = state_dir
+
+    async def sources(
+        self, record: VmRecord, made: Mapping[str, MadeDisk]
+    ) -> dict[str, DiskSource]:
+        """Every disk of the record, judged now, under names that nobody but us can change.
+
+        Raises:
+            VirtbusError: 409 `disk_refused`: it is not the regular file, with one name, that it
+                must be, or its header names another file.
+        """
+        wanted = disk_sources(self._state, record, made)
+
+        def judge() -> dict[str, DiskSource]:
+            return {name: self._judged(record.uid, name, one) for name, one in wanted.items()}
+
+        return await in_thread(judge)
+
+    def _judged(self, uid: str, volume: str, source: DiskSource) -> DiskSource:
+        try:
+            if source.backing_path and source.backing_format is not None:
+                image = Path(source.backing_path).name
+                with _opened(self._state / IMAGES, (DATA,), image) as descriptor:
+                    _check_file(volume, descriptor, names=1)
+                    head = os.pread(descriptor, HEAD_BYTES, 0)
+                    check_image(volume, head, source.backing_format)
+            with _opened(self._state / DISKS, (uid,), disk_name(volume)) as descriptor:
+                check_disk(volume, os.pread(descriptor, HEAD_BYTES, 0), source)
+                path = self._pinned(uid, volume, descriptor)
+        except OSError as error:
+            raise refused(volume, f"it cannot be opened: {error.strerror}") from error
+        return dataclasses.replace(source, path=path or source.path)
+
+    def _pinned(self, uid: str, volume: str, descriptor: int) -> str:
+        """Our own path of an open disk; empty where `disks/` is on another filesystem."""
+        path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
+        kept = path.lstat() if os.path.lexists(path) else None
+        found = os.fstat(descriptor)
+        ours = kept is not None and os.path.samestat(kept, found)
+        _check_file(volume, descriptor, names=2 if ours else 1)
+        if ours:
+            return str(path)
+        path.unlink(missing_ok=True)
+        folder = os.open(path.parent, _DIRECTORY)
+        try:
+            os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return ""
+        finally:
+            os.close(folder)
+        return str(path)
+
+
+@contextlib.contextmanager
+def _opened(root: Path, folders: tuple[str, ...], name: str) -> Iterator[int]:
+    """The file `name` below `root`, which an operator may have put elsewhere by a symlink.
+
+    Raises:
+        OSError: ELOOP or ENOTDIR for a symlink on the way.
+    """
+    at = os.open(root, _ROOT)
+    try:
+        for folder in folders:
+            deeper = os.open(folder, _DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = deeper
+        descriptor = os.open(name, _FILE, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_file(volume: str, descriptor: int, *, names: int) -> None:
+    """A regular file with so many names: a hard link would be another file's content."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise refused(volume, "it is no regular file")
+    if found.st_nlink != names:
+        raise refused(volume, f"its file has {found.st_nlink} names instead of {names}")

@@ -1,0 +1,211 @@
+"""`rpc.agent.quarantine`: what a person does about VMs and disks that no record accounts for.
+
+imaged has the disks, the agent the record and the seeds. An adopted entry becomes a VM that is
+held here; whoever asked writes its record to the bus, and then it goes on as any other.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from virtbus.bus.ports import Endpoint, Request
+from virtbus.nodeagent.audit import Auditor
+from virtbus.nodeagent.core.lifecycle import Phase
+from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.tools import Tools
+from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
+from virtbus.schemas.ids import check_uid
+from virtbus.schemas.quarantine import (
+    LIST_MAX,
+    Keep,
+    Kept,
+    Quarantine,
+    QuarantineAsk,
+    QuarantineWork,
+)
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
+
+log = logging.getLogger(__name__)
+
+IMAGED_S = 10.0
+LOOK_S = 0.1
+ANSWER_BEFORE_S = 0.5
+BY_HAND = "a person ended the VM, of which the bus had no record"
+OFF = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
+
+
+class QuarantineDesk:
+    """Answers `rpc.agent.quarantine`.
+
+    `absent` is true for a uid that the joined bus does not name; `adopt` makes a held VM of a
+    record whose disks came back.
+    """
+
+    def __init__(
+        self,
+        tools: Tools,
+        auditor: Auditor,
+        guests: Mapping[str, Guest],
+        absent: Callable[[str], bool],
+        adopt: Callable[[VmRecord], None],
+    ) -> None:
+        self._tools = tools
+        self._auditor = auditor
+        self._guests = guests
+        self._absent = absent
+        self._adopt = adopt
+        self._node = tools.settings.node
+        self._one = asyncio.Lock()
+
+    def endpoint(self) -> Endpoint:
+        """What the agent's service answers."""
+        subject = subjects.rpc(self._node, "agent", "quarantine")
+        return Endpoint("agent-quarantine", subject, self._answer)
+
+    async def _answer(self, request: Request) -> Quarantine:
+        want = validate(QuarantineAsk, request.data)
+        if want.do == "list":
+            return await self._list()
+        async with self._one:
+            match want.do:
+                case "adopt":
+                    return await self._adopted(want)
+                case "keep":
+                    await self._keep(want, request.deadline_s - ANSWER_BEFORE_S)
+                case _:
+                    await self._purge(want.entry or "")
+        return await self._list()
+
+    async def _imaged(self, work: QuarantineWork) -> Quarantine:
+        subject = subjects.rpc(self._node, "imaged", "quarantine")
+        answer = await self._tools.bus.request(subject, work, timeout_s=IMAGED_S)
+        return validate(Quarantine, answer)
+
+    async def _list(self) -> Quarantine:
+        """The VMs that are held without a record first."""
+        kept = await self._imaged(QuarantineWork(do="list"))
+        held = [_held(g) for uid, g in sorted(self._guests.items()) if self._absent(uid)]
+        entries = (*held, *kept.entries)[:LIST_MAX]
+        return Quarantine(entries=entries, total=len(held) + kept.total)
+
+    # --- adopt -------------------------------------------------------------------------------
+    async def _adopted(self, want: QuarantineAsk) -> Quarantine:
+        entry = want.entry or ""
+        guest = self._guests.get(entry)
+        if guest is not None and self._absent(entry):
+            return Quarantine(entries=(_held(guest),), total=1, record=_named(guest.record, want))
+        found = await self._imaged(QuarantineWork(do="get", entry=entry))
+        (kept,) = found.entries
+        uid = check_uid(want.new_uid or kept.uid)
+        guest = self._guests.get(uid)
+        if guest is not None:
+            record = self._off(guest)
+        elif found.record is None:
+            raise _no_record(kept, self._node)
+        else:
+            epoch = max(self._tools.files.epoch(uid), found.record.epoch) + 1
+            record = _anew(_named(found.record, want), uid, self._node, epoch)
+            await self._tools.files.write(record)
+        await self._tools.files.bring_back(entry, uid)
+        keep = Keep(why=f"the disks of {entry} took their place", record=record)
+        await self._imaged(QuarantineWork(do="restore", entry=entry, uid=uid, keep=keep))
+        if uid not in self._guests:
+            self._adopt(record)
+        extra = {"code": "adopted", "uid": uid}
+        log.warning("%s is adopted as %s", entry, record.name, extra=extra)
+        return Quarantine(entries=(kept,), total=1, record=record)
+
+    def _off(self, guest: Guest) -> VmRecord:
+        """The record of a VM that exists here again; 409 while it is not off."""
+        record = guest.record
+        if guest.phase not in OFF or record.powered:
+            message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
+            raise VirtbusError(Code.CONFLICT, "not_off", message)
+        return record
+
+    # --- keep, purge -------------------------------------------------------------------------
+    async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
+        """End what no record stands for; done once nothing of it is left but its entry."""
+        uid = (want.entry or "").partition(".")[0]
+        guest = self._guests.get(uid)
+        overtaken = guest is not None and guest.record.epoch < want.below_epoch
+        if guest is not None and not self._absent(uid):
+            message = f"the bus has a record of {guest.record.name}; `virtbus vm delete` ends it"
+            raise VirtbusError(Code.CONFLICT, "record_stands", message)
+        if guest is None and not want.below_epoch:
+            await self._auditor.end(uid, BY_HAND)
+        elif guest is not None and (overtaken or not want.below_epoch):
+            why = "moved elsewhere" if overtaken else "ended by hand"
+            log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
+            if overtaken:  # the other copy may run by now: no grace here (I1)
+                guest.end_purged(deleted=False)
+            else:
+                guest.end(BY_HAND)
+            await self._gone(uid, until_s)
+
+    async def _gone(self, uid: str, until_s: float) -> None:
+        try:
+            async with asyncio.timeout_at(until_s):
+                while True:
+                    if uid not in self._guests:
+                        return
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            message = "the guest still uses its grace to power off; it goes on, list it again"
+            raise VirtbusError(Code.DEADLINE, "ending", message) from None
+
+    async def _purge(self, entry: str) -> None:
+        """Remove an entry for good; a VM that is held is no entry yet."""
+        if self._absent(entry) and entry in self._guests:
+            message = (
+                f"{entry} is held with its guest; `virtbus node quarantine keep {self._node} "
+                f"{entry}` ends it first"
+            )
+            raise VirtbusError(Code.CONFLICT, "held", message)
+        await self._imaged(QuarantineWork(do="purge", entry=entry))
+        await self._tools.files.purge_kept(entry)
+        log.warning("%s is purged", entry, extra={"code": "purged", "uid": entry.partition(".")[0]})
+
+
+def _held(guest: Guest) -> Kept:
+    record = guest.record
+    return Kept(
+        entry=record.uid,
+        uid=record.uid,
+        namespace=record.namespace,
+        name=record.name,
+        epoch=record.epoch,
+        held=True,
+        adoptable=True,
+        disks=tuple(record.spec.local_disks),
+        why=f"{guest.phase}; {guest.held}",
+    )
+
+
+def _named(record: VmRecord, want: QuarantineAsk) -> VmRecord:
+    return record if want.name is None else record.model_copy(update={"name": want.name})
+
+
+def _anew(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
+    """The saved record as that of a VM on this node, which is off."""
+    update = {
+        "uid": uid,
+        "node": node,
+        "epoch": epoch,
+        "powered": False,
+        "paused": False,
+        "deleting": False,
+        "leaving": False,
+        "leaving_to": None,
+    }
+    return record.model_copy(update=update)
+
+
+def _no_record(kept: Kept, node: str) -> VirtbusError:
+    message = (
+        f"no record was saved with {kept.entry}; create the VM with `--uid {kept.uid}` on {node}, "
+        "switched off, then adopt it again: its disks take the place of the new ones"
+    )
+    return VirtbusError(Code.CONFLICT, "no_record_saved", message)

@@ -1,0 +1,216 @@
+"""A hostile imaged: whatever it says or puts into its folders, libvirt is told of no other file.
+
+imaged owns `disks/` and `images/`. libvirt, which is root, changes the owner of what the XML names.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services.nodeagent.tests.pretended_node import record
+
+from virtbus.nodeagent.core.disk_sources import disk_sources
+from virtbus.nodeagent.edge.disk_files import DiskFiles
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.image import ImageFormat
+from virtbus.schemas.nodework import ImageReady, MadeDisk
+from virtbus.schemas.vm import VmRecord
+from virtbus.schemas.wire import validate
+
+DIGEST = "sha256:" + "5e" * 32
+ROOT_DISK = {"domain": {"devices": {"disks": [{"name": "root"}]}}}
+WANTED = record(spec=ROOT_DISK | {"volumes": [{"name": "root", "image": {"ref": "tiny"}}]})
+EMPTY = record(spec=ROOT_DISK | {"volumes": [{"name": "root", "empty_disk": {"capacity": 2**20}}]})
+MADE = {"root": MadeDisk(virtual_size_bytes=2**20, digest=DIGEST, image_format=ImageFormat.QCOW2)}
+
+
+def qcow2(backing: str = "", *, says: str = "qcow2", features: int = 0, crypt: int = 0) -> bytes:
+    """The start of a qcow2 v3 file (QEMU docs/interop/qcow2.txt)."""
+    extensions = struct.pack(">II", 0xE2792ACA, len(says)) + says.encode().ljust(8, b"\0")
+    extensions += struct.pack(">II", 0, 0)
+    at = 112 + len(extensions) if backing else 0
+    head = struct.pack(
+        ">4sIQIIQIIQQIIQ QQQII 8x", b"QFI\xfb", 3, at, len(backing), 16, 2**20, crypt,
+        1, 3 << 16, 1 << 16, 1, 0, 0, features, 0, 0, 4, 112,
+    )  # fmt: skip
+    return (head + extensions + backing.encode()).ljust(2**16, b"\0")
+
+
+class Host:
+    """A state folder as imaged and the agent leave it."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.secret = state / "shadow"
+        self.secret.write_text("root:secret")
+        self.image = state / "images" / "data" / DIGEST.removeprefix("sha256:")
+        self.disk = state / "disks" / WANTED.uid / "root.qcow2"
+        self.pin = state / "vms" / WANTED.uid / "disk-root.qcow2"
+        for path in (self.image, self.disk, self.pin):
+            path.parent.mkdir(parents=True)
+        self.image.write_bytes(qcow2())
+        self.disk.write_bytes(qcow2(str(self.image)))
+        self.files = DiskFiles(state)
+
+    async def path(self, made: dict[str, MadeDisk] = MADE, of: VmRecord = WANTED) -> str:
+        return (await self.files.sources(of, made))["root"].path
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+async def test_libvirt_gets_a_name_of_the_disk_that_imaged_cannot_change(host: Host) -> None:
+    source = (await host.files.sources(WANTED, MADE))["root"]
+    assert source.path == str(host.pin)
+    assert host.pin.samefile(host.disk)
+    assert source.backing_path == str(host.image)
+    host.disk.unlink()  # by imaged, between the agent's look and libvirt's
+    host.disk.symlink_to(host.secret)
+    assert not host.pin.is_symlink()
+    assert host.pin.read_bytes() != host.secret.read_bytes()
+
+
+async def test_a_disk_is_taken_at_each_start_and_after_it_was_restored(host: Host) -> None:
+    assert await host.path() == await host.path() == str(host.pin)
+    restored = host.disk.with_name("restored")
+    restored.write_bytes(qcow2(str(host.image)) + b"of a backup")
+    restored.rename(host.disk)
+    assert await host.path() == str(host.pin)
+    assert host.pin.read_bytes().endswith(b"of a backup")
+    host.disk.write_bytes(qcow2())
+    made = {"root": MadeDisk(virtual_size_bytes=2**20)}
+    assert await host.path(made, EMPTY) == str(host.pin)
+
+
+def _symlink(path: str) -> Callable[[Host], None]:
+    def do(host: Host) -> None:
+        target: Path = getattr(host, path)
+        target.unlink()
+        target.symlink_to(host.secret)
+
+    return do
+
+
+def _folder_link(host: Host) -> None:
+    elsewhere = host.state / "elsewhere"
+    host.disk.parent.rename(elsewhere)
+    host.disk.parent.symlink_to(elsewhere)
+
+
+def _data_link(host: Host) -> None:
+    elsewhere = host.state / "elsewhere"
+    host.image.parent.rename(elsewhere)
+    host.image.parent.symlink_to(elsewhere)
+
+
+def _hard_link(path: str) -> Callable[[Host], None]:
+    def do(host: Host) -> None:
+        target: Path = getattr(host, path)
+        (host.state / "foreign").write_bytes(target.read_bytes())
+        target.unlink()
+        target.hardlink_to(host.state / "foreign")
+
+    return do
+
+
+def _second_name(host: Host) -> None:
+    """Of another file of the same name as the pin: the pin does not make up for it."""
+    host.pin.write_bytes(b"old")
+    os.link(host.disk, host.state / "foreign")
+
+
+def _folder(host: Host) -> None:
+    host.disk.unlink()
+    host.disk.mkdir()
+
+
+def _fifo(host: Host) -> None:
+    host.disk.unlink()
+    os.mkfifo(host.disk)
+
+
+def _device(host: Host) -> None:
+    host.disk.unlink()
+    host.disk.symlink_to("/dev/null")
+
+
+def _header(**more: Any) -> Callable[[Host], object]:
+    return lambda host: host.disk.write_bytes(qcow2(str(host.image), **more))
+
+
+def _disk(data: bytes) -> Callable[[Host], object]:
+    return lambda host: host.disk.write_bytes(data)
+
+
+def _backing(name: str) -> Callable[[Host], object]:
+    return _disk(qcow2(name))
+
+
+def _image(data: bytes) -> Callable[[Host], object]:
+    return lambda host: host.image.write_bytes(data)
+
+
+HOSTILE: dict[str, Callable[[Host], object]] = {
+    "the disk is a symlink": _symlink("disk"),
+    "the image is a symlink": _symlink("image"),
+    "the folder is a symlink": _folder_link,
+    "the store's folder is a symlink": _data_link,
+    "the disk is a hard link": _hard_link("disk"),
+    "the image is a hard link": _hard_link("image"),
+    "the disk has a second name": _second_name,
+    "the disk is a directory": _folder,
+    "the disk is a FIFO": _fifo,
+    "the disk is a device": _device,
+    "the disk is raw": _disk(b"x" * 2**16),
+    "the disk is short": _disk(b"QFI\xfb"),
+    "another backing file": _backing("/etc/shadow"),
+    "another image": _backing("/var/lib/virtbus/images/data/" + "ab" * 32),
+    "a backing protocol": _backing("nbd://127.0.0.1/x"),
+    "a backing name by json": _backing('json:{"driver":"file"}'),
+    "no backing file": _backing(""),
+    "another backing format": _header(says="vmdk"),
+    "an external data file": _header(features=4),
+    "an unknown feature": _header(features=1 << 40),
+    "encrypted": _header(crypt=2),
+    "the image has a backing file": _image(qcow2("/etc/shadow")),
+    "the image has a data file": _image(qcow2(features=4)),
+    "the image is no qcow2": _image(b"x" * 2**16),
+    "there is no disk": lambda host: host.disk.unlink(),
+    "there is no image": lambda host: host.image.unlink(),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_what_is_not_the_vms_own_disk_is_refused(host: Host, what: str) -> None:
+    HOSTILE[what](host)
+    with pytest.raises(VirtbusError) as caught:
+        await host.path()
+    assert caught.value.reason == "disk_refused"
+    assert not host.pin.is_symlink()
+    assert host.secret.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:../../../etc/shadow", "/etc/shadow", "sha256:5e"])
+def test_imaged_names_an_image_by_its_digest_only(digest: str) -> None:
+    said = {"virtual_size_bytes": 1, "digest": digest, "image_format": "raw"}
+    told = {"uid": WANTED.uid, "epoch": 1, "disks": {"root": said}}
+    with pytest.raises(VirtbusError) as caught:
+        disk_sources(Path("/s"), WANTED, validate(ImageReady, told).disks)
+    assert caught.value.reason in {"invalid", "disk_refused"}
+
+
+def test_no_path_of_imaged_is_taken() -> None:
+    said = {"path": "/etc/shadow", "format": "raw", "virtual_size_bytes": 1}
+    told = {"uid": WANTED.uid, "epoch": 1, "disks": {"root": said, "more": said}}
+    sources = disk_sources(Path("/s"), EMPTY, validate(ImageReady, told).disks)
+    assert {source.path for source in sources.values()} == {f"/s/disks/{WANTED.uid}/root.qcow2"}
+
+
+def test_a_disk_that_imaged_left_out_is_told_by_name() -> None:
+    with pytest.raises(VirtbusError, match="volume root is refused: imaged did not make it"):
+        disk_sources(Path("/s"), WANTED, {})

@@ -1,0 +1,16 @@
+"""Statuses that a killed agent left: each is looked for once, and few are remembered."""
+
+from services.nodeagent.tests.pretended_node import NODE, uid
+
+from virtbus.bus.memory import MemoryBus, MemoryServer
+from virtbus.nodeagent.left_statuses import LOOKED_KEPT, LeftStatuses
+
+
+async def test_what_was_looked_for_is_remembered_up_to_a_bound() -> None:
+    left = LeftStatuses(MemoryBus(MemoryServer(), "agent"), NODE)
+    for number in range(LOOKED_KEPT + 500):
+        left.purged(uid(number))
+        left.purged(uid(number))
+    assert left._queue.qsize() == LOOKED_KEPT + 500
+    assert len(left._looked) == LOOKED_KEPT
+    assert uid(LOOKED_KEPT + 499) in left._looked

@@ -1,0 +1,97 @@
+"""Whatever is sent on whatever a service hears: it lives, and requesters are answered (ADR 0028).
+
+netd needs a host: `services/netd/tests/test_hostile_messages.py`.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from services.controller.tests.virtual import run, world
+from services.imaged.tests.test_service import serving as serving_imaged
+from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
+from tests.hostile import UID, attack, heard, unheard
+
+from virtbus.bus.codec import pack
+from virtbus.bus.memory import MemoryServer
+from virtbus.schemas import subjects
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_the_controller_survives_whatever_is_sent_to_it() -> None:
+    async def scenario() -> None:
+        async with world(controllers=1, nodes=1) as made:
+            assert not unheard(made.server, "api", "")
+            answered = await attack(made.server)
+            assert {subjects.bus_storage(), subjects.client_span()} <= set(answered)
+            assert all(answered[one.subject] for one in made.server.subscribed if one.queue)
+            assert (await made.vm("create", name="web", image="tiny", uid=UID)).name == "web"
+
+    run(scenario)
+
+
+async def test_an_agent_survives_whatever_is_sent_to_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent():
+        await eventually(lambda: any(".rpc.agent." in one for one in heard(node.server)))
+        assert not unheard(node.server, "rpc", "agent.")
+        ready = subjects.ready_all(NODE).replace(">", UID)
+        assert {ready, subjects.tele_all(NODE).replace("*", UID)} <= set(heard(node.server))
+        for part in ("image", "net"):
+            subject = subjects.ready(NODE, UID, part)
+            for body in (
+                b"\xc1",
+                b"[]",
+                pack({"data": {"uid": "x", "epoch": 1, "phase": "ready"}}),
+            ):
+                await node.bus._link.send(subject, body)
+        await attack(node.server)
+        await node.put(record())
+        await eventually(in_state(node, "Running"))
+
+
+async def test_imaged_survives_whatever_is_sent_to_it(tmp_path: Path) -> None:
+    server = MemoryServer()
+    async with serving_imaged(tmp_path, server) as desk:
+        assert not unheard(server, "rpc", "imaged.")
+        await attack(server, heard_by=("rpc.imaged.", "$SRV."))
+        assert (await desk.ask("inspect", {})) == {}
+
+
+def test_core_messages_are_decoded_in_the_guards_of_the_bus_only() -> None:
+    sources = [*Path("services").glob("*/src/**/*.py"), *Path("cli/src").glob("**/*.py")]
+    assert len(sources) > 200
+    assert [str(one) for one in sources if "open_envelope" in one.read_text()] == []
+
+
+async def test_of_parts_that_come_before_their_record_only_so_many_are_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.join()
+    async with node.agent() as agent:
+        await eventually(lambda: any(".rpc.agent." in one for one in heard(node.server)))
+        for number in range(1, 1500):
+            for _ in range(8):
+                part = {"uid": uid(number), "epoch": 1, "phase": "begun"}
+                await node.bus.publish(subjects.ready(NODE, uid(number), "net"), part)
+            await asyncio.sleep(0)
+        last = {"uid": uid(1600), "epoch": 1, "phase": "begun"}
+        await node.bus.publish(subjects.ready(NODE, uid(1600), "net"), last)
+        await eventually(lambda: uid(1600) in agent._early._parts)
+        assert len(agent._early) == 1000
+        assert len(agent._early.take(uid(1499))) == 4
+        assert not agent._early.take(uid(1))
+        await node.bus.publish(
+            subjects.ready(NODE, uid(1500), "net"),
+            {"uid": uid(1500), "epoch": 1, "phase": "begun"},
+        )
+        await eventually(lambda: uid(1500) in agent._early._parts)
+        await node.bus.purge(subjects.vm_record(NODE, uid(1500)))
+        await eventually(lambda: len(agent._early) == 999)
+        await node.bus.publish(
+            subjects.ready(NODE, uid(1500), "net"),
+            {"uid": uid(1500), "epoch": 1, "phase": "ready"},
+        )
+        await node.start_another()
+        assert len(agent._early) == 999
