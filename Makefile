@@ -10,7 +10,7 @@ PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 LANES := --dist loadscope --no-loadscope-reorder
 WORKERS := $(LANES) --tx '2*popen//python=tools/in-host-netns $(BIN)/python'
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos bench load kube-load storm k8s-tools install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos fuzz bench load kube-load storm k8s-tools install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,10 @@ upgrade-test: setup ## each service at an older commit beside the newer, and bac
 
 chaos: setup ## random faults under load, MINUTES=n SEED=s [SIMULATE=1], and what held (root)
 	@MINUTES=$(MINUTES) SEED=$(SEED) SIMULATE=$(SIMULATE) tools/in-host-netns $(BIN)/python -m tests.chaos
+
+fuzz: setup ## strangers with every credential, MINUTES=n SEED=s [FROM=turn SHOW=turns KEEP_ON=1]: what it cost others (root)
+	@MINUTES=$(MINUTES) SEED=$(SEED) FROM=$(FROM) SHOW=$(SHOW) KEEP_ON=$(KEEP_ON) \
+	    tools/in-host-netns $(BIN)/python -m tests.fuzz
 
 kube-load: setup ## VMS=n applied to a real API server, RATE=n a second, NODES=n simulated (root; make k8s-tools)
 	@tools/in-host-netns $(BIN)/python -m tests.load.kubernetes --vms $(or $(VMS),1000) \

@@ -1,0 +1,34 @@
+"""The table of threats: every credential has a row, and the tests that it names are there."""
+
+import re
+from pathlib import Path
+
+from virtbus.bus import permissions
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "explanation" / "threats.md"
+_TEST = re.compile(r"`([\w/.]+\.py)::(\w+)`")
+
+
+def _rows() -> dict[str, str]:
+    """Actor to what stands under "Shown by"."""
+    found = {}
+    for line in TABLE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[0] not in {"Actor", "---"}:
+            found[cells[0].strip("`")] = cells[-1]
+    return found
+
+
+def test_every_credential_has_a_row() -> None:
+    roles = (*permissions.fixed(), permissions.sys(), *permissions.node_users("<id>"))
+    assert {role.user for role in roles} <= set(_rows())
+
+
+def test_a_row_names_tests_that_exist() -> None:
+    for actor, shown in _rows().items():
+        named = _TEST.findall(shown)
+        assert named or shown.startswith("trusted"), actor
+        for path, name in named:
+            text = (ROOT / path).read_text(encoding="utf-8")
+            assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{path}::{name}"
