@@ -69,6 +69,7 @@ def test_the_probe_tells_a_callback_that_burns_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_strangers_with_every_credential_cost_others_nothing(tmp_path: Path) -> None:
     run = Run(SEED, SHORT_S, journal=tmp_path / "fuzz.jsonl")
