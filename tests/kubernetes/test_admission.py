@@ -158,16 +158,22 @@ def test_the_bridges_own_writes_are_asked_of_no_webhook(admitting: Admitting) ->
         ended(cluster, ns, VM)
 
 
-def test_a_megabyte_is_admitted(admitting: Admitting) -> None:
+def test_a_megabyte_of_annotations_is_refused_with_its_bound(admitting: Admitting) -> None:
     cluster = admitting.cluster
     with cluster.namespace("large") as ns:
         applied(cluster, ns, smoke())
         large = {f"note-{index}": "x" * 1000 for index in range(1000)}
         body = json.dumps({"spec": {"template": {"metadata": {"annotations": large}}}})
         merge = ("--type=merge", "--patch-file=/dev/stdin")
+        refused = cluster.try_kubectl("patch", "-n", ns, VM, *merge, stdin=body)
+        assert refused.returncode != 0
+        assert "spec.template.metadata.annotations" in refused.stderr
+        assert "at most 16384" in refused.stderr
+        fitting = {name: large[name] for name in list(large)[:15]}
+        body = json.dumps({"spec": {"template": {"metadata": {"annotations": fitting}}}})
         cluster.kubectl("patch", "-n", ns, VM, *merge, stdin=body)
         kept = cluster.get("-n", ns, VM)["spec"]["template"]["metadata"]["annotations"]
-        assert kept.items() >= large.items()
+        assert kept.items() >= fitting.items()
         cluster.kubectl("delete", "-n", ns, VM, "--wait=false")
         ended(cluster, ns, VM)
 
