@@ -2,6 +2,7 @@
 
 import gc
 import re
+import signal
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,15 @@ def lane_of(path: str) -> str:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Asked by `--dist` only; each worker has a network namespace of its own (Makefile)."""
     return Lanes(config, log)
+
+
+def pytest_configure() -> None:
+    """React to SIGINT even if started with it ignored, as a shell script starts `make test &`.
+
+    An ignored signal is inherited by every child, a handled one is not.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # of those that -m and -k left
