@@ -231,6 +231,25 @@ def test_a_node_is_silent_after_a_while_and_heard_again_at_once() -> None:
     assert not fleet.silent("n1", 200.0)
 
 
+def test_what_an_agent_has_not_compared_since_its_start_is_unknown() -> None:
+    fleet, one = Fleet(), record()
+    put(fleet, one, 1)
+    say(fleet, status(one), 1)
+    shown = fleet.show(one.uid, 0.0)
+    assert shown is not None
+    assert shown.state is VmState.RUNNING, "a node that this controller has not heard yet"
+    hear(fleet, node().model_copy(update={"state": NodeState.RECOVERING}), 1.0, 0)
+    shown = fleet.show(one.uid, 1.0)
+    assert shown is not None
+    assert shown.state is VmState.UNKNOWN
+    assert shown.reason == "node_recovering"
+    assert not fleet.silent("n1", 1.0)
+    hear(fleet, node(), 2.0, 0)
+    shown = fleet.show(one.uid, 2.0)
+    assert shown is not None
+    assert shown.state is VmState.RUNNING
+
+
 @pytest.mark.parametrize("off_s", [-3600, 3600, 366 * 86_400])
 def test_a_node_whose_clock_is_wrong_is_told_and_never_silent_for_it(off_s: int) -> None:
     fleet, now_ns = Fleet(), 2 * 10**18

@@ -329,6 +329,8 @@ class Fleet:
         """The same of a record that was just read or written."""
         status = self.status_of(held.record)
         node = self.node_state(held.record.node, now_s)
+        if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # not heard yet
+            node = NodeState.READY
         fence = self.wish_of(held.record.node).fenced if held.record.node in self.wishes else None
         why = self._unplaced(held.record, now_s) if held.record.node == UNPLACED else ""
         seen = status[0] if status else None

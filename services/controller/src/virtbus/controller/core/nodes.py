@@ -54,12 +54,16 @@ ROWS: tuple[tuple[NodeState, Callable[[Signs], bool]], ...] = (
 """The first row that holds. A brake keeps the silent ones at Suspect: nothing is done to them."""
 
 UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
-"""What such a node last said of its VMs is shown as Unknown (I9)."""
+"""Such a node's agent is not there to be asked."""
+
+UNCERTAIN = UNHEARD | {NodeState.RECOVERING}
+"""What such a node last said of its VMs is shown as Unknown (I9): nobody compared it since."""
 
 WHY_UNKNOWN: dict[NodeState, str] = {
     NodeState.SUSPECT: "{node} has not been heard for a while; the guest may still run",
     NodeState.DOWN: "{node} is down; the guest may still run, and is not started elsewhere "
     "before the node is fenced",
+    NodeState.RECOVERING: "the agent of {node} has not yet compared its guests with their records",
     NodeState.LEFT: "the agent of {node} was stopped; the guest runs on unwatched",
 }
 

@@ -1,7 +1,7 @@
 """A VM as users see it: the record and the status that its node last wrote, joined."""
 
 from virtbus.controller.core.leaving import fenced
-from virtbus.controller.core.nodes import UNHEARD, WHY_UNKNOWN
+from virtbus.controller.core.nodes import UNCERTAIN, WHY_UNKNOWN
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image import shown_ref
 from virtbus.schemas.node import Fence, NodeState
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import Condition, VmRecord, VmSpec, VmStatus, VmView, Vo
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
-    """The state to show. A delete wins; a silent node makes what it said unknown (I9)."""
+    """The state to show. A delete wins; what an uncertain node said is unknown (I9)."""
     if record.node == UNPLACED:
         state = VmState.PENDING
     elif status is None or status.epoch < record.epoch:
@@ -24,7 +24,7 @@ def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) ->
     if (record.leaving or refused) and state is VmState.DELETING:  # it goes on to another node
         let_go = status is not None and (status.released or refused)
         state = VmState.PENDING if let_go else VmState.STOPPING
-    return advance(state, VmEvent.LOST) if node in UNHEARD else state
+    return advance(state, VmEvent.LOST) if node in UNCERTAIN else state
 
 
 def view(
@@ -43,7 +43,7 @@ def view(
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
     reason, message = (seen.reason, seen.message) if seen else ("", "")
-    if node in UNHEARD:
+    if node in UNCERTAIN:
         reason, message = f"node_{node}", WHY_UNKNOWN[node].format(node=record.node)
         if fence is not None:
             reason, message = "node_fenced", fenced(record, fence)
