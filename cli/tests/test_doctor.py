@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cli.tests.fakes import environment, run
 
-from virtbus.cli.doctor import bus, emulator, host, hypervisor
-from virtbus.cli.doctor.finding import FAIL, OK, WARN
+from virtbus.cli.doctor import bus, container, emulator, host, hypervisor, networking
+from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, fail, ok, warn
 
 
 async def test_doctor_reports_every_check_as_json(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ async def test_doctor_reports_every_check_as_json(tmp_path: Path) -> None:
 async def test_findings_that_can_be_mended_say_how(tmp_path: Path) -> None:
     ended = await run("doctor", "--state-dir", str(tmp_path), env=environment())
     lines = ended.out.splitlines()
-    (row,) = [n for n, line in enumerate(lines) if line.startswith("warn  image tiny")]
+    (row,) = [n for n, line in enumerate(lines) if line.startswith("warn     image tiny")]
     assert "mend: images/build" in lines[row + 1]
 
 
@@ -44,6 +44,77 @@ def test_open_credentials_are_pointed_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert bus.creds().mend == f"chmod 0640 {path}"
     path.chmod(0o640)
     assert bus.creds().level == OK
+
+
+DOCKER = """table ip filter {
+	chain DOCKER-USER {
+	}
+	chain FORWARD {
+		type filter hook forward priority filter; policy drop;
+		counter packets 5 bytes 300 jump DOCKER-USER
+	}
+}
+table inet virtbus {
+	chain forward {
+		type filter hook forward priority filter; policy drop;
+	}
+}
+"""
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, **texts: tuple[int, str]) -> None:
+    def run(command: tuple[str, ...], timeout_s: float = 1.0) -> tuple[int, str]:
+        del timeout_s
+        return texts.get(command[0].replace("-", "_"), (127, f"{command[0]} is not installed"))
+
+    monkeypatch.setattr(networking, "run", run)
+
+
+def test_a_firewall_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    _answers(monkeypatch)
+    found = networking.forward_policy()
+    assert found.level == UNKNOWN
+    assert "nft is not installed" in found.what
+
+
+def test_a_firewall_that_drops_what_guests_send_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _answers(monkeypatch, nft=(0, DOCKER))
+    found = networking.forward_policy()
+    assert found.level == WARN
+    assert found.what.startswith("ip filter drops")
+    assert "DOCKER-USER" in found.mend
+    _answers(monkeypatch, nft=(0, ""), iptables_legacy=(0, "-P FORWARD DROP"))
+    assert networking.forward_policy().what.startswith("iptables-legacy drops")
+
+
+def test_a_firewall_that_lets_guests_through_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = DOCKER.replace("jump DOCKER-USER", 'jump DOCKER-USER\n\t\tiifname "virtbus0" accept')
+    _answers(monkeypatch, nft=(0, opened))
+    assert networking.forward_policy().level == OK
+
+
+def test_in_a_container_only_its_own_things_are_judged() -> None:
+    compose = {container.COMPOSE: "1"}
+    libvirtd = fail("libvirtd", "no socket", "systemctl start libvirtd")
+    found = container.judged(libvirtd, compose)
+    assert (found.level, found.mend) == (UNKNOWN, "docker compose ps libvirt")
+    assert "container `libvirt`" in found.what
+    assert "exec netd" in container.judged(warn("forward policy", "x"), compose).mend
+    assert "on the host" in container.judged(warn("pid 1", "x"), compose).mend
+    own = fail("bus", "none", "virtbus up")
+    assert container.judged(own, compose) == own
+    assert container.judged(ok("kvm", "makes VMs"), compose).level == OK
+
+
+async def test_a_container_that_lacks_the_host_is_no_failure(tmp_path: Path) -> None:
+    env = environment() | {container.COMPOSE: "1", "PATH": str(tmp_path)}
+    ended = await run("doctor", "-o", "json", "--state-dir", str(tmp_path), env=env)
+    levels = {finding["name"]: finding["level"] for finding in ended.json["findings"]}
+    assert levels["qemu"] == levels["nftables"] == levels["forward policy"] == UNKNOWN
+    failed = {name for name, level in levels.items() if level == FAIL}
+    assert failed <= {"root", "nats-server"}
 
 
 @pytest.mark.integration

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from virtbus.cli import output
-from virtbus.cli.doctor import bus, emulator, host, hypervisor, networking
-from virtbus.cli.doctor.finding import FAIL, OK, WARN, Finding, warn
+from virtbus.cli.doctor import bus, container, emulator, host, hypervisor, networking
+from virtbus.cli.doctor.finding import FAIL, OK, UNKNOWN, WARN, Finding, warn
 from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.lazy import examples
 
@@ -18,6 +18,7 @@ Check = Callable[[], Finding]
 def checks(state_dir: Path) -> tuple[Check, ...]:
     """Every check, in the order of the report."""
     return (
+        container.container,
         host.root,
         host.python,
         emulator.qemu,
@@ -31,7 +32,6 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
         networking.forward_policy,
         networking.namespaces,
         networking.cni,
-        networking.dnsmasq,
         bus.nats_server,
         bus.nats,
         bus.creds,
@@ -85,14 +85,15 @@ def command(state_dir: str | None, style: str) -> None:
     """What this host lacks to run VMs, and the line that mends it.
 
     Looks only, changes nothing. Exit code 1 if something fails; warnings are drawbacks that VMs
-    can run with.
+    can run with; what cannot be seen from here, as from inside a container, is unknown.
     """
     place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
-    findings = [_look(check) for check in checks(place)]
-    count = {level: sum(f.level == level for f in findings) for level in (OK, WARN, FAIL)}
+    findings = [container.judged(_look(check)) for check in checks(place)]
+    count = {level: sum(f.level == level for f in findings) for level in (OK, WARN, UNKNOWN, FAIL)}
     if style == "table":
         output.write("\n".join(finding.as_text() for finding in findings))
-        output.write(f"\n{count[OK]} ok, {count[WARN]} to look at, {count[FAIL]} to mend")
+        hidden = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
+        output.write(f"\n{count[OK]} ok, {count[WARN]} to look at, {hidden}{count[FAIL]} to mend")
     else:
         value = {"findings": [finding.as_map() for finding in findings], "count": count}
         output.write(output.render(value, style))

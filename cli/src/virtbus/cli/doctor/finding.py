@@ -5,11 +5,14 @@ from typing import Any, NamedTuple
 
 from virtbus.cli import output
 
-OK, WARN, FAIL = "ok", "warn", "fail"
+OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
 
 
 class Finding(NamedTuple):
-    """`level` ok, warn (works, but …) or fail (no VM can run); `mend` is a line to type."""
+    """`level` ok, warn (works, but …), fail (no VM can run) or unknown (cannot be seen from here).
+
+    `mend` is a line to type.
+    """
 
     level: str
     name: str
@@ -21,9 +24,9 @@ class Finding(NamedTuple):
 
     def as_text(self) -> str:
         """One line, and the mending line below it."""
-        level = output.paint_state(f"{self.level:<4}", sys.stdout)
+        level = output.paint_state(f"{self.level:<7}", sys.stdout)
         text = f"{level}  {self.name:<18}  {output.safe(self.what)}"
-        return f"{text}\n      {'':<18}  mend: {self.mend}" if self.mend else text
+        return f"{text}\n         {'':<18}  mend: {self.mend}" if self.mend else text
 
 
 def ok(name: str, what: str) -> Finding:
@@ -39,3 +42,8 @@ def warn(name: str, what: str, mend: str = "") -> Finding:
 def fail(name: str, what: str, mend: str = "") -> Finding:
     """Without this no VM can run."""
     return Finding(FAIL, name, what, mend)
+
+
+def unknown(name: str, what: str, mend: str = "") -> Finding:
+    """Cannot be seen from here; neither good nor bad."""
+    return Finding(UNKNOWN, name, what, mend)

@@ -2,13 +2,16 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
-from virtbus.cli.doctor.finding import Finding, fail, ok, warn
+from virtbus.cli.doctor.finding import Finding, fail, ok, unknown, warn
 from virtbus.cli.doctor.probe import first_line, is_root, needs_root, read, run
 
 CNI_DIRS = ("/usr/lib/cni", "/opt/cni/bin")
+_ACCEPT_DOCKER = (
+    "for way in -i -o; do iptables -I DOCKER-USER $way virtbus0 -j ACCEPT; done   (on the host)"
+)
+_ACCEPT = "for way in -i -o; do iptables -I FORWARD $way virtbus0 -j ACCEPT; done"
 _CNI_PLUGINS = ("bridge", "host-local", "loopback")
 
 
@@ -53,19 +56,32 @@ def forward_policy() -> Finding:
     """Another firewall's `drop` for forwarded packets also drops those of guests."""
     code, text = run(("nft", "list", "ruleset"))
     if code != 0:
-        return ok("forward policy", "not readable; nothing known against it")
-    tables = re.split(r"(?m)^table ", text)
-    pattern = re.compile(r"type filter hook forward [^;]*; policy drop;")
-    owners = [part.split(" {", 1)[0] for part in tables if pattern.search(part)]
-    others = [owner for owner in owners if not owner.endswith(" virtbus")]
-    if not others:
+        why = first_line(text)
+        return unknown("forward policy", f"cannot be read: {why}", "iptables -S FORWARD")
+    dropping = _dropping(text)
+    legacy, rules = run(("iptables-legacy", "-S", "FORWARD"))
+    if legacy == 0 and "-P FORWARD DROP" in rules:
+        dropping = [*dropping, "iptables-legacy"]
+    if not dropping:
         return ok("forward policy", "no other firewall drops forwarded packets")
     return warn(
         "forward policy",
-        f"{', '.join(others)} drops forwarded packets (Docker does that):"
+        f"{', '.join(dropping)} drops forwarded packets (Docker does that):"
         " guests may not reach the world",
-        'nft insert rule ip filter FORWARD iifname "vb*" accept',
+        _ACCEPT_DOCKER if "DOCKER-USER" in text + rules else _ACCEPT,
     )
+
+
+def _dropping(ruleset: str) -> list[str]:
+    """The tables, but ours, whose chain drops what is forwarded and lets no guest through."""
+    pattern = re.compile(r"type filter hook forward [^;]*; policy drop;")
+    return [
+        part.split(" {", 1)[0]
+        for part in re.split(r"(?m)^table ", ruleset)
+        if pattern.search(part)
+        and not part.split(" {", 1)[0].endswith(" virtbus")
+        and not re.search(r'iifname "(?:virtbus0|virtbus\*)"[^\n]* accept', part)
+    ]
 
 
 def namespaces() -> Finding:
@@ -83,10 +99,3 @@ def namespaces() -> Finding:
         " only a problem where libvirtd runs in one",
         "mount --bind /run/netns /run/netns && mount --make-shared /run/netns",
     )
-
-
-def dnsmasq() -> Finding:
-    """Only where netd is told to use it."""
-    if shutil.which("dnsmasq"):
-        return ok("dnsmasq", "installed (only used where netd is told to)")
-    return ok("dnsmasq", "not installed; netd answers DHCP itself")
