@@ -7,6 +7,7 @@ Credentials are written to run_dir for the services of this host; a further host
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 from contextlib import suppress
@@ -56,6 +57,27 @@ def link_own(files: server.ServerFiles, node: str) -> None:
         fresh.rename(name)
 
 
+def hand_out(files: server.ServerFiles, node: str) -> None:
+    """Give each service its credentials, and only those, where folders for that exist.
+
+    Compose mounts `creds/<service>` into the service's container; the folder's group may read it.
+    """
+    users = {"controller": "controller", "nodeagent": f"node-{node}"}
+    users |= {service: f"{service}-{node}" for service in ("imaged", "netd")}
+    for service, user in users.items():
+        folder = files.run_dir / "creds" / service
+        if not folder.is_dir():
+            continue
+        fresh = folder / "bus.new"
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            out.write(files.creds(user).read_bytes())
+            os.fchown(descriptor, -1, folder.stat().st_gid)
+            os.fchmod(descriptor, 0o640)
+        fresh.rename(folder / "bus")
+
+
 async def serve(settings: Settings) -> None:
     """Run the server until it ends or this is cancelled.
 
@@ -72,6 +94,7 @@ async def serve(settings: Settings) -> None:
             for node in nodes:
                 nonce = JoinNonce(nonce=secrets.token_hex(16))
                 await declaration.ensure_node(bus, node, wire.encode(nonce))
+            hand_out(files, settings.node)
             link_own(files, settings.node)
             process.notify("READY=1")
             # a server that a full disk stalled is ended where that helps; systemd starts it again
