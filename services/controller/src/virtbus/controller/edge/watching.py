@@ -23,6 +23,7 @@ PAGE = 100
 BEAT_S = 5.0
 RENEW_S = 30.0
 CATCH_UP_S = 2.0
+PAGES_AT_ONCE = 4
 RESUME_WITHIN_S = 23 * 3600
 """Purge markers live 24 h: what was deleted before an older position can no longer be told."""
 
@@ -74,6 +75,8 @@ class Watches:
         self._watchers: dict[str | None, dict[Watcher, None]] = {}
         """By the namespace they ask for; None: all."""
         self._catching_up: dict[Watcher, None] = {}
+        self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
+        """A page is made and sent under it, so that a thousand watches hold few in memory."""
 
     def changed(self, uid: str | None) -> None:
         """Tell every watch that a VM's view may have changed; None: only the position did."""
@@ -176,9 +179,14 @@ class Watches:
         now_s = asyncio.get_running_loop().time()
         views = ((uid, view) for uid in uids if (view := self._fleet.show(uid, now_s)) is not None)
         as_json = request.wants_json
-        for page in pages.split(views, as_json=as_json, most=PAGE) if uids else ():
-            reply = WatchReply(renew=renew, after=self._position())
-            await request.stream(pages.plain(reply, as_json=as_json) | {"items": page.items})
+        found = pages.split(views, as_json=as_json, most=PAGE) if uids else iter(())
+        while True:
+            async with self._pages:
+                page = next(found, None)
+                if page is None:
+                    break
+                reply = WatchReply(renew=renew, after=self._position())
+                await request.stream(pages.plain(reply, as_json=as_json) | {"items": page.items})
         await request.stream(WatchReply(synced=True, after=self._position(), renew=renew))
 
     async def _follow(self, want: VmWatch, watcher: Watcher, request: Request) -> None:
@@ -196,10 +204,11 @@ class Watches:
             watcher.wake.clear()
             dirty, watcher.dirty = watcher.dirty, {}
             for uid in dirty:
-                reply = self._news(uid, want, watcher, as_json=request.wants_json)
-                if reply is not None:
-                    await request.stream(reply)
-                    told_s = loop.time()
+                async with self._pages:
+                    reply = self._news(uid, want, watcher, as_json=request.wants_json)
+                    if reply is not None:
+                        await request.stream(reply)
+                        told_s = loop.time()
 
     def _news(
         self, uid: str, want: VmWatch, watcher: Watcher, *, as_json: bool
