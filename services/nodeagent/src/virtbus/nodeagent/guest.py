@@ -312,10 +312,9 @@ class Guest:
     def _note(self, event: Event, before: Phase) -> None:
         """Times and facts of what happened, and what goes with a guest that runs."""
         note(Happened(event, before, self.phase), self.record, self.seen, self._tools)
-        if self.phase is Phase.RUNNING and before is not Phase.RUNNING:
-            self._doing.running()
-        if before in UP and self.phase not in UP:
-            self._doing.not_running()
+        self._doing.moved(before, self.phase)
+        if event in ENDINGS:
+            self._doing.ended()
 
     def _begin_shutdown(self) -> None:
         grace = 0 if self._at_once else grace_s(self.record)
