@@ -97,7 +97,7 @@ class Guest:
             if facts is not None and facts.metadata is not None:
                 self.seen.domain_hash = facts.metadata.domain_hash
             self.post(first)
-        self._recalling = self.resumed and first is None
+        self._recalling = self.resumed and (first is None or self._asked.behind(record))
         self._wish()
 
     def refuse(self, why: str) -> None:
