@@ -8,8 +8,10 @@ import pytest
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_state, record, uid
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+from virtbus.nodeagent.status import StatusWriter
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
+from virtbus.schemas.vm import VmStatus
 
 A = uid(1)
 
@@ -90,6 +92,32 @@ async def test_a_record_that_comes_back_lets_the_vm_go_on(node: Node) -> None:
         status = await node.status(A)
         assert status is not None
         assert "Held" not in {condition.type for condition in status.conditions}
+
+
+async def test_a_start_of_a_held_vm_is_not_told_as_done_before_it_is_begun(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int]] = []
+    report = StatusWriter.report
+
+    def spy(self: StatusWriter, status: VmStatus) -> None:
+        told.append((str(status.state), status.power_epoch))
+        report(self, status)
+
+    monkeypatch.setattr(StatusWriter, "report", spy)
+    manual = {"run_strategy": "Manual"}
+    await node.join()
+    await node.put(record(spec=manual))
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        node.domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+        await eventually(in_state(node, "Succeeded"))
+        await lose_record(node)
+        await eventually(held(node))
+        await node.put(record(spec=manual, power_epoch=1))
+        await eventually(in_state(node, "Running"))
+    assert ("Running", 1) in told
+    assert ("Succeeded", 1) not in told
 
 
 async def test_no_grace_ends_a_vm_without_a_record_and_it_is_counted(node: Node) -> None:

@@ -9,6 +9,7 @@ from services.nodeagent.tests.pretended_node import NODE, Domains, Node, eventua
 
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Ending
 from virtbus.schemas import subjects
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import Fence, NodeWish
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
@@ -27,6 +28,23 @@ class Stubborn(Domains):
     async def shutdown(self, of: str) -> bool:
         self.asked.set()
         return await super().shutdown(of)
+
+
+class NoDestroy(Domains):
+    """Libvirt does not answer to the first `fails` calls that end a guest, or keeps one waiting."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__()
+        self.fails = fails
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def destroy(self, of: str) -> None:
+        self.asked.set()
+        if self.fails:
+            self.fails -= 1
+            raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", "libvirt does not answer")
+        await self.go.wait()
+        await super().destroy(of)
 
 
 @pytest.fixture
@@ -133,6 +151,42 @@ async def test_the_guest_gets_its_grace_before_it_is_started_again(node: Node) -
         domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
         await eventually(lambda: told(node, "Running", 1))
         assert ("destroy", A) not in domains.done
+
+
+async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_its_start(
+    node: Node,
+) -> None:
+    node.domains = domains = NoDestroy(fails=2)
+    await node.join()
+    await node.put(vm())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(epoch=1))
+        await eventually(lambda: domains.fails == 0)  # the third try is a second away
+        domains.go.set()
+        domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(lambda: told(node, "Running", 1))
+        await asyncio.sleep(1.2)
+        assert await told(node, "Running", 1)
+        assert ("destroy", A) not in domains.done
+        assert starts(node) == 2
+
+
+async def test_a_start_waits_for_a_call_that_ends_the_run_before(node: Node) -> None:
+    node.domains = domains = NoDestroy(fails=0)
+    await node.join()
+    await node.put(vm())
+    async with node.agent():
+        await eventually(lambda: told(node, "Running", 0))
+        await node.put(vm(epoch=1))
+        await domains.asked.wait()
+        domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
+        await eventually(lambda: told(node, "Starting", 1))
+        assert starts(node) == 1
+        domains.go.set()
+        await eventually(lambda: told(node, "Running", 1))
+        assert ("destroy", A) not in domains.done
+        assert starts(node) == 2
 
 
 async def test_a_stop_that_comes_in_the_midst_of_a_restart_wins(node: Node) -> None:

@@ -70,3 +70,29 @@ async def test_a_guest_that_ran_for_the_last_start_is_not_started_for_it_again(
     async with node.agent():
         await eventually(in_state(node, "Succeeded"))
     assert node.domains.done == [("start", A)] * 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "heard"),
+    [("Once", True), ("Manual", True), ("RerunOnFailure", True), ("Once", False)],
+)
+async def test_a_start_of_a_guest_that_ran_is_not_done_again_by_the_next_agent(
+    tmp_path: Path, strategy: str, heard: bool
+) -> None:
+    node = Node(tmp_path)
+    again = record(1, spec={"run_strategy": strategy}, power_epoch=1)
+    await started(node, strategy)
+    async with node.agent() as agent:
+        await eventually(in_state(node, "Running"))
+        await node.put(again)
+        await eventually(lambda: agent._guests[A].status().power_epoch == 1)
+        await node.start_another()
+        if heard:
+            node.domains.end(A, Ending.SHUT_DOWN, DomainChange.SHUT_DOWN)
+            await eventually(in_state(node, "Succeeded"))
+    node.domains.set(A, DomainState.SHUT_OFF, Ending.SHUT_DOWN)
+    async with node.agent():
+        await eventually(in_state(node, "Succeeded"))
+        await node.put(record(98))
+        await eventually(lambda: ("start", uid(98)) in node.domains.done)
+    assert node.domains.done.count(("start", A)) == 1

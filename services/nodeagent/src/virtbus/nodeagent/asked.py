@@ -30,6 +30,13 @@ class Asked:
             runs_for=record.power_epoch if metadata is None else max(metadata.power_epoch, 0),
         )
 
+    def behind(self, record: VmRecord) -> bool:
+        """True where the record asks for a start that, by the domain, was not acted on.
+
+        A start of a guest that runs leaves no trace in its domain; what was told decides.
+        """
+        return record.powered and self._taken.power_epoch < record.power_epoch
+
     def ended(self, record: VmRecord) -> None:
         """Its guest ran for the record, and has ended."""
         self._taken = Taken(record.power_epoch, record.generation, powered=True)

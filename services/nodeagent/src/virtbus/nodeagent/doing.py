@@ -3,16 +3,16 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from virtbus.bus import tracing
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import BusError
-from virtbus.nodeagent.core.lifecycle import Event, Phase
+from virtbus.nodeagent.core.lifecycle import UP, Event, Phase
 from virtbus.nodeagent.core.recovery import FOUND
 from virtbus.nodeagent.pausing import follow
+from virtbus.nodeagent.repeating import RETRY_S, Work, until_done
 from virtbus.nodeagent.starting import arm, define, has_nics
 from virtbus.nodeagent.tools import Tools
 from virtbus.schemas import subjects
@@ -30,15 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 5.0
-RETRY_S = (0.5, 10.0)
 ADOPT_LIMIT_S = 60.0
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write files of the VM, in threads that a cancellation does not end."""
 LEAVING = frozenset({Phase.RELEASING, Phase.RELEASED, Phase.GONE})
 """No file of the VM may come back."""
-
-Work = Callable[[], Awaitable[None]]
-"""Begun by its task, so that one cancelled before it ran leaves nothing behind."""
 
 
 class Doing:
@@ -53,6 +49,8 @@ class Doing:
         self._prepared = 0
         self._saved: VmRecord | None = None
         self._saving = asyncio.Lock()
+        self._down = asyncio.Event()
+        """Set once the guest that is being destroyed has ended, by whatever."""
 
     @property
     def _record(self) -> VmRecord:
@@ -182,12 +180,16 @@ class Doing:
         return task is not None and not task.done()
 
     def start(self) -> None:
-        self._spawn("start", self._start, Event.START_FAILED)
+        """Start it once no call that ends the run before is under way: it would end this one."""
+        before = [self._tasks[name] for name in ("shutdown", "destroy") if name in self._tasks]
+        self._spawn("start", partial(self._start, before), Event.START_FAILED)
 
-    async def _start(self) -> None:
+    async def _start(self, before: list[asyncio.Task[None]]) -> None:
         """Define, arm, create; then STARTED or START_*."""
         guest, record, tools = self._guest, self._record, self._tools
         loop = asyncio.get_running_loop()
+        if before:
+            await asyncio.wait(before)
         begun_s = loop.time()
         with tracing.span("virtbus start domain", uid=record.uid, parent=record.traceparent):
             try:
@@ -249,11 +251,15 @@ class Doing:
         running = self._tasks.get("pause")
         if running is None or running.done():
             work = partial(follow, self._guest, self._tools)
-            self._spawn("pause", lambda: self._until_done(work))
+            self._spawn("pause", lambda: until_done(self._guest, work))
 
-    def not_running(self) -> None:
-        for name in ("ready", "confirm", "pause"):
-            self._stop(name)
+    def moved(self, before: Phase, now: Phase) -> None:
+        """Begin and end what belongs to a phase."""
+        if now is Phase.RUNNING and before is not Phase.RUNNING:
+            self.running()
+        if before in UP and now not in UP:
+            for name in ("ready", "confirm", "pause"):
+                self._stop(name)
 
     async def _await_ready(self) -> None:
         guest = self._guest
@@ -302,7 +308,12 @@ class Doing:
             log.info("ACPI shutdown: %s", error, extra={"uid": self._record.uid})
 
     def destroy(self) -> None:
-        self._spawn("destroy", lambda: self._until_done(self._destroy))
+        over = self._down = asyncio.Event()
+        self._spawn("destroy", lambda: until_done(self._guest, self._destroy, over))
+
+    def ended(self) -> None:
+        """The guest has ended, by whatever: that is not tried again."""
+        self._down.set()
 
     async def _destroy(self) -> None:
         with tracing.span("virtbus end guest", uid=self._record.uid):
@@ -320,7 +331,7 @@ class Doing:
     def release(self) -> None:
         for name in ("prepare", "shutdown", "ready"):
             self._stop(name)
-        self._spawn("release", lambda: self._until_done(self._release))
+        self._spawn("release", lambda: until_done(self._guest, self._release))
 
     async def _release(self) -> None:
         """Domain first, then what it used, then our files: never pull a disk from a guest."""
@@ -357,30 +368,6 @@ class Doing:
             if error.reason != "stale_epoch":  # else it is back here: that is the next one's
                 raise
             return ""
-
-    async def _until_done(self, work: Work) -> None:
-        """Repeat an ensure step until it went through: what must end may not be given up."""
-        delay_s, told = RETRY_S[0], ""
-        while True:
-            try:
-                await work()
-            except* (VirtbusError, BusError) as group:
-                error = group.exceptions[0]
-                self._guest.seen.message = told = f"tried again: {error}"
-                self._guest.report()
-                log.warning(
-                    "tried again in %.1f s: %s",
-                    delay_s,
-                    error,
-                    extra={"code": "step_retry", "uid": self._record.uid},
-                )
-            else:
-                if told and self._guest.seen.message == told:  # it is no trouble any more
-                    self._guest.seen.message = ""
-                    self._guest.report()
-                return
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, RETRY_S[1])
 
     async def forget(self) -> None:
         """The record is purged: the status goes too, however often it takes."""

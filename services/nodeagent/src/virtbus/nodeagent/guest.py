@@ -62,7 +62,7 @@ class Guest:
         self._why, self._deleted = "", False  # why no record stands for it; by a delete?
         self._recalling = False
         """What an earlier agent told decides first whether the record asks for anything."""
-        self._at_once = False
+        self._at_once = self._unreported = False
         self.refused = ""
         """Why this node does not take the VM; empty: it does."""
         self._asked = Asked()
@@ -97,7 +97,7 @@ class Guest:
             if facts is not None and facts.metadata is not None:
                 self.seen.domain_hash = facts.metadata.domain_hash
             self.post(first)
-        self._recalling = self.resumed and first is None
+        self._recalling = self.resumed and (first is None or self._asked.behind(record))
         self._wish()
 
     def refuse(self, why: str) -> None:
@@ -240,6 +240,8 @@ class Guest:
                 self._writer = group.create_task(self._status.run())  # over what was recalled
                 while self.phase is not Phase.GONE:
                     await self._take(await self._events.get())
+                    if self._unreported:
+                        self.report()
             finally:
                 self._set_timer(None, 0)
                 self._doing.cancel()
@@ -278,14 +280,8 @@ class Guest:
             return
         before = self.phase
         self.phase, actions = step(before, event, self.record.spec.run_strategy)
-        log.debug(
-            "%s: %s -> %s %s",
-            event,
-            before,
-            self.phase,
-            list(actions),
-            extra={"uid": self.record.uid},
-        )
+        extra = {"uid": self.record.uid}
+        log.debug("%s: %s -> %s %s", event, before, self.phase, list(actions), extra=extra)
         if comes_at_rest(event, before):
             self._asked.rests()
         self._note(event, before)
@@ -312,10 +308,9 @@ class Guest:
     def _note(self, event: Event, before: Phase) -> None:
         """Times and facts of what happened, and what goes with a guest that runs."""
         note(Happened(event, before, self.phase), self.record, self.seen, self._tools)
-        if self.phase is Phase.RUNNING and before is not Phase.RUNNING:
-            self._doing.running()
-        if before in UP and self.phase not in UP:
-            self._doing.not_running()
+        self._doing.moved(before, self.phase)
+        if event in ENDINGS:
+            self._doing.ended()
 
     def _begin_shutdown(self) -> None:
         grace = 0 if self._at_once else grace_s(self.record)
@@ -358,8 +353,10 @@ class Guest:
         log.log(level, "%s: %s", kind, error, extra={"code": error.reason, "uid": self.record.uid})
 
     def report(self) -> None:
-        """Tell the bus what is so now."""
-        self._status.report(self.status())
+        """Tell the bus what is so, once all events are taken: what they ask for counts as done."""
+        self._unreported = not self._events.empty()
+        if not self._unreported:
+            self._status.report(self.status())
 
     def status(self) -> VmStatus:
         """The VM's status as it is now."""
