@@ -57,6 +57,7 @@ async def test_a_helper_says_what_it_emits_and_nothing_else(
     assert said == {
         *(f"$JS.API.CONSUMER.{verb}.{own}" for verb in ("MSG.NEXT", "INFO", "RESET")),
         f"$JS.ACK.{own}.1.1.1.1.0",
+        "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance",  # whether its agent holds the node
         *facts,
         f"virtbus.node.n1.ready.{UID}.{PARTS[service]}",
         f"virtbus.node.n1.tele.{service}",

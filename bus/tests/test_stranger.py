@@ -23,13 +23,13 @@ NODE_MAY_SAY = {
     *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.n1.{UID}" for kv in ("vm", "sec", "st")),
     "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance",
     "$JS.API.DIRECT.GET.KV_node.$KV.node.n1",
-    *(f"$KV.st.n1.{last}" for last in (UID, "_instance", "_rival")),
+    f"$KV.st.n1.{UID}",
     "$KV.node.n1",
     # answers to requests that it received: by way of the server, or to its own inbox
     "_R_.aaaaaa.bbbbbb",
     "_INBOX_n1.x",
 }
-"""Beside all of `virtbus.evt.n1.>` and `virtbus.node.n1.>`."""
+"""Beside all of `virtbus.evt.n1.>`, `virtbus.node.n1.>` and its own keys `$KV.st.n1._…`."""
 NODE_MAY_HEAR = {"_INBOX_n1.x", "$SRV.PING", "$SRV.INFO.x.y"}
 """Beside all of `virtbus.node.n1.>`; $SRV is ADR-32: what is asked of its services."""
 WILDCARDS = (
