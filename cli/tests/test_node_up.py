@@ -132,13 +132,15 @@ async def nodes(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 async def image_on_both(env: Mapping[str, str]) -> None:
-    """Fetch the image: of two empty nodes the one that has it would take all VMs."""
+    """Fetch the image, and wait for all services: a node that lacks one of either takes no VM."""
     pulled = await run("image", "pull", "tiny", env=dict(env))
     assert pulled.code == 0, pulled.err
     async with asyncio.timeout(30):
         while True:
             listed = await run("image", "list", "-o", "json", env=dict(env))
-            if [sorted(image["nodes"]) for image in listed.json["items"]] == [["n1", "n2"]]:
+            here = [sorted(image["nodes"]) for image in listed.json["items"]] == [["n1", "n2"]]
+            services = [one for node in await nodes(env) for one in node["services"].values()]
+            if here and all(one["state"] == "ready" for one in services):
                 return
 
 

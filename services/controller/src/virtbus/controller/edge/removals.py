@@ -5,11 +5,12 @@ removes all of it.
 """
 
 import logging
+from contextlib import suppress
 
-from virtbus.bus.ports import Bus, EntryKind, Write
+from virtbus.bus.ports import Bus, ConflictError, EntryKind, Write
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.unreadable import Unreadable, UnreadableError, removed
-from virtbus.controller.edge.commit import MARKER_TTL_S, Commits
+from virtbus.controller.edge.commit import ATTEMPTS, MARKER_TTL_S, Commits
 from virtbus.controller.edge.facts import Facts
 from virtbus.controller.edge.reservations import Reservations
 from virtbus.controller.edge.stands import holder_of, message_of
@@ -38,8 +39,14 @@ class Removals:
     async def remove(self, ref: VmRef) -> VmView | None:
         """Remove what of a VM cannot be read, and with its record all else; None: nothing is so.
 
-        Raises ConflictError where something else stands there by now.
+        Raises ConflictError where something else stands there by now, however often it is read.
         """
+        for _ in range(ATTEMPTS - 1):
+            with suppress(ConflictError):
+                return await self._remove(ref)
+        return await self._remove(ref)
+
+    async def _remove(self, ref: VmRef) -> VmView | None:
         uid, found = await self._meant(ref)
         last = await self._bus.get(subjects.vm_anywhere(uid)) if uid else None
         try:
