@@ -1,4 +1,4 @@
-"""Whose VMs a requester may touch: people all, each bridge those that it made (ADR 0030).
+"""Ownership of VMs: people may touch all of them, a bridge only those that it made (ADR 0030).
 
 The server writes the requester's account into each request that crosses accounts, over whatever
 stood there. A request without it comes from the account that serves, which is the controllers'.

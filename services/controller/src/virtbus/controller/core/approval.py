@@ -1,4 +1,4 @@
-"""What a node may offer of what it reports: labels and capacity that a person has approved.
+"""Approval of nodes: labels and capacity beyond the approved ones attract no VM.
 
 A node's credentials write its heartbeat. So a stolen one could draw VMs, and with them their
 secrets, by labels or a size that nobody gave it (ADR 0031).

@@ -1,4 +1,4 @@
-"""How much of a stream that all nodes write to one node may take (ADR 0030).
+"""Fair parts of a stream that all nodes write to (ADR 0030).
 
 nats-server knows limits of a stream and of a subject, none of a node's subtree. So the controller
 with the lease estimates each node's part from a sample, and trims who takes what others need.

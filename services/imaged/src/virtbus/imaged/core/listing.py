@@ -1,4 +1,4 @@
-"""What a node tells of its images, bounded: pages for people, keys for placement."""
+"""Bounded lists of a node's images: pages for people, keys for placement."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""How much a JSON text may hold, told before it is read."""
+"""Bounds of a JSON text, checked before it is parsed."""
 
 
 def values_at_most(text: str) -> int:

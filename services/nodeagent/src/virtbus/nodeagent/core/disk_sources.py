@@ -1,4 +1,4 @@
-"""Where a VM's disks and their images are: names that the agent derives, and checks of headers.
+"""Paths of a VM's disks and images, derived by the agent, and checks of their headers.
 
 imaged says which volumes it made, of which image; no path comes from it (ADR 0030). The header of
 each file is read here, by code of the agent's own, before libvirt is told of the file.

@@ -1,4 +1,4 @@
-"""What imaged and netd tell of a VM, held against its record: they are not believed blindly."""
+"""Checks of the answers of imaged and netd against the VM's record."""
 
 import ipaddress
 

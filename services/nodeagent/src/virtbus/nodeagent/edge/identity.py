@@ -1,4 +1,4 @@
-"""What a host is known by, and which lives of its agent its state folder remembers.
+"""Identity of a host, and the earlier runs of its agent that the state folder remembers.
 
 <state_dir>/agent/host-key  made once, never sent: only its digest is
 <state_dir>/agent/lives     ids of the last lives of the agent, one a line

@@ -1,4 +1,4 @@
-"""Who is connected to the port: each source within a share, and none for long without asking."""
+"""Connections of the HTTPS port: a share for each source, and time limits for idle ones."""
 
 import asyncio
 import logging
