@@ -110,6 +110,12 @@ class Write:
     why: bytes = b""
 
 
+class Rendered(bytes):
+    """An answer that is encoded already, as its request asks; it is sent as it is."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Request:
     """A request to an endpoint, opened: `data` is the envelope's, JSON or msgpack alike.

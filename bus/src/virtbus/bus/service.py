@@ -27,6 +27,7 @@ from virtbus.bus.ports import (
     FullError,
     OutcomeUnknownError,
     OversizeError,
+    Rendered,
     Request,
     ServiceInfo,
     UnavailableError,
@@ -53,6 +54,8 @@ HEADER_CHARS = 512
 
 def render(value: Any, *, as_json: bool) -> bytes:
     """A success body: the data itself."""
+    if isinstance(value, Rendered):
+        return value
     return encode_json(value) if as_json else encode(value)
 
 

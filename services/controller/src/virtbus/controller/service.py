@@ -142,6 +142,7 @@ class Controller:
             if self._joined is not None:
                 group.create_task(self._joined(self._nodes_here))
             group.create_task(self._feeds.run())
+            group.create_task(self._watches.run())
             group.create_task(self._endings.finish_released(self._feeds.released))
             group.create_task(self._beat())
             group.create_task(self._duties.run())

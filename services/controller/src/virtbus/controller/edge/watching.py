@@ -8,40 +8,23 @@ of its namespace and of all namespaces (ADR 0028).
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from virtbus.bus.owners import account_of, owner_of
 from virtbus.bus.ports import Bus, Request
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
-from virtbus.controller.core.view import matches
+from virtbus.controller.edge.pace import Pace
+from virtbus.controller.edge.telling import Teller, Watcher
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 
 PAGE = 100
-BEAT_S = 5.0
 RENEW_S = 30.0
 CATCH_UP_S = 2.0
-PAGES_AT_ONCE = 4
 RESUME_WITHIN_S = 23 * 3600
 """Purge markers live 24 h: what was deleted before an older position can no longer be told."""
-
-
-@dataclass(eq=False)
-class Watcher:
-    """One client's watch: the uids it has not been told of yet, and those it knows."""
-
-    want: VmWatch
-    owner: str = ""
-    """Whose VMs it may see; empty: all."""
-    dirty: dict[str, None] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def touch(self, uid: str) -> None:
-        self.dirty[uid] = None
-        self.wake.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +58,10 @@ class Watches:
         self._watchers: dict[str | None, dict[Watcher, None]] = {}
         """By the namespace they ask for; None: all."""
         self._catching_up: dict[Watcher, None] = {}
-        self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        """A page is made and sent under it, so that a thousand watches hold few in memory."""
+        self._pace = Pace()
+        """A page is made and sent in one turn, so that a thousand watches hold one in memory."""
+        self._teller = Teller(fleet, self._position)
+        self.run = self._teller.run
 
     def changed(self, uid: str | None) -> None:
         """Tell every watch that a VM's view may have changed; None: only the position did."""
@@ -84,16 +69,17 @@ class Watches:
             watcher.wake.set()
         if uid is None:
             return
+        self._teller.changed(uid)
         held = self._fleet.vms.get(uid)
         namespaces = list(self._watchers) if held is None else [None, held.record.namespace]
         for namespace in namespaces:
             for watcher in self._watchers.get(namespace, ()):
                 if watcher.want.uid in {None, uid}:
-                    watcher.touch(uid)
+                    self._teller.touch(watcher, uid)
 
     @contextmanager
-    def _watcher(self, want: VmWatch, account: str) -> Iterator[Watcher]:
-        watcher = Watcher(want, owner_of(account))
+    def _watcher(self, want: VmWatch, request: Request) -> Iterator[Watcher]:
+        watcher = Watcher(want, request, owner_of(request.account))
         self._watchers.setdefault(want.namespace, {})[watcher] = None
         try:
             yield watcher
@@ -108,7 +94,7 @@ class Watches:
         Its renewal has a random token that only its client is told, and counts only where it comes
         from the account that asked for the watch.
         """
-        with self._watcher(want, request.account) as watcher:
+        with self._watcher(want, request) as watcher:
             uids = await self._start(want, watcher)
             renew = subjects.watch_renewal(self._instance, self._bus.sources.uuid7())
             async with self._bus.subscribe(renew) as renewals:
@@ -125,7 +111,8 @@ class Watches:
                     listener = group.create_task(renewed())
                     try:
                         async with limit:
-                            await self._follow(want, watcher, request)
+                            with self._teller.following(watcher):
+                                await watcher.over
                     except TimeoutError:
                         pass
                     finally:
@@ -138,7 +125,7 @@ class Watches:
             return [
                 uid
                 for uid in self._fleet.sorted_uids(want.namespace, dict(want.labels))
-                if self._wanted(want, uid, watcher.owner)
+                if self._teller.wanted(watcher, uid)
             ]
         position = Position.parse(want.after)
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
@@ -146,19 +133,17 @@ class Watches:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
         await self._catch_up(position, watcher)
-        watcher.told.update(
-            uid for uid in self._fleet.vms if self._wanted(want, uid, watcher.owner)
-        )
+        watcher.told.update(uid for uid in self._fleet.vms if self._teller.wanted(watcher, uid))
         for uid, held in self._fleet.vms.items():
             status = self._fleet.status_of(held.record)
             if held.revision > position.revision or (
                 status is not None and status[1] > position.status_revision
             ):
-                watcher.touch(uid)
+                self._teller.touch(watcher, uid)
         for uid, revision in self._fleet.gone.items():
             if revision > position.revision:
                 watcher.told.add(uid)
-                watcher.touch(uid)
+                self._teller.touch(watcher, uid)
         return []
 
     async def _catch_up(self, position: Position, watcher: Watcher) -> None:
@@ -181,56 +166,13 @@ class Watches:
         as_json = request.wants_json
         found = pages.split(views, as_json=as_json, most=PAGE) if uids else iter(())
         while True:
-            async with self._pages:
+            async with self._pace.turn():
                 page = next(found, None)
                 if page is None:
                     break
                 reply = WatchReply(renew=renew, after=self._position())
                 await request.stream(pages.plain(reply, as_json=as_json) | {"items": page.items})
         await request.stream(WatchReply(synced=True, after=self._position(), renew=renew))
-
-    async def _follow(self, want: VmWatch, watcher: Watcher, request: Request) -> None:
-        """Tell what changes; a beat whenever nothing was told for BEAT_S, whatever others do."""
-        loop = asyncio.get_running_loop()
-        told_s = loop.time()
-        while True:
-            try:
-                async with asyncio.timeout_at(told_s + BEAT_S):
-                    await watcher.wake.wait()
-            except TimeoutError:
-                await request.stream(WatchReply(beat=True, after=self._position()))
-                told_s = loop.time()
-                continue
-            watcher.wake.clear()
-            dirty, watcher.dirty = watcher.dirty, {}
-            for uid in dirty:
-                async with self._pages:
-                    reply = self._news(uid, want, watcher, as_json=request.wants_json)
-                    if reply is not None:
-                        await request.stream(reply)
-                        told_s = loop.time()
-
-    def _news(
-        self, uid: str, want: VmWatch, watcher: Watcher, *, as_json: bool
-    ) -> pages.Plain | None:
-        """What to tell of a VM that may have changed; None where it is none of this watch's."""
-        view = self._fleet.show(uid, asyncio.get_running_loop().time())
-        if view is not None and self._wanted(want, uid, watcher.owner):
-            watcher.told.add(uid)
-            reply = pages.plain(WatchReply(after=self._position()), as_json=as_json)
-            return reply | {"change": pages.fitting(view, as_json=as_json)[0]}
-        if uid not in watcher.told:
-            return None
-        watcher.told.discard(uid)  # it ended, or its labels left the filter
-        return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
-
-    def _wanted(self, want: VmWatch, uid: str, owner: str) -> bool:
-        record = self._fleet.vms[uid].record
-        return (
-            (want.uid is None or want.uid == uid)
-            and (want.name is None or want.name == record.name)
-            and matches(record, want.namespace, dict(want.labels), owner)
-        )
 
     def _now_s(self) -> float:
         return self._bus.sources.time_ns() / 1e9

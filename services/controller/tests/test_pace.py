@@ -1,0 +1,69 @@
+"""Turns leave the loop to others while many wait, and cost a lone caller nothing."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from virtbus.controller.edge.pace import Pace
+
+WORK_S = 0.004
+
+
+def _work() -> None:
+    end_s = time.thread_time() + WORK_S
+    while time.thread_time() < end_s:
+        pass
+
+
+def test_work_that_many_wait_for_leaves_most_of_the_loop_to_others() -> None:
+    async def body() -> float:
+        pace, used_s = Pace(), 0.0
+
+        async def caller() -> None:
+            nonlocal used_s
+            while True:
+                async with pace.turn():
+                    begun_s = time.thread_time()
+                    _work()
+                    used_s += time.thread_time() - begun_s
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0), asyncio.TaskGroup() as group:
+                for _ in range(20):
+                    group.create_task(caller())
+        return used_s
+
+    assert 0.05 < asyncio.run(body()) < 0.45
+
+
+def test_a_lone_caller_never_rests() -> None:
+    async def body() -> float:
+        pace, ratios = Pace(), []
+        for _ in range(15):
+            begun_s = time.monotonic()
+            _work()
+            alone_s = time.monotonic() - begun_s
+            async with pace.turn():
+                _work()
+            ratios.append((time.monotonic() - begun_s - alone_s) / alone_s)
+        return sorted(ratios)[len(ratios) // 2]
+
+    assert asyncio.run(body()) < 2.0
+
+
+def test_turns_are_given_in_the_order_of_asking_and_a_cancelled_wait_holds_none() -> None:
+    async def body() -> list[int]:
+        pace, done = Pace(), []
+
+        async def caller(number: int) -> None:
+            async with pace.turn():
+                done.append(number)
+                await asyncio.sleep(0.01)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(caller(number)) for number in range(5)]
+            await asyncio.sleep(0.005)
+            tasks[2].cancel()
+        return done
+
+    assert asyncio.run(body()) == [0, 1, 3, 4]
