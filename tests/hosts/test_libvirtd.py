@@ -14,6 +14,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 BACK_S = 15.0
 """F6: libvirtd is back until what happened meanwhile, or happens now, is seen to."""
 
+UNKNOWN_S = 6.0
+"""Until a list says that nobody knows: two seconds of patience, and the way to the list."""
+
 
 @pytest.fixture(scope="module")
 def platform() -> Iterator[OneHost]:
@@ -58,6 +61,28 @@ def test_guests_outlive_libvirtd_and_the_agent_hears_and_lists_all_again(platfor
     assert view(platform, "stays").get("restarts", 0) == 0
     assert platform.host.pids()["nodeagent"] == agent
     platform.create("new")
+    platform.nothing_left()
+
+
+def test_a_guest_that_died_with_libvirtd_is_unknown_and_then_told_as_it_is(
+    platform: OneHost,
+) -> None:
+    """As in a restart of compose's container `libvirt`: the list said Running meanwhile."""
+    uid = platform.create("gone")["uid"]
+    box, pid = platform.host.box, pid_of(platform, uid)
+    box.unkeep("libvirtd")
+    box.kill(platform.host.pids()["libvirtd"])
+    box.kill(pid)
+    until(
+        lambda: view(platform, "gone")["state"] == "Unknown",
+        "nobody says that it runs",
+        within_s=UNKNOWN_S,
+    )
+    assert view(platform, "gone")["reason"] == "node_recovering"
+    box.keep("libvirtd", "tini", "-s", "--", "libvirtd")
+    until(platform.host.libvirt_answers, "libvirtd is back")
+    until(lambda: runs_again(platform, "gone"), "it is started again", within_s=BACK_S)
+    assert pid_of(platform, uid) != pid
     platform.nothing_left()
 
 

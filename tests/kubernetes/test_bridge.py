@@ -263,6 +263,9 @@ def test_annotations_beyond_their_bound_reach_no_vmi_and_hold_nothing_up(
         platform.ready(ns, name)
         made_vmi = platform.cluster.get("-n", ns, "vmi", name)
         assert "note" not in made_vmi["metadata"]["annotations"]
+        said = platform.cluster.get("-n", ns, "vm", name)["status"]["conditions"]
+        (dropped,) = (one for one in said if one["type"] == "AnnotationsDropped")
+        assert dropped["reason"] == "AnnotationsTooLarge"
     platform.apply(ns, vm("small"))
     platform.ready(ns, "small")
     platform.cluster.kubectl("delete", "vm", "--all", "-n", ns, "--timeout=60s")

@@ -6,12 +6,16 @@ import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from services.kubebridge.tests.manifests import put, vm
+from services.kubebridge.tests.world import NOW
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.core import notes
+from virtbus.kubebridge.core import notes, vm_rules
+from virtbus.kubebridge.core.actions import Tell, WriteVmStatus
 from virtbus.kubebridge.core.mapping import vm_field_causes
+from virtbus.kubebridge.core.moments import find
 from virtbus.kubebridge.edge.cluster import PAGE
 from virtbus.kubebridge.edge.objects import Objects
 from virtbus.kubebridge.edge.views import Views
@@ -79,6 +83,34 @@ def test_more_annotations_than_a_vmi_gets_are_refused_with_their_size() -> None:
         )
     ]
     assert vm_field_causes(stopped(1, {"big": "x" * 200_000}, {"small": "x" * 9000})) == []
+
+
+@pytest.mark.parametrize("strategy", ["Always", "Halted"])
+def test_annotations_that_no_webhook_refused_are_told_of_on_the_vm(strategy: str) -> None:
+    """Also of a VM as the cache has it, without most of what was too large."""
+    objects = Objects()
+    large = stopped(1, {}, {"mine": "stays", "big": "x" * 200_000})
+    objects.put(put(large, {"spec.runStrategy": strategy}))
+    kept = objects.get("default/vm-1")
+    assert kept is not None
+    instance = vm_rules.vmi_of(kept, paused=False) if strategy == "Always" else None
+    told = vm_rules.reconcile(kept, instance, NOW)
+    (status,) = (one.status for one in told if isinstance(one, WriteVmStatus))
+    said = find(status["conditions"], "AnnotationsDropped")
+    message = (
+        "spec.template.metadata.annotations: they have 200012 bytes, and a VMI gets at most 16384"
+    )
+    assert (said["status"], said["reason"], said["message"]) == (
+        *("True", "AnnotationsTooLarge", message),
+    )
+    assert Tell("AnnotationsTooLarge", message, warning=True) in told
+    again = vm_rules.reconcile(kept | {"status": status}, instance, NOW)
+    assert not [one for one in again if isinstance(one, Tell)], "one Event, not one a look"
+    small = stopped(1, {}, {"mine": "stays"}) | {"status": status}
+    (mended,) = (
+        one.status for one in vm_rules.reconcile(small, None, NOW) if isinstance(one, WriteVmStatus)
+    )
+    assert not find(mended["conditions"], "AnnotationsDropped")
 
 
 async def test_failures_of_what_is_gone_are_forgotten() -> None:

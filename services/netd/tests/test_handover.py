@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,7 +15,13 @@ import pytest
 from services.netd.tests.pretended_host import Node, eventually
 
 from virtbus.netd.core.wrapper_frame import PROTOCOL
-from virtbus.netd.edge.handover import MAX_CONNECTIONS, READ_TIMEOUT_S, Handover, HandoverServer
+from virtbus.netd.edge.handover import (
+    MAX_CONNECTIONS,
+    READ_TIMEOUT_S,
+    SHARE_OF_USER,
+    Handover,
+    HandoverServer,
+)
 from virtbus.netd.edge.wrapper_install import install
 from virtbus.schemas.nodework import Arm, Armed, ArmNic
 from virtbus.schemas.wire import encode, read
@@ -349,6 +357,63 @@ async def test_one_machine_or_user_holds_its_share_and_others_are_served(desk: D
         reader, writer = await asyncio.open_unix_connection(desk.server.wrapper_path)
         assert await reader.read() == b"", "over the share, it is closed unread"
         writer.close()
+
+
+FLOOD = """
+import os, socket, sys, threading, time
+os.setgid(65534); os.setuid(65534)
+end = time.monotonic() + float(sys.argv[2])
+def connect():
+    while time.monotonic() < end:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(sys.argv[3] == "waits")
+            try: sock.connect(sys.argv[1])
+            except BlockingIOError: pass
+threads = [threading.Thread(target=connect) for _ in range(20)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("way", ["waits", "spins"])
+async def test_a_flood_of_another_user_keeps_no_guest_from_starting(desk: Desk, way: str) -> None:
+    """Forty threads connect as fast as they can, with a backlog that is always full."""
+    path = desk.server.wrapper_path
+    for folder in path.parents[:-2]:
+        folder.chmod(folder.stat().st_mode | 0o011)
+    await desk.node.attach(A)
+    desk.wrapper("c")
+    flood = (sys.executable, "-c", FLOOD, str(path), "6", way)
+    crowd = [await asyncio.create_subprocess_exec(*flood) for _process in range(2)]
+    await asyncio.sleep(1)
+    began_s = time.monotonic()
+    await desk.arm()
+    code, _said, errors = await desk.start("c")
+    took_s = time.monotonic() - began_s
+    assert [process.returncode for process in crowd] == [None, None], "they were still at it"
+    assert (code, errors) == (0, "")
+    assert took_s < 4, "half of the wrapper's patience"
+    assert [await process.wait() for process in crowd] == [0, 0]
+
+
+async def test_a_user_with_cgroups_of_many_names_leaves_places_for_others(desk: Desk) -> None:
+    number = itertools.count()
+    desk.server._read_peer = lambda _pid: (b"", f"0::/qemu-1-{next(number)}.libvirt-qemu")
+    async with contextlib.AsyncExitStack() as stack:
+        crowd = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(MAX_CONNECTIONS)]
+        for sock in crowd:
+            sock.setblocking(False)
+            sock.connect(str(desk.server.wrapper_path))
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        assert sum(map(_is_closed, crowd)) == MAX_CONNECTIONS - SHARE_OF_USER
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
 
 
 async def test_a_cgroup_that_is_no_text_ends_nothing_but_its_connection(

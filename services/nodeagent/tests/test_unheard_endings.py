@@ -74,7 +74,13 @@ async def test_a_guest_that_ran_for_the_last_start_is_not_started_for_it_again(
 
 @pytest.mark.parametrize(
     ("strategy", "heard"),
-    [("Once", True), ("Manual", True), ("RerunOnFailure", True), ("Once", False)],
+    [
+        ("Once", True),
+        ("Manual", True),
+        ("RerunOnFailure", True),
+        ("Once", False),
+        ("RerunOnFailure", False),
+    ],
 )
 async def test_a_start_of_a_guest_that_ran_is_not_done_again_by_the_next_agent(
     tmp_path: Path, strategy: str, heard: bool

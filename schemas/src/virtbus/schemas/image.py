@@ -15,6 +15,7 @@ _NAME = re.compile(
     r"^[a-z0-9][a-z0-9._-]{0,127}(/[a-z0-9][a-z0-9._-]{0,127}){0,7}(:[A-Za-z0-9._-]{1,127})?$"
 )
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
+_SEALED_QUERY = re.compile(r"^sha256:[0-9a-f]{64}$")
 _UNPRINTABLE = re.compile(r"[\x00-\x20\x7f]")
 _SCHEMES = ("http://", "https://", "file://", CONTAINER_SCHEME)
 
@@ -35,6 +36,12 @@ class ImageSource(NamedTuple):
     @property
     def is_container(self) -> bool:
         return self.locator.startswith(CONTAINER_SCHEME)
+
+    @property
+    def name(self) -> str:
+        """What a store knows it by. A file's digest says all, so no query counts beside it."""
+        locator = self.locator.partition("?")[0] if self.digest else self.locator
+        return self._replace(locator=locator).ref
 
     @property
     def ref(self) -> str:
@@ -70,8 +77,12 @@ def parse_image_ref(text: str) -> ImageSource:
 
 
 def check_image_ref(text: str) -> str:
-    """Return `text` as `parse_image_ref` understands it."""
-    return parse_image_ref(text).ref
+    """Return `text` as `parse_image_ref` understands it; it fits into a record as well."""
+    ref = parse_image_ref(text).ref
+    if len(sealed_ref(ref)[0]) > MAX_REF_CHARS:
+        msg = f"is too long with the SHA-256 of its query; at most {MAX_REF_CHARS} characters"
+        raise ValueError(msg)
+    return ref
 
 
 def shown_ref(ref: str) -> str:
@@ -80,7 +91,30 @@ def shown_ref(ref: str) -> str:
     return source._replace(locator=source.locator.partition("?")[0]).ref
 
 
-ImageRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_image_ref)]
+def sealed_ref(ref: str) -> tuple[str, str]:
+    """A reference with the SHA-256 of its URL's query in place of that, and the query.
+
+    A query may be a signature, so it is in `$KV.sec` only. The query is empty where there is none,
+    or where the reference is sealed.
+    """
+    source = parse_image_ref(ref)
+    locator, mark, query = source.locator.partition("?")
+    if not mark or _SEALED_QUERY.fullmatch(query):
+        return ref, ""
+    digest = hashlib.sha256(query.encode("utf-8", "surrogatepass")).hexdigest()
+    return source._replace(locator=f"{locator}?sha256:{digest}").ref, query
+
+
+def is_sealed(ref: str) -> bool:
+    """True for a reference whose query is elsewhere."""
+    query = parse_image_ref(ref).locator.partition("?")[2]
+    return _SEALED_QUERY.fullmatch(query) is not None
+
+
+MAX_REF_CHARS = 2048
+ImageRef = Annotated[
+    str, StringConstraints(max_length=MAX_REF_CHARS), AfterValidator(check_image_ref)
+]
 
 
 def check_stored_ref(text: str) -> str:

@@ -17,7 +17,8 @@ from virtbus.schemas.vm import VmRecord
 class Ensure(Fact):
     """`rpc.<imaged|netd>.ensure`: make what this record needs; the answer is the ready event.
 
-    `image_pull` are the logins that the VM brings, by volume, for imaged, which reads no secrets.
+    `image_pull` are the secrets that the VM brings, by volume, for imaged, which reads none itself:
+    logins of container disks, queries of images' URLs.
     """
 
     record: VmRecord

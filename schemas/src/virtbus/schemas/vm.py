@@ -16,7 +16,7 @@ from virtbus.schemas.disk import DiskBus as DiskBus
 from virtbus.schemas.disk import ErrorPolicy as ErrorPolicy
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.ids import Id, Uid
-from virtbus.schemas.image import ImageRef
+from virtbus.schemas.image import ImageRef, sealed_ref
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.network import InterfaceStatus, Mac
 from virtbus.schemas.quantity import Bytes, Count
@@ -127,10 +127,17 @@ class Domain(Command):
 
 
 class ImageVolume(Command):
-    """A private overlay of an image, optionally larger than it."""
+    """A private overlay of an image, optionally larger than it.
+
+    The query of a URL may be a signature: a record has its SHA-256 in its place.
+    """
 
     ref: ImageRef
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
+
+    def without_secrets(self) -> "ImageVolume":
+        """What of it may stand in a record."""
+        return self.model_copy(update={"ref": sealed_ref(self.ref)[0]})
 
 
 class EmptyDisk(Command):
@@ -301,7 +308,8 @@ class VmSecrets(Fact):
     cloud_init: dict[str, CloudInit] = Field(default_factory=dict)
     files: dict[str, FilesVolume] = Field(default_factory=dict)
     image_pull: dict[str, str] = Field(default_factory=dict)
-    """Logins of container disks: `config.json`, each with the one of its registry."""
+    """What only this VM has for a pull: of a container disk the login (`config.json`, with the one
+    of its registry), of an image the query of its URL."""
 
 
 class Condition(Fact):

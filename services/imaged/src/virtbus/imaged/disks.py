@@ -128,7 +128,7 @@ class Disks:
                     leases.enter_context(self._store.lease(image.digest))
             made = await self._threads.run(self._ensure_many, uid, wanted, cached)
             askers = {
-                disk.volume: replace(asker, pull_secret=logins.get(disk.volume, ""))
+                disk.volume: replace(asker, pull_secret=logins.get(disk.volume, disk.query))
                 for disk in wanted
             }
             for disk in wanted:

@@ -23,7 +23,7 @@ class Asker:
 
     `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
     `namespace` is whose share of the slots it takes; empty: the operator's. `pull_secret` is the
-    VM's own login.
+    VM's own login for a registry, or the query of its URL.
     """
 
     listener: Listener | None = None

@@ -27,7 +27,7 @@ from virtbus.imaged.turns import Seat, Turns
 from virtbus.schemas.container import SCHEME as CONTAINER_SCHEME
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource
+from virtbus.schemas.image import ImageFormat, ImageInfo, ImageSource, is_sealed, sealed_ref
 from virtbus.schemas.nodework import HeldImages
 
 log = logging.getLogger(__name__)
@@ -112,10 +112,10 @@ class Images:
 
         It is a use of the name, which then expires later.
         """
-        self._store.used(source.ref)
+        self._store.used(source.name)
         if source.digest is not None and not source.is_container:
             return self._store.cached(source.digest)
-        link = self._store.link(source.ref)
+        link = self._store.link(source.name)
         return self._store.cached(link.digest) if link is not None else None
 
     def page(self, after: str) -> HeldImages:
@@ -149,7 +149,7 @@ class Images:
         if not url.startswith(CONTAINER_SCHEME):
             await self.ensure(ImageSource(source.locator, digest), asker)
             return
-        link = self._store.link(source.ref)
+        link = self._store.link(source.name)
         if pin is None and link is not None and link.digest == digest:
             pin = link.etag
         image = await self.refresh(ImageSource(url, pin), asker)
@@ -160,8 +160,9 @@ class Images:
         """The image as its source has it now; nothing is transferred where that is unchanged.
 
         All askers of one URL and digest with the same `pull_secret` (else the node's logins) share
-        one transfer: nobody gets what another's login opened. Cancelled as the last of them, the
-        transfer ends and its bytes are gone.
+        one transfer: nobody gets what another's login opened. Who waited for the same file of a
+        pinned URL takes it from the store. Cancelled as the last of them, the transfer ends and its
+        bytes are gone.
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
@@ -169,13 +170,14 @@ class Images:
                 `edge.containers` raise.
         """
         url, pin = await self._resolve(source)
+        url, query = sealed_ref(url)  # of images.d, whose rules have it
+        secret = asker.pull_secret or query
         known = self._known(source, url)
 
         async def work(flight: Flight) -> tuple[ImageInfo, Fetched]:
             with self._span("virtbus pull image", uid=asker.uid):
                 return await self._transfer(flight, url, pin, known, secret)
 
-        secret = asker.pull_secret
         login = hashlib.sha256(secret.encode()).hexdigest() if secret else ""
         key = f"{url}\n{pin or ''}\n{login}"
         image, fetched = await self._flights.join(key, work, asker)
@@ -216,7 +218,7 @@ class Images:
         return rule.locator, source.digest or rule.digest
 
     def _known(self, source: ImageSource, url: str) -> Validators:
-        link = self._store.link(source.ref)
+        link = self._store.link(source.name)
         if link is None or link.url != url or self._store.cached(link.digest) is None:
             return Validators()
         return Validators(link.etag, link.last_modified)
@@ -224,15 +226,18 @@ class Images:
     async def _transfer(
         self, flight: Flight, url: str, pin: str | None, known: Validators, pull_secret: str
     ) -> tuple[ImageInfo, Fetched]:
-        key = f"{url}\n{pin or ''}"
+        of_file = None if url.startswith(CONTAINER_SCHEME) else pin
+        key = f"{url.partition('?')[0] if of_file else url}\n{pin or ''}"
 
         async def in_turn(seat: Seat) -> tuple[ImageInfo, Fetched]:
+            stored = self._store.cached(of_file) if of_file is not None else None
+            if stored is not None:  # fetched meanwhile, by a URL that was signed anew
+                return stored, Fetched(known)
             parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
             async with parts as part:
                 fetched = await self._fetch(flight, url, pin, (part, known), pull_secret)
                 seat.settle()
                 # A container's pin is of its manifest, and was held against that.
-                of_file = None if url.startswith(CONTAINER_SCHEME) else pin
                 return await self._adopt(url, of_file, part, known, fetched), fetched
 
         async with self._part_lock(key):
@@ -254,7 +259,8 @@ class Images:
         if url.startswith(CONTAINER_SCHEME):
             containers = self._containers.with_secret(pull_secret)
             return await containers.fetch(url, pin, part, known, flight)
-        return await self._http.fetch(url, part, known, told, pinned=pin is not None)
+        whole = _with_query(url, pull_secret)
+        return await self._http.fetch(whole, part, known, told, pinned=pin is not None)
 
     async def _adopt(
         self, url: str, pin: str | None, part: Part, known: Validators, fetched: Fetched
@@ -303,10 +309,27 @@ def _host_of(url: str) -> str:
         return ""  # it is refused before anything is asked
 
 
+def _with_query(url: str, query: str) -> str:
+    """The URL as its server knows it.
+
+    Raises:
+        VirtbusError: 503 `image_query_missing`.
+    """
+    if not is_sealed(url):
+        return url
+    if not query:
+        message = (
+            f"the query of {shown(url)} is a secret of the VM, which its agent brings and imaged "
+            "does not keep; if the bus has lost the VM's secrets, create it anew"
+        )
+        raise VirtbusError(Code.UNAVAILABLE, "image_query_missing", message)
+    return f"{url.partition('?')[0]}?{query}"
+
+
 def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> Link:
     """A pinned reference has a link of its own, so that it never moves what the name means."""
     return Link(
-        name=source.ref,
+        name=source.name,
         digest=image.digest,
         format=image.format,
         size_bytes=image.size_bytes,

@@ -11,7 +11,7 @@ from virtbus.imaged.images import Images
 from virtbus.imaged.work import Work
 from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.ids import check_uid
-from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref
+from virtbus.schemas.image import ImageInfo, ImageSource, parse_image_ref, sealed_ref
 from virtbus.schemas.nodework import (
     ANY_EPOCH,
     Ensure,
@@ -116,12 +116,15 @@ class Requests:
         """Fetch an image, or a newer one under its name. It goes on past the deadline."""
         want = validate(PullImage, request.data)
         try:
-            source = parse_image_ref(want.ref)
+            ref, query = sealed_ref(want.ref)
+            source = parse_image_ref(ref)
         except ValueError as error:
             raise invalid((Detail(path="ref", message=str(error)),)) from None
         task = self._pulling.get(want.ref)
         if task is None:
-            task = self._group.create_task(self._pull(want.ref, source, _uid(want.job)))
+            job = _uid(want.job)
+            asker = Asker(self._facts.progress(job), job, pull_secret=query)
+            task = self._group.create_task(self._pull(want.ref, source, asker))
             self._pulling[want.ref] = task
         left_s = request.deadline_s - ANSWER_BEFORE_S - asyncio.get_running_loop().time()
         await asyncio.wait({task}, timeout=max(left_s, 0))
@@ -150,9 +153,9 @@ class Requests:
         shown = tuple(sorted({_shown(name) for name in names}))
         return ForgottenImage(names=shown, freed_bytes=freed_bytes, used_by=used_by)
 
-    async def _pull(self, ref: str, source: ImageSource, job: str) -> ImageInfo | VirtbusError:
+    async def _pull(self, ref: str, source: ImageSource, asker: Asker) -> ImageInfo | VirtbusError:
         try:
-            return await self._images.refresh(source, Asker(self._facts.progress(job), job))
+            return await self._images.refresh(source, asker)
         except VirtbusError as error:
             log.warning("%s", error, extra={"code": error.reason})
             return error

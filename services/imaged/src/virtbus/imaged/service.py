@@ -19,7 +19,7 @@ from virtbus.bus.ports import (
     WatchMark,
 )
 from virtbus.imaged.core.expiry import Keep
-from virtbus.imaged.core.wanted import brings_login, refs_of
+from virtbus.imaged.core.wanted import brings_secret, refs_of
 from virtbus.imaged.disks import Disks
 from virtbus.imaged.edge.containers import Containers, Registries
 from virtbus.imaged.edge.diskfiles import DiskFiles
@@ -191,7 +191,7 @@ class Imaged:
             return
         work.listed.add(uid)
         work.refs[uid] = refs_of(record.spec)
-        if not brings_login(record.spec):  # else its agent asks, and has it
+        if not brings_secret(record.spec):  # else its agent asks, and has it
             work.want(record)
 
     # --- requests --------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Guest:
         self._held_back: list[Event] = []
         self._why, self._deleted = "", False  # why no record stands for it; by a delete?
         self._recalling = False
+        self._found: Event | None = None
         """What an earlier agent told decides first whether the record asks for anything."""
         self._at_once = self._unreported = False
         self.refused = ""
@@ -91,7 +92,7 @@ class Guest:
 
     def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
         """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
-        record = self.record
+        record, self._found = self.record, first
         if first is not None:
             self._asked.found(facts, first, record)
             if facts is not None and facts.metadata is not None:
@@ -254,7 +255,7 @@ class Guest:
         Where it decides whether the guest is started, it is read however long that takes.
         """
         told, readable = await self._status.told_before(self.record, insist=self._recalling)
-        ended = ended_before(told, self.record) if told is not None and self._recalling else None
+        ended = ended_before(told, self.record, self._found) if self._recalling else None
         if not readable and self._recalling:
             ended = untold(self.record)
         if ended is not None:

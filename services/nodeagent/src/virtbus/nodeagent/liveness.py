@@ -45,7 +45,7 @@ class Liveness:
         self._own = own
         self._instance = own.me.instance if own is not None else bus.sources.uuid7()
         self._started_ns = bus.sources.time_ns()
-        self._message = ""
+        self._message = self._blind = ""
         self.held = 0
         """VMs here that the bus has no record of."""
         self._tele: dict[str, Tele] = {}
@@ -65,6 +65,12 @@ class Liveness:
     def ready(self, message: str = "") -> None:
         """Host and records have been compared; `message` is what is odd all the same."""
         self._be(NodeState.READY, message)
+
+    def blind(self, why: str) -> None:
+        """What was said of VMs counts no more, and `why`; empty: it counts."""
+        if self._blind != why:
+            self._blind = why
+            self._wake.set()
 
     def recovering(self, message: str) -> None:
         """The node takes no work, and why."""
@@ -128,9 +134,15 @@ class Liveness:
         except BusError as error:
             log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
 
+    def _said(self) -> tuple[NodeState, str]:
+        if self._blind and self.state is not NodeState.LEFT:
+            return NodeState.RECOVERING, self._blind
+        return self.state, self._message
+
     def _services(self) -> dict[str, ServiceState]:
         now_s = asyncio.get_running_loop().time()
-        services = {"agent": ServiceState(state=self.state, version=VERSION, message=self._message)}
+        state, message = self._said()
+        services = {"agent": ServiceState(state=state, version=VERSION, message=message)}
         for name in SERVICES:
             tele = self._tele.get(name)
             if tele is None or now_s - self._heard_s[name] > SILENT_S:
@@ -147,7 +159,7 @@ class Liveness:
             node=settings.node,
             hostname=host.hostname,
             instance=self._instance,
-            state=self.state,
+            state=self._said()[0],
             cpus=host.cpus,
             memory_bytes=host.memory_bytes,
             disk_bytes=host.disk_bytes,

@@ -70,7 +70,7 @@ class NodeAgent:
         self._liveness = liveness
         self._rpc = rpc
         self._guests: dict[str, Guest] = {}
-        self._watched = WatchedDomains(tools.hypervisor, self._guests)
+        self._watched = WatchedDomains(tools.hypervisor, self._guests, liveness.blind)
         self._group: asyncio.TaskGroup | None = None
         self._domains: dict[str, DomainFacts] = {}
         self._on_disk: dict[str, VmRecord] = {}

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Hypervisor
@@ -14,6 +14,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 5.0
+BLIND_AFTER_S = 2.0
+"""A restart of libvirtd takes less, and guests run on over it."""
+AGAIN_S = 1.0
+BLIND = "libvirt does not answer, so nobody knows which guests run: {error}"
 CHANGES: dict[DomainChange, Event] = {
     DomainChange.STARTED: Event.STARTED,
     DomainChange.PAUSED: Event.PAUSED,
@@ -30,17 +34,27 @@ OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
 
 
 class WatchedDomains:
-    """Tells each actor of `guests`, the agent's own, live map, what became of its domain."""
+    """Tells each actor of `guests`, the agent's own, live map, what became of its domain.
 
-    def __init__(self, hypervisor: Hypervisor, guests: Mapping[str, Guest]) -> None:
+    `blind` is told why that is not known, as libvirt does not answer; empty: it is known again.
+    """
+
+    def __init__(
+        self, hypervisor: Hypervisor, guests: Mapping[str, Guest], blind: Callable[[str], None]
+    ) -> None:
         self._hypervisor = hypervisor
         self._guests = guests
+        self._blind = blind
+        self._blind_soon: asyncio.TimerHandle | None = None
 
     async def hear(self, events: AsyncIterator[DomainEvent]) -> None:
         """Pass on what libvirt tells; never returns by itself."""
         async for event in events:
+            if event.change is DomainChange.AWAY:
+                self._cannot_see("its connection is lost")
+                continue
             if event.change is None:
-                await self.compare()
+                await self._see_again()
                 continue
             try:
                 await self._heard(event)
@@ -71,18 +85,41 @@ class WatchedDomains:
         """Compare with libvirt, again and again: an event that was lost ends here (F11)."""
         while True:
             await asyncio.sleep(interval_s)
-            await self.compare()
+            await self._see_again()
 
-    async def compare(self) -> None:
-        """Tell each actor what its domain is now; lost events end here (F11)."""
+    async def _see_again(self) -> None:
+        seen = await self.compare()
+        while not seen:
+            await asyncio.sleep(AGAIN_S)
+            seen = await self.compare()
+
+    async def compare(self) -> bool:
+        """Tell each actor what its domain is now; lost events end here (F11).
+
+        False where libvirt does not say.
+        """
         try:
             domains = {d.uid: d for d in await self._hypervisor.list_domains()}
         except VirtbusError as error:
             log.warning("compared later: %s", error, extra={"code": error.reason})
-            return
+            self._cannot_see(str(error))
+            return False
         for uid, guest in list(self._guests.items()):
             guest.compare(domains.get(uid))
         await go_on(domains.values(), self._guests, self._hypervisor)
+        self._sees()
+        return True
+
+    def _cannot_see(self, error: str) -> None:
+        if self._blind_soon is None:
+            loop, why = asyncio.get_running_loop(), BLIND.format(error=error)
+            self._blind_soon = loop.call_later(BLIND_AFTER_S, self._blind, why)
+
+    def _sees(self) -> None:
+        if self._blind_soon is not None:
+            self._blind_soon.cancel()
+            self._blind_soon = None
+            self._blind("")
 
     async def stay_healthy(self) -> None:
         """End when too many libvirt calls hang: a new agent adopts all with fresh threads (F10)."""

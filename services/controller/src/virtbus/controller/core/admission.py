@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_secrets
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
+from virtbus.schemas.image import is_sealed
 from virtbus.schemas.seed import CloudInitNoCloud
 from virtbus.schemas.vm import (
     Cpu,
@@ -171,6 +172,7 @@ def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
     found += _duplicates("spec.volumes", volumes)
     found += _duplicates("spec.networks", networks)
     found += _sources(volumes)
+    found += _sealed(data, volumes)
     found += _partners("spec.domain.devices.disks", _maps(devices.get("disks")), volumes, "volume")
     found += _partners(
         "spec.domain.devices.interfaces", _maps(devices.get("interfaces")), networks, "network"
@@ -238,6 +240,22 @@ def _sources(volumes: list[Mapping[str, Any]]) -> list[Detail]:
             found.append(Detail(path=f"spec.volumes[{index}]", message=message))
         found += _seed_forms(index, volume)
     return found
+
+
+def _sealed(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
+    """Only a record has the SHA-256 of a query: whose it is, has another the image of."""
+    given = {"image": data.get("image")}
+    for index, volume in enumerate(volumes):
+        given[f"spec.volumes[{index}].image.ref"] = _map(volume.get("image")).get("ref")
+    message = "has the SHA-256 of a query in place of the query; give the whole URL"
+    return [Detail(path=path, message=message) for path, ref in given.items() if _has_seal(ref)]
+
+
+def _has_seal(ref: Any) -> bool:
+    try:
+        return isinstance(ref, str) and is_sealed(ref)
+    except ValueError:
+        return False  # its own refusal says why
 
 
 def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:

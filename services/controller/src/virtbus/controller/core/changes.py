@@ -1,12 +1,12 @@
 """What may change in a VM that exists: the desired record after start, stop, update, delete."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from virtbus.controller.core.admission import starts_by_itself
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.image import shown_ref
+from virtbus.schemas.image import sealed_ref, shown_ref
 from virtbus.schemas.vm import VmRecord, VmSpec, Volume
 from virtbus.schemas.wire import spec_hash
 
@@ -62,7 +62,7 @@ def updated(
     if annotations is not None:
         update["annotations"] = dict(annotations)
     if spec is not None:
-        spec = _with_queries(spec, record.spec)
+        spec = _sealed_as_before(spec, record.spec)
         public, _ = split_secrets(spec, record.uid)
         there, plain = record.spec.model_dump(mode="json"), public.model_dump(mode="json")
         paths = list(changed_paths(there, plain, "spec"))
@@ -80,25 +80,20 @@ def updated(
     return record.model_copy(update=update)
 
 
-def _with_queries(spec: VmSpec, before: VmSpec) -> VmSpec:
-    """What was read and is given back: views show URLs of images without their query."""
-    whole = {
-        (volume.name, shown_ref(volume.image.ref)): volume.image.ref
-        for volume in before.volumes
-        if volume.image is not None and "?" in volume.image.ref
-    }
-    if not whole:
-        return spec
-    volumes = tuple(_with_query(volume, whole) for volume in spec.volumes)
+def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
+    """What was read and is given back, where a view leaves out a query; or the same query again."""
+    known = {volume.name: volume.image.ref for volume in before.volumes if volume.image is not None}
+    volumes = tuple(_sealed_as(volume, known.get(volume.name, "")) for volume in spec.volumes)
     return spec.model_copy(update={"volumes": volumes})
 
 
-def _with_query(volume: Volume, whole: Mapping[tuple[str, str], str]) -> Volume:
+def _sealed_as(volume: Volume, known: str) -> Volume:
     image = volume.image
-    if image is None or (volume.name, image.ref) not in whole:
+    if image is None or not known or image.ref == known:
         return volume
-    there = image.model_copy(update={"ref": whole[volume.name, image.ref]})
-    return volume.model_copy(update={"image": there})
+    if image.ref != shown_ref(known) and sealed_ref(image.ref)[0] != known:
+        return volume
+    return volume.model_copy(update={"image": image.model_copy(update={"ref": known})})
 
 
 def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:

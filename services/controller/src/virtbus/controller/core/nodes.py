@@ -63,7 +63,8 @@ WHY_UNKNOWN: dict[NodeState, str] = {
     NodeState.SUSPECT: "{node} has not been heard for a while; the guest may still run",
     NodeState.DOWN: "{node} is down; the guest may still run, and is not started elsewhere "
     "before the node is fenced",
-    NodeState.RECOVERING: "the agent of {node} has not yet compared its guests with their records",
+    NodeState.RECOVERING: "the agent of {node} has not yet compared its guests with their records; "
+    "`virtbus node get {node}` says why",
     NodeState.LEFT: "the agent of {node} was stopped; the guest runs on unwatched",
 }
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from virtbus.schemas.bounds import SECRET
-from virtbus.schemas.vm import VmSecrets, VmSpec, Volume
+from virtbus.schemas.image import is_sealed, sealed_ref
+from virtbus.schemas.vm import ImageVolume, VmSecrets, VmSpec, Volume
 from virtbus.schemas.wire import encode
 
 MAX_BYTES = SECRET.written_bytes
@@ -13,7 +14,7 @@ _TEXTS = (
     *("user_data", "user_data_base64", "network_data", "network_data_base64"),
     "image_pull_secret",
 )
-_HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "container_disk")
+_HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "container_disk", "image")
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
@@ -26,12 +27,16 @@ def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
         uid=uid,
         cloud_init={v.name: v.cloud_init for v in held if v.cloud_init is not None},
         files={v.name: v.files for v in held if v.files is not None},
-        image_pull={
-            v.name: v.container_disk.image_pull_secret
-            for v in held
-            if v.container_disk is not None and v.container_disk.image_pull_secret
-        },
+        image_pull={v.name: secret for v in held if (secret := _of_pull(v))},
     )
+
+
+def _of_pull(volume: Volume) -> str:
+    """What only this VM has for pulling the volume's image, or empty."""
+    if volume.image is not None:
+        return sealed_ref(volume.image.ref)[1]
+    disk = volume.container_disk
+    return (disk.image_pull_secret or "") if disk is not None else ""
 
 
 def _bare(volume: Volume) -> Volume:
@@ -59,6 +64,8 @@ def secret_paths(spec: VmSpec) -> tuple[str, ...]:
 
 
 def _may_hold(holder: object) -> bool:
+    if isinstance(holder, ImageVolume):
+        return is_sealed(holder.without_secrets().ref)
     return holder is not None and getattr(holder, "image_pull_secret", "") is not None
 
 
@@ -73,6 +80,7 @@ def _texts(volume: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(holder, Mapping):
             continue
         found = [holder.get(name) for name in _TEXTS]
+        found += [str(holder.get("ref", "")).partition("?")[2]]
         keys = holder.get("ssh_keys")
         found += keys if isinstance(keys, list | tuple) else ()
         for name in ("data", "binary_data"):

@@ -67,7 +67,8 @@ def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]
         if name in secrets.files:
             yield f"{where}.files", secrets.files[name].model_dump(exclude_defaults=True)
         if name in secrets.image_pull:
-            yield f"{where}.container_disk.image_pull_secret", secrets.image_pull[name]
+            field = "image.ref" if volume.image else "container_disk.image_pull_secret"
+            yield f"{where}.{field}", secrets.image_pull[name]
 
 
 def _too_large(kind: str, size: int, most: int, path: str) -> VirtbusError:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from virtbus.schemas.container import ImagePullPolicy
 from virtbus.schemas.errors import Code, Detail, VirtbusError
-from virtbus.schemas.image import ImageSource, parse_image_ref
+from virtbus.schemas.image import ImageSource, is_sealed, parse_image_ref, sealed_ref
 from virtbus.schemas.quantity import format_bytes
-from virtbus.schemas.vm import MIB, VmSpec
+from virtbus.schemas.vm import MIB, VmSpec, Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,9 @@ class WantedDisk:
     volume: str
     source: ImageSource | None
     size_bytes: int | None
-    ref: str = ""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
+    query: str = ""
+    """Of the image's URL, where an older controller left it in the record."""
 
 
 def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:
@@ -29,8 +30,9 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
     wanted = []
     for volume in spec.volumes:
         if volume.image is not None:
-            ref = volume.image.ref
-            wanted.append(WantedDisk(volume.name, parse_image_ref(ref), volume.image.size, ref))
+            ref, query = sealed_ref(volume.image.ref)
+            source = parse_image_ref(ref)
+            wanted.append(WantedDisk(volume.name, source, volume.image.size, query=query))
         elif volume.container_disk is not None:
             container = volume.container_disk
             wanted.append(
@@ -38,7 +40,6 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
                     volume.name,
                     parse_image_ref(container.ref),
                     None,
-                    container.ref,
                     container.pull_policy,
                 )
             )
@@ -67,13 +68,19 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
 def refs_of(spec: VmSpec) -> frozenset[str]:
     """The references of all images of a spec, as the store has them for names."""
     refs = (volume.image_ref for volume in spec.volumes)
-    return frozenset(parse_image_ref(ref).ref for ref in refs if ref)
+    return frozenset(parse_image_ref(sealed_ref(ref)[0]).name for ref in refs if ref)
 
 
-def brings_login(spec: VmSpec) -> bool:
-    """True for a VM with a login of its own for a registry; its record does not hold it."""
-    disks = (volume.container_disk for volume in spec.volumes)
-    return any(disk is not None and disk.image_pull_secret is not None for disk in disks)
+def brings_secret(spec: VmSpec) -> bool:
+    """True for a VM with a login or a query of its own for a pull; its record does not hold it."""
+    return any(_needs_secret(volume) for volume in spec.volumes)
+
+
+def _needs_secret(volume: Volume) -> bool:
+    disk = volume.container_disk
+    if disk is not None:
+        return disk.image_pull_secret is not None
+    return volume.image is not None and is_sealed(volume.image.ref)
 
 
 def overlay_size(disk: WantedDisk, image_virtual_bytes: int) -> int:

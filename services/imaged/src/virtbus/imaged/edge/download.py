@@ -8,7 +8,7 @@ from typing import NoReturn
 import aiohttp
 
 from virtbus.imaged.core.limits import Limits
-from virtbus.imaged.core.links import PartNote
+from virtbus.imaged.core.links import PartNote, file_name
 from virtbus.imaged.core.sources import Validators, check_url, resumed_total, shown
 from virtbus.imaged.edge.body import Body
 from virtbus.imaged.edge.diskthreads import DiskThreads
@@ -59,7 +59,8 @@ class Downloads:
                 `image_unreachable`, `disk_full`, `store_error`.
         """
         check_url(url)
-        await self._threads.run(part.resume, url)
+        noted = _noted(url, pinned=pinned)
+        await self._threads.run(part.resume, noted)
         while await self._threads.run(part.hash_more):
             on_bytes(part.offset, size_bytes)
         if size_bytes is not None and part.offset == size_bytes:
@@ -71,6 +72,7 @@ class Downloads:
             self._limits,
             self._threads,
             url,
+            noted,
             part,
             known,
             on_bytes,
@@ -89,6 +91,7 @@ class _Request:
     _limits: Limits
     _threads: DiskThreads
     _url: str
+    _noted: str
     _part: Part
     _known: Validators
     _on_bytes: OnBytes
@@ -154,7 +157,7 @@ class _Request:
         if total is not None and total > self._limits.max_bytes:
             raise too_large(self._site.what, total, self._limits.max_bytes)
         fresh = PartNote(
-            url=self._url,
+            url=self._noted,
             etag=validators.etag,
             last_modified=validators.last_modified,
             total_bytes=total,
@@ -168,6 +171,12 @@ class _Request:
             await self._threads.run(self._part.restart, None)
             raise TransientError("the server's file is shorter than what was fetched")
         await self._site.refuse(response)
+
+
+def _noted(url: str, *, pinned: bool) -> str:
+    """The URL as it may stand on the disk; a pinned file is the same whatever its query."""
+    bare, mark, query = url.partition("?")
+    return f"{bare}?{file_name(query)}" if mark and not pinned else bare
 
 
 def _same(note: PartNote, validators: Validators, total: int) -> bool:

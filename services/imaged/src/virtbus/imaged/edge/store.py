@@ -35,7 +35,7 @@ from virtbus.imaged.edge.part import (
     store_error,
 )
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.image import ImageInfo
+from virtbus.schemas.image import ImageInfo, sealed_ref
 from virtbus.schemas.nodework import HeldImages
 from virtbus.schemas.quantity import format_bytes
 from virtbus.schemas.wire import encode_json, read
@@ -156,6 +156,9 @@ class Store:
             return None
         try:
             link = read(Link, beneath.read_small(name, self._links_fd, MAX_LINK_BYTES))
+            if sealed_ref(link.name)[1] or sealed_ref(link.url or link.name)[1]:
+                beneath.remove(name, self._links_fd)  # of before queries were secrets
+                return None
             self._names_used_s[link.name] = self._age_mark(name)
         except (OSError, VirtbusError) as error:
             log.warning("links/%s is ignored: %s", name, error, extra={"code": "link_damaged"})
@@ -214,13 +217,11 @@ class Store:
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
         """The digests that a name, URL or digest stands for, and all names to take from them.
 
-        A name takes only itself and its pinned forms; a digest, or a URL, all names of its image.
+        A name takes only itself and its pinned forms; a digest, or a URL, all names of its image;
+        a URL without its query, as lists show it, those with any query.
         """
-        links = [
-            link
-            for link in self._links.values()
-            if ref in {link.name, link.name.rpartition("@")[0], link.url, link.digest}
-        ]
+        ref = sealed_ref(ref)[0]
+        links = [link for link in self._links.values() if ref in _called(link)]
         digests = {link.digest for link in links} | ({ref} & set(self._images))
         return frozenset(digests), tuple(sorted(link.name for link in links))
 
@@ -353,6 +354,12 @@ class Store:
         """Unlink the files of `garbage`."""
         for digest in digests:
             beneath.remove(hex_of(digest), self._data_fd)
+
+
+def _called(link: Link) -> set[str]:
+    unpinned = link.name.rpartition("@")[0]
+    bare = (link.name.partition("?")[0], link.url.partition("?")[0])
+    return {link.name, unpinned, link.url, link.digest, *bare}
 
 
 def _info(hex_digest: str, size_bytes: int, header: ImageHeader) -> ImageInfo:

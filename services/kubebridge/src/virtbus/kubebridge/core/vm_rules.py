@@ -36,8 +36,10 @@ from virtbus.kubebridge.core.run_strategies import (
     strategy_of,
 )
 from virtbus.kubebridge.core.vm_status import (
+    ANNOTATIONS_DROPPED,
     FAILURE,
     GENERATION,
+    TOO_LARGE,
     Pair,
     back_off_left_s,
     printable,
@@ -184,7 +186,10 @@ def _told(
     said = status(pair, requests, now, failed=failed, observed=observed)
     if said == part(pair.vm, "status"):
         return []
-    return [WriteVmStatus(said)]
+    dropped = text(find(said["conditions"], ANNOTATIONS_DROPPED), "message")
+    known = text(find(items(pair.vm, "status", "conditions"), ANNOTATIONS_DROPPED), "message")
+    event = [Tell(TOO_LARGE, dropped, warning=True)] if dropped not in {"", known} else []
+    return [WriteVmStatus(said), *event]
 
 
 def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:

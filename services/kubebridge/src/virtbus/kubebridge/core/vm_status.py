@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from virtbus.kubebridge.core import notes
 from virtbus.kubebridge.core.fields.table import VMI
 from virtbus.kubebridge.core.mapping import defaulted_template
 from virtbus.kubebridge.core.moments import condition, merged, moment, stamp
@@ -26,6 +27,8 @@ GENERATION = "kubevirt.io/vm-generation"
 """The VM's generation that a VMI was made of."""
 DIGITS_OF_INT64 = 19
 RESTART_REQUIRED, FAILURE = "RestartRequired", "Failure"
+ANNOTATIONS_DROPPED = "AnnotationsDropped"
+TOO_LARGE = "AnnotationsTooLarge"
 NOT_LIVE = "a non-live-updatable field was changed in the template spec"
 MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodScheduled")
 
@@ -192,6 +195,9 @@ def _conditions(pair: Pair, failed: str) -> Iterator[dict[str, Any]]:
             yield condition(RESTART_REQUIRED, on=True, reason="RestartRequired", message=NOT_LIVE)
     if failed:
         yield condition(FAILURE, on=True, reason="FailedCreate", message=failed)
+    for cause in notes.causes(pair.vm):  # made while our webhooks were away
+        message = f"{cause.field}: {cause.message}"
+        yield condition(ANNOTATIONS_DROPPED, on=True, reason=TOO_LARGE, message=message)
 
 
 def _mirror(one: Object) -> dict[str, Any]:

@@ -124,8 +124,8 @@ def slim(obj: Object) -> dict[str, Any]:
     if isinstance(meta.get("annotations"), dict):
         meta["annotations"] = notes.read(meta["annotations"])
     kept = {**obj, "metadata": meta}
-    if carried := part(obj, "spec", "template", "metadata", "annotations"):
+    if part(obj, "spec", "template", "metadata", "annotations"):
         template = part(obj, "spec", "template")
-        named = {**part(template, "metadata"), "annotations": notes.carried(carried)}
+        named = notes.slim_template(part(template, "metadata"))
         kept["spec"] = {**part(obj, "spec"), "template": {**template, "metadata": named}}
     return kept

@@ -5,6 +5,7 @@ kernel and never enter this process (FDS-06).
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from virtbus.netd.core import peer
 from virtbus.netd.core.arms import Arms
@@ -38,7 +39,11 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 SHARE = 4
-"""Connections to the wrapper's socket of one machine or one user of the host; a start needs one."""
+"""Connections to the wrapper's socket of one machine, or of root outside all; a start needs one."""
+SHARE_OF_USER = 192
+"""Of one user of the host, who may have cgroups that bear the names of any number of machines."""
+BATCH = 16
+"""Connections that are accepted before others of the loop have their turn."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
 """How long a wrapper waits for CNI: libvirt's start stands still meanwhile (start contract)."""
@@ -144,14 +149,17 @@ class HandoverServer:
         self._arms.put(arm, asyncio.get_running_loop().time())
         return Armed(uid=arm.uid)
 
-    def _owner(self, connection: socket.socket) -> str:
-        """Whose share a connection is of: its machine's, or its user's where it is in none."""
-        pid, uid = _peer(connection)
+    def _owner(self, connection: socket.socket) -> "_Owner | None":
+        """Whose share a connection is of; nobody's where neither root's nor a machine's.
+
+        An emulator is in its machine's cgroup before it is run, and cannot leave it.
+        """
+        pid, user = _peer(connection)
         try:
             machine = peer.machine_of(self._read_peer(pid)[1])
         except OSError:  # it has ended
             machine = ""
-        return machine or f"uid {uid}"
+        return _Owner(machine, user) if machine or user == 0 else None
 
     async def _wrapper(self, connection: socket.socket) -> None:
         """One request, one answer."""
@@ -170,11 +178,8 @@ class HandoverServer:
         """The arm that this peer may use, which is used up by this."""
         arm = self._arms.peek(request.uid, asyncio.get_running_loop().time())
         if arm is None:
-            raise VirtbusError(
-                Code.DENIED,
-                "not_armed",
-                "no start of this VM is under way; start it with `virtbus vm start`",
-            )
+            message = "no start of this VM is under way; start it with `virtbus vm start`"
+            raise VirtbusError(Code.DENIED, "not_armed", message)
         pid, _uid = _peer(connection)
         try:
             cmdline, cgroups = self._read_peer(pid)
@@ -264,9 +269,9 @@ def _from_proc(pid: int) -> tuple[bytes, str]:
     return (process / "cmdline").read_bytes(), cgroups
 
 
-def _root(connection: socket.socket) -> str:
+def _root(connection: socket.socket) -> "_Owner | None":
     """Whose share a connection to the agent's socket is of; nobody's but root's."""
-    return "root" if _peer(connection)[1] == 0 else ""
+    return _Owner("", 0) if _peer(connection)[1] == 0 else None
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
@@ -290,28 +295,35 @@ def _bound(path: Path, mode: int) -> socket.socket:
     return listener
 
 
+class _Owner(NamedTuple):
+    """Whose a connection is: of a machine of libvirt's (or of none), and of a user of the host."""
+
+    machine: str
+    user: int
+
+
 class _Door:
     """A listening socket. Before anything is read, a connection is closed that is nobody's.
 
-    So is one over its owner's `share`, or over MAX_CONNECTIONS. `owner` says "" for nobody.
+    So is one over the `share` of its machine, over SHARE_OF_USER, or over MAX_CONNECTIONS.
     """
 
     def __init__(
         self,
         handle: Callable[[socket.socket], Awaitable[None]],
-        owner: Callable[[socket.socket], str],
+        owner: Callable[[socket.socket], _Owner | None],
         *,
         share: int,
     ) -> None:
         self._handle = handle
         self._owner = owner
         self._share = share
-        self._open: Counter[str] = Counter()
+        self._open: Counter[_Owner] = Counter()
 
     async def serve(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        """Accept for ever."""
+        """Accept for ever; others have their turn after each batch."""
         loop = asyncio.get_running_loop()
-        while True:
+        for turn in itertools.count(1):
             try:
                 connection, _address = await loop.sock_accept(listener)
             except OSError as error:
@@ -319,30 +331,41 @@ class _Door:
                 log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
                 await asyncio.sleep(0.1)
                 continue
-            group.create_task(self._one(connection))
+            owner = self._taken(connection)
+            if owner is None:
+                connection.close()
+            else:
+                group.create_task(self._one(connection, owner))
+            if turn % BATCH == 0:  # sock_accept gives no turn away while somebody waits
+                await asyncio.sleep(0)
 
-    async def _one(self, connection: socket.socket) -> None:
+    async def _one(self, connection: socket.socket, owner: _Owner) -> None:
         """Whatever a peer is or sends, it costs its own connection only."""
-        whose = ""
         try:
-            whose = self._taken(self._owner(connection))
-            if whose:
-                await self._handle(connection)
+            await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:
             log.info("closed a connection: %s", error, extra={"code": "connection_closed"})
         except Exception:
             log.exception("closed a connection", extra={"code": "connection_failed"})
         finally:
-            self._open[whose] -= 1
-            if self._open[whose] <= 0:
-                del self._open[whose]
+            self._open[owner] -= 1
+            if self._open[owner] <= 0:
+                del self._open[owner]
             connection.close()
 
-    def _taken(self, owner: str) -> str:
-        """The owner, whose share is one place smaller from now on; "" where there is none left."""
-        if self._open[owner] >= self._share or self._open.total() >= MAX_CONNECTIONS:
-            return ""
-        self._open[owner] += bool(owner)
+    def _taken(self, connection: socket.socket) -> _Owner | None:
+        """The owner, whose share is one place smaller from now on; None where none is left."""
+        try:
+            owner = self._owner(connection)
+        except Exception:
+            log.exception("closed a connection", extra={"code": "connection_failed"})
+            return None
+        if owner is None or self._open[owner] >= self._share:
+            return None
+        users = sum(count for held, count in self._open.items() if held.user == owner.user)
+        if users >= SHARE_OF_USER or self._open.total() >= MAX_CONNECTIONS:
+            return None
+        self._open[owner] += 1
         return owner
 
 

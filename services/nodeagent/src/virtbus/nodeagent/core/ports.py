@@ -93,13 +93,15 @@ class DomainChange(StrEnum):
     """QEMU ends at once, which libvirt tells next as if it had crashed."""
     WATCHDOG_RESET = "watchdog: reset"
     WATCHDOG_SHUTDOWN = "watchdog: shutdown"
+    AWAY = "libvirt is away"
+    """Of no domain: nothing is known of any from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainEvent:
     """A hint: re-read the state before acting on it.
 
-    `change` None: libvirt was away, anything may have changed.
+    `change` None: libvirt was away and is back, anything may have changed.
     """
 
     uid: str

@@ -61,16 +61,22 @@ def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
     return None
 
 
-def ended_before(told: VmStatus, record: VmRecord) -> Event | None:
-    """How the guest ended, by what was told of it, where its domain no longer knows.
+def ended_before(told: VmStatus | None, record: VmRecord, found: Event | None) -> Event | None:
+    """How the guest ended, by what was told of it, where its domain does not tell.
 
     libvirt forgets why a domain is shut off when it, or the host, starts anew. Without this a
     guest that had powered itself off, or that shall run once only, would be started again.
+    A guest that was told to run for the last start has ended as its domain was `found`, whatever
+    start the domain was defined for.
     """
-    if told.power_epoch != record.power_epoch or not record.powered or record.ending:
+    if told is None or not record.powered or record.ending:
+        return None
+    if told.power_epoch != record.power_epoch:
         return None
     if told.state is VmState.SUCCEEDED:
         return Event.SHUT_DOWN
+    if told.state in WAS_UP and found in ENDINGS:
+        return found
     once = record.spec.run_strategy in ONCE_ONLY
     return Event.CRASHED if once and (told.ended or told.state in WAS_UP) else None
 

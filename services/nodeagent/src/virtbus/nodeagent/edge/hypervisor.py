@@ -43,7 +43,7 @@ CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
 """Of those that answer quickly, and as many of the slow: a silent one holds one for 10 s."""
 DISPLAYS_AT_ONCE = 3
-RECONNECT_S = (0.2, 5.0)
+RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
 _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 
@@ -295,6 +295,7 @@ class LibvirtHypervisor:
             if event is None:
                 log.warning("libvirt went away; guests run on", extra={"code": "libvirt_down"})
                 listening = False
+                yield DomainEvent("", DomainChange.AWAY)
             else:
                 yield event
 
