@@ -116,6 +116,39 @@ spec:
     login(view, f"mke2fs -q /dev/{device} 2>/dev/null || echo x >/dev/{device}")
 
 
+def test_a_guest_boots_from_sata_and_has_its_other_disks_and_its_seed_there(
+    platform: Platform, login: Login, tmp_path: Path
+) -> None:
+    key = Path(login.public_key).read_text().strip()
+    wanted = tmp_path / "vm.yaml"
+    wanted.write_text(
+        f"""
+name: sata
+memory: 128MiB
+spec:
+  domain:
+    devices:
+      disks:
+        - {{name: root, bus: sata}}
+        - {{name: data, bus: sata}}
+        - {{name: seed, bus: sata, device: cdrom}}
+  volumes:
+    - {{name: root, image: {{ref: tiny}}}}
+    - {{name: data, empty_disk: {{capacity: 64MiB}}}}
+    - {{name: seed, cloud_init_no_cloud: {{ssh_keys: ["{key}"]}}}}
+"""
+    )
+    view = platform.create("sata", "-f", str(wanted), wait="ready")
+    # the login itself proves the seed
+    assert login(view, "cd /sys/block; echo *").split() == ["sda", "sdb", "sr0"]
+    assert login(view, "cat /sys/block/sdb/size").strip() == str(64 * 1024**2 // 512)
+    login(view, "echo kept | dd of=/dev/sdb conv=fsync 2>/dev/null")
+    assert login(view, "head -n 1 /dev/sdb; findfs LABEL=tiny-root").split() == [
+        "kept",
+        "/dev/sda2",
+    ]
+
+
 def test_two_nics_have_two_addresses(platform: Platform, tmp_path: Path) -> None:
     wanted = tmp_path / "vm.yaml"
     wanted.write_text(

@@ -53,8 +53,12 @@ async def test_virtctls_calls_reach_a_guest(bridge: Bridged, tmp_path: Path) -> 
 
 
 async def test_one_manifest_under_two_names_is_two_guests_of_one_firmware(bridge: Bridged) -> None:
+    """Their disks name no bus, and so are on sata."""
     for name in ("left", "right"):
-        bridge.apply(manifest(name))
+        made = manifest(name)
+        for disk in made["spec"]["template"]["spec"]["domain"]["devices"]["disks"]:
+            disk["disk"] = {}
+        bridge.apply(made)
     async with bridge.virtctl() as user, asyncio.timeout(300):
         for name in ("left", "right"):
             bridge.wait(f"vm/{name}", "--for=condition=Ready")
@@ -62,6 +66,8 @@ async def test_one_manifest_under_two_names_is_two_guests_of_one_firmware(bridge
             async with user.stream(VMI, name, "console") as console:
                 await console.write(b"\necho uuid-$(cat /sys/class/dmi/id/product_uuid)\n")
                 await console.until(f"uuid-{FIRMWARE}".encode())
+                await console.write(b"\ncd /sys/block; echo disks: *\n")
+                await console.until(b"disks: sda sdb sdc\r\n")
 
 
 async def a_shell_is_typed_at(user: Virtctl) -> None:
