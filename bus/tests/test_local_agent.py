@@ -96,6 +96,29 @@ async def test_it_ends_once_the_node_is_another_hosts(tmp_path: Path, how: str) 
             await holder(bus, "other")
 
 
+async def test_a_damaged_key_ends_nothing_and_is_waited_for(
+    tasks: Background, tmp_path: Path
+) -> None:
+    bus = MemoryBus(MemoryServer())
+    await holder(bus, "life")
+    says(tmp_path, "held life\n")
+    agent = LocalAgent(bus, "n1", word_in(tmp_path))
+    await agent.begin()
+    kept = tasks.start(agent.keep())
+    foreign = Instance(node="n2", instance="life", host=HostMarks(key="k"))
+    for damaged in (b"\xc1", encode({"schema_version": 99}), encode(foreign)):
+        await bus.put(subjects.node_instance("n1"), damaged)
+        await asyncio.sleep(0.2)
+        assert not kept.done()
+    begun = tasks.start(agent.begin())
+    await asyncio.sleep(0.1)
+    assert not begun.done()
+    await holder(bus, "life")  # its agent wrote it anew
+    async with asyncio.timeout(2):
+        await begun
+    kept.cancel()
+
+
 async def test_a_restart_of_the_agent_ends_nothing(tasks: Background, tmp_path: Path) -> None:
     bus = MemoryBus(MemoryServer())
     await holder(bus, "life")

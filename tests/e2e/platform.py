@@ -28,7 +28,7 @@ from virtbus.nodeagent.edge.kvm_probe import usable
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.node import NodeState
+from virtbus.schemas.node import NodeState, NodeWish
 from virtbus.schemas.subjects import (
     HOST_KEY,
     HOSTS_KEY,
@@ -37,7 +37,9 @@ from virtbus.schemas.subjects import (
     JOIN_KEY,
     RIVAL_KEY,
     SIGNING,
+    WISH_KEY,
 )
+from virtbus.schemas.wire import read
 
 NODE = "e2e"
 BRIDGE = "virtbus0"
@@ -380,7 +382,7 @@ class Platform:
         async def keys() -> list[str]:
             async with self.bus("admin") as admin:
                 found = [await standing(admin, f"$KV.{bucket}.>") for bucket in ("vm", "sec", "st")]
-            return [key for held in found for key in held if not _lasts(key)]
+            return [key for held in found for key, value in held.items() if not lasts(key, value)]
 
         seen: list[list[str]] = []
 
@@ -413,9 +415,14 @@ async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
     raise AssertionError(watched)
 
 
-def _lasts(key: str) -> bool:
-    """What is of nodes and controllers, and tombstones, which expire by themselves."""
+def lasts(key: str, value: bytes) -> bool:
+    """True for what is of nodes and controllers, and for what expires by itself.
+
+    That is tombstones, and wishes for nothing, which keep the ids of their last requests for a day.
+    """
     last = key.rpartition(".")[2]
+    if last == WISH_KEY:
+        return read(NodeWish, value).idle
     of_nodes = last in {JOIN_KEY, HOST_KEY, HOSTS_KEY, IMAGES_KEY, INSTANCE_KEY, RIVAL_KEY}
     return of_nodes or f".{SIGNING}." in key or key.startswith(f"$KV.vm.{UNPLACED}.")
 

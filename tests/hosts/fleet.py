@@ -23,7 +23,7 @@ from typing import Any
 
 from tests import census
 from tests.e2e import host as machine
-from tests.e2e.platform import GONE_S, Json, _accelerator, _lasts, standing, tiny_image, until
+from tests.e2e.platform import GONE_S, Json, _accelerator, lasts, standing, tiny_image, until
 from tests.hosts.box import ROOT, Box, Boxes, boxes
 
 from virtbus.bus.access import BusSettings
@@ -337,7 +337,7 @@ class Fleet:
         """What the bus still holds of VMs."""
         async with self.bus("admin") as admin:
             found = [await standing(admin, f"$KV.{bucket}.>") for bucket in ("vm", "sec", "st")]
-        return [key for held in found for key in held if not _lasts(key)]
+        return [key for held in found for key, value in held.items() if not lasts(key, value)]
 
 
 def _whole(node: NodeView) -> bool:

@@ -29,6 +29,7 @@ KEYS = {
     "claim": subjects.name_claim("default", "web"),
     "claim of no vm": subjects.name_claim("default", "nobody"),
     "join": subjects.join_nonce("n1"),
+    "host": subjects.node_host("n1"),
     "images": subjects.node_images("n1"),
     "hosts": subjects.node_hosts("n1"),
     "wish": subjects.node_wish("n2"),
@@ -37,6 +38,9 @@ KEYS = {
     "secret of no vm": subjects.vm_secret("n1", uid(8)),
     "status": subjects.vm_status("n1", WEB),
     "status of no vm": subjects.vm_status("n1", uid(8)),
+    "instance": subjects.node_instance("n1"),
+    "rival": subjects.node_rival("n1"),
+    "signing key": subjects.signing_key("damaged"),
     "heartbeat": subjects.node_record("n3"),
     "lease": subjects.lease("fleet"),
 }

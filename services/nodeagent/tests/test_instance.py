@@ -92,6 +92,12 @@ async def joined(server: MemoryServer, disk: Disk, **more: object) -> None:
     await MemoryBus(server).put(subjects.node_host(NODE), encode(record))
 
 
+def damage(server: MemoryServer, value: bytes) -> None:
+    """Put bytes at the key as nobody's program would."""
+    key = subjects.node_instance(NODE)
+    server.shelf(key).apply(key, value)
+
+
 async def beat(server: MemoryServer, own: Ownership, state: NodeState = NodeState.READY) -> None:
     record = NodeRecord(
         node=NODE, hostname="", instance=own.me.instance, state=state, cpus=1, memory_bytes=1
@@ -284,9 +290,53 @@ async def test_a_key_that_cannot_be_read_is_held_by_nobody_who_is_known(
 ) -> None:
     disk = Disk()
     await claimed(disk, server)
-    await MemoryBus(server).put(subjects.node_instance(NODE), b"\xc1")
+    damage(server, b"\xc1")
     async with refused(disk, server):
         pass
+
+
+DAMAGES = {
+    "garbage": b"\xc1",
+    "empty": b"",
+    "over-size": b"x" * 32 * 1024,
+    "wrong types": encode({"node": 7, "instance": []}),
+    "newer": encode({"schema_version": 99, "node": NODE}),
+    "of another node": encode(Instance(node="n2", instance="life", host=HostMarks(key="k2"))),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("known", [True, False], ids=["joined", "not joined yet"])
+async def test_a_life_that_holds_the_node_writes_a_damaged_key_anew(
+    server: MemoryServer, damaged: bytes, *, known: bool
+) -> None:
+    disk, bus = Disk(), MemoryBus(server)
+    own = await claimed(disk, server)
+    if known:
+        await joined(server, disk)
+    damage(server, damaged)
+    async with refused(disk.clone(boot="b1"), server):
+        await own.prove()
+    assert own.held
+    key = await bus.get(subjects.node_instance(NODE))
+    assert key is not None
+    assert read(Instance, key.value).instance == own.me.instance
+    assert (await claimed(disk, server)).held  # and its successor takes over as ever
+
+
+async def test_a_damaged_key_may_be_of_a_host_that_was_given_the_node(
+    server: MemoryServer,
+) -> None:
+    for other in (Disk(key="other"), Disk()):  # the same host with another disk, too
+        await MemoryBus(server).purge(subjects.node_host(NODE))
+        await MemoryBus(server).purge(subjects.node_instance(NODE))
+        disk = Disk()
+        own = await claimed(disk, server)
+        word = Takeover(instance="another", over=own._revision, why="burnt", time_ns=1)
+        await joined(server, other, takeover=word)
+        damage(server, b"\xc1")
+        with pytest.raises(VirtbusError, match="run by an agent"):
+            await own.prove()
 
 
 def test_marks_that_a_machine_does_not_tell_say_nothing() -> None:

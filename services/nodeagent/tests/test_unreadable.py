@@ -21,10 +21,12 @@ KEYS = {
     "record": subjects.vm_record(NODE, A),
     "record of another vm": subjects.vm_record(NODE, uid(7)),
     "join": subjects.join_nonce(NODE),
+    "host": subjects.node_host(NODE),
     "hosts": subjects.node_hosts(NODE),
     "wish": subjects.node_wish(NODE),
     "secret": subjects.vm_secret(NODE, A),
     "status": subjects.vm_status(NODE, A),
+    "images": subjects.node_images(NODE),
 }
 DAMAGES: dict[str, Callable[[str], bytes]] = {
     "garbage": lambda _key: b"\xc1\xff no msgpack",

@@ -43,6 +43,7 @@ class LocalAgent:
 
     def __init__(self, bus: Bus, node: str, said: Callable[[], str]) -> None:
         self._bus = bus
+        self._node = node
         self._key = node_instance(node)
         self._said = said
 
@@ -108,13 +109,15 @@ class LocalAgent:
         return self._said().partition("\n")[0].split()
 
     async def _holder(self) -> str:
+        """Empty where the key is nobody's, or cannot be read: its agent writes it anew."""
         entry = await self._bus.get(self._key)
         if entry is None or entry.kind is not EntryKind.PUT:
             return ""
         try:
-            return read(Instance, entry.value).instance
+            held = read(Instance, entry.value)
         except VirtbusError:
             return ""
+        return held.instance if held.node == self._node else ""
 
 
 def _lost() -> VirtbusError:

@@ -111,7 +111,7 @@ class Ownership:
     async def _try(self) -> tuple[Step, str]:
         """One look, and the key taken where that may be; ConflictError where it changed."""
         entry = await self._bus.get(self._key)
-        held = _held(entry)
+        held = self._holder(entry)
         if held is not None and held.token in self._sent:
             self._revision = entry.revision if entry else 0
             return Step.TAKE, ""
@@ -122,9 +122,20 @@ class Ownership:
 
     async def _signs(self, entry: Entry | None) -> Signs:
         record = await self._host_record()
-        held = _held(entry)
+        held = self._holder(entry)
         heard = held is not None and await self._heard(held)
-        return Signs(self.me, record, held, entry.revision if entry else 0, heard)
+        revision = entry.revision if entry else 0
+        return Signs(self.me, record, held, revision, heard, holding=self.held)
+
+    def _holder(self, entry: Entry | None) -> Instance | None:
+        """Who holds the key; nobody who is known where it is unreadable, or another node's."""
+        if entry is None or entry.kind is not EntryKind.PUT:
+            return None
+        with suppress(VirtbusError):
+            held = read(Instance, entry.value)
+            if held.node == self._node:
+                return held
+        return Instance(node=self._node, instance="", host=HostMarks(key=""))
 
     async def _host_record(self) -> HostRecord | None:
         entry = await self._bus.get(subjects.node_host(self._node))
@@ -219,7 +230,7 @@ class Ownership:
                 entry = await self._bus.get(self._key)
             else:
                 return
-            held = _held(entry)
+            held = self._holder(entry)
             if entry is not None and held is not None and held.token in self._sent:
                 self._revision, self._sent = entry.revision, {held.token}
                 return
@@ -232,9 +243,12 @@ class Ownership:
                 self._lose(held)  # this very life, somewhere else
             await asyncio.sleep(STALE_READ_S)
             return
-        step, _ = judge(await self._signs(entry))
+        signs = await self._signs(entry)
+        step, _ = judge(signs)
         if step is not Step.TAKE:
             self._lose(held)
+        if signs.damaged:
+            log.error("unreadable %s: it is written anew", self._key, extra={"code": "bad_record"})
         self._revision = entry.revision if entry else 0
 
     def _lose(self, held: Instance | None) -> None:
@@ -244,13 +258,3 @@ class Ownership:
         message = f"node {self._node} is run by an agent of {other} now; this one ends"
         self._lives.tell("", message)
         raise VirtbusError(Code.CONFLICT, "second_instance", message)
-
-
-def _held(entry: Entry | None) -> Instance | None:
-    """Who holds the key; one that cannot be read is held by nobody that is known."""
-    if entry is None or entry.kind is not EntryKind.PUT:
-        return None
-    try:
-        return read(Instance, entry.value)
-    except VirtbusError:
-        return Instance(node="", instance="", host=HostMarks(key=""))

@@ -43,6 +43,23 @@ class Signs(NamedTuple):
     """Of the key, also where it was purged; 0: there is none."""
     heard: bool
     """The holder's heartbeat stands, or its end is too fresh to be sure of."""
+    holding: bool = False
+    """This life took the key, and asks because the key is not as it wrote it last."""
+
+    @property
+    def unreadable(self) -> bool:
+        """What stands at the key names no life."""
+        return self.held is not None and not self.held.instance
+
+    @property
+    def damaged(self) -> bool:
+        """Nobody else can have written the key: only a person's word gives it to another life.
+
+        A word that is void counts, too: then a person decides again.
+        """
+        word = self.record.takeover if self.record is not None else None
+        own = {self.me.instance, *self.me.known}
+        return self.holding and self.unreadable and (word is None or word.instance in own)
 
     @property
     def granted(self) -> bool:
@@ -55,7 +72,7 @@ class Signs(NamedTuple):
         """The node was given to, or is held by, a host that is not this one."""
         owners = (
             self.record.host if self.record is not None else None,
-            self.held.host if self.held is not None else None,
+            self.held.host if self.held is not None and not self.unreadable else None,
         )
         return any(owner is not None and not owner.same(self.me.host) for owner in owners)
 
@@ -79,6 +96,8 @@ ROWS: tuple[tuple[Callable[[Signs], bool], Step, str], ...] = (
     (lambda s: s.granted, Step.TAKE, ""),
     (lambda s: s.other_host, Step.REFUSE, "it belongs to another host"),
     (lambda s: s.held is None, Step.TAKE, ""),
+    (lambda s: s.damaged, Step.TAKE, ""),
+    (lambda s: s.unreadable, Step.REFUSE, "its key on the bus cannot be read"),
     (
         lambda s: s.stranger,
         Step.REFUSE,
