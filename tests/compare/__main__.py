@@ -2,11 +2,12 @@
 
 In each round each program runs in both trees, one directly after the other. Which tree is first
 changes with each program and each round. A figure of a round is the median of the program's own
-repetitions. Finished runs are kept as JSON lines, so that an interrupted comparison goes on.
+repetitions. Finished pairs are kept as JSON lines, so that an interrupted comparison goes on.
 """
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -119,13 +120,12 @@ def tell(runs: Sequence[Run], old: Tree, new: Tree) -> bool:
     return bool(judged) and all(one.holds for one in judged) and not alone
 
 
-def measured(run: Run, tree: Tree, lock: Path | None) -> Run:
+def measured(run: Run, tree: Tree) -> Run:
     """The run with its figures."""
     program = next(one for one in trees.PROGRAMS if one.name == run["program"])
-    with trees.locked(lock):
-        begun = time.monotonic()
-        path = trees.run(tree, program)
-        took_s = time.monotonic() - begun
+    begun = time.monotonic()
+    path = trees.run(tree, program)
+    took_s = time.monotonic() - begun
     say(f"round {run['round']}: {program.name}, {tree.name} tree, {took_s:.0f} s")
     return run | {"seconds": round(took_s, 1), "figures": read_file(program.name, path)}
 
@@ -136,8 +136,12 @@ def main() -> int:
     parser.add_argument("--old", required=True, help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="", help="only the programs whose name holds this word")
-    parser.add_argument("--lock", type=Path, help="a file to lock while a program is measured")
+    parser.add_argument(
+        "--lock", type=Path, help="a file to lock while a program is measured in both"
+    )
     options = parser.parse_args()
+    # A shell starts background jobs with SIGINT ignored; a child would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     programs = [one for one in trees.PROGRAMS if options.only in one.name]
     both = {tree.name: tree for tree in (trees.tree_of(options.old), trees.this_tree())}
     old, new = both["old"], both["new"]
@@ -148,13 +152,13 @@ def main() -> int:
     path = BUILD_OUT / "compare.jsonl"
     runs = finished(path, wanted)
     done = {_key(run) for run in runs}
-    for run in wanted:
-        if _key(run) in done:
-            continue
-        runs.append(measured(run, both[run["tree"]], options.lock))
+    pairs = zip(wanted[::2], wanted[1::2], strict=True)
+    for pair in (pair for pair in pairs if _key(pair[0]) not in done):
+        with trees.locked(options.lock):
+            runs += (one := [measured(run, both[run["tree"]]) for run in pair])
         with path.open("a") as file:
-            file.write(json.dumps(runs[-1]) + "\n")
-        if sum(one["round"] == run["round"] for one in runs) == 2 * len(programs):
+            file.write("".join(json.dumps(run) + "\n" for run in one))
+        if pair[0]["program"] == programs[-1].name:
             tell(runs, old, new)
     return 0 if tell(runs, old, new) else 1
 
