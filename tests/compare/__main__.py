@@ -127,7 +127,10 @@ def measured(run: Run, tree: Tree) -> Run:
     path = trees.run(tree, program)
     took_s = time.monotonic() - begun
     say(f"round {run['round']}: {program.name}, {tree.name} tree, {took_s:.0f} s")
-    return run | {"seconds": round(took_s, 1), "figures": read_file(program.name, path)}
+    return run | {
+        "seconds": round(took_s, 1),
+        "figures": read_file(program.name.partition(" ")[0], path),
+    }
 
 
 def main() -> int:
@@ -135,14 +138,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.compare", description=__doc__)
     parser.add_argument("--old", required=True, help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", help="only the programs whose name holds this word")
+    parser.add_argument("--only", default="", help="the programs whose name holds this word")
     parser.add_argument(
         "--lock", type=Path, help="a file to lock while a program is measured in both"
     )
     options = parser.parse_args()
     # A shell starts background jobs with SIGINT ignored; a child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    programs = [one for one in trees.PROGRAMS if options.only in one.name]
+    programs = trees.chosen(options.only)
     both = {tree.name: tree for tree in (trees.tree_of(options.old), trees.this_tree())}
     old, new = both["old"], both["new"]
     for tree in (old, new):
