@@ -7,6 +7,7 @@ repetitions. Finished pairs are kept as JSON lines, so that an interrupted compa
 
 import argparse
 import json
+import math
 import signal
 import sys
 import time
@@ -103,10 +104,10 @@ def tell(runs: Sequence[Run], old: Tree, new: Tree) -> bool:
             "better": one.better.value,
             "old": one.old,
             "new": one.new,
-            "ratio": round(one.ratio, 4),
-            "upper": one.upper if one.upper is None else round(one.upper, 4),
+            "ratio": _told(one.ratio),
+            "upper": _told(one.upper),
             "holds": one.holds,
-            "ratios": [round(ratio, 4) for ratio in one.ratios],
+            "ratios": [_told(ratio) for ratio in one.ratios],
         }
         for one in found
     ]
@@ -118,6 +119,11 @@ def tell(runs: Sequence[Run], old: Tree, new: Tree) -> bool:
     sys.stdout.flush()
     judged = [one for one in found if one.better is not Better.TOLD]
     return bool(judged) and all(one.holds for one in judged) and not alone
+
+
+def _told(ratio: float | None) -> float | None:
+    """JSON has no infinity."""
+    return None if ratio is None or math.isinf(ratio) else round(ratio, 4)
 
 
 def measured(run: Run, tree: Tree) -> Run:

@@ -20,7 +20,7 @@ RULES: tuple[tuple[str, Better], ...] = (
     (r"storm: starts\.cpu_ms_per_vm\.(ours|nats-server)", LOWER),
     # Some have a millisecond, told with a tenth of it; their sum is judged.
     (r"storm: starts\.cpu_ms_per_vm\.", TOLD),
-    (r"load: floor\.(accepted|running)_share", HIGHER),
+    (r"load: floor\.(accepted|running)_share$", HIGHER),
     (r"load: (creates|deletes)\.cpu_ms_per_vm\.client", TOLD),
     (r"load: (creates|deletes)\.(cpu_ms|bus)_per_vm\.", LOWER),
     (r"load: creates\.(accepted_ms\.p50|running_ms\.p50|running_ms\.p95)", LOWER),
