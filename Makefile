@@ -10,7 +10,7 @@ PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 LANES := --dist loadscope --no-loadscope-reorder
 WORKERS := $(LANES) --tx '2*popen//python=tools/in-host-netns $(BIN)/python'
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
-.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos fuzz bench load kube-load storm k8s-tools install uninstall clean
+.PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos fuzz bench load kube-load storm compare k8s-tools install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +93,10 @@ storm: setup ## GUESTS=n real guests of one host started at once, against plain 
 	@mkdir -p build-out
 	@tools/in-host-netns $(BIN)/python -m tests.load.storm --guests $(or $(GUESTS),0) \
 	    --rounds $(or $(ROUNDS),5) --guest $(or $(GUEST),halt) --json build-out/storm.jsonl $(ARGS)
+
+compare: setup ## bench, storm and load of OLD=commit and of this tree in turns; ROUNDS= ONLY=word (root)
+	@$(BIN)/python -m tests.compare --old $(OLD) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+	    $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 demo: setup ## one VM, from create to delete (root)
 	@tools/in-host-netns tools/demo

@@ -1,0 +1,78 @@
+"""Reads the figures that bench, storm and load write, and knows which of them are judged."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.compare.ratios import Better
+
+OURS = ("controller", "imaged", "netd", "nodeagent")
+LOWER, HIGHER, TOLD = Better.LOWER, Better.HIGHER, Better.TOLD
+RULES: tuple[tuple[str, Better], ...] = (
+    # A difference of two times can be zero or negative: its ratio says nothing.
+    (r"bench: (delete .* over raw destroy|memory per VM)", TOLD),
+    # A step is a part of a create, which is judged.
+    (r"bench: step ", TOLD),
+    (r"bench: ", LOWER),
+    (r"storm: (starts|creates)\.share", HIGHER),
+    (r"storm: starts\.cpu_ms_per_vm\.(ours|nats-server)", LOWER),
+    # Some have a millisecond, told with a tenth of it; their sum is judged.
+    (r"storm: starts\.cpu_ms_per_vm\.", TOLD),
+    (r"load: floor\.(accepted|running)_share$", HIGHER),
+    (r"load: (creates|deletes)\.cpu_ms_per_vm\.client", TOLD),
+    (r"load: (creates|deletes)\.(cpu_ms|bus)_per_vm\.", LOWER),
+    (r"load: creates\.(accepted_ms\.p50|running_ms\.p50|running_ms\.p95)", LOWER),
+    (r"load: creates\.(status_puts_per_vm|facts_per_vm|pss_mib\..*)", LOWER),
+    (r"load: creates\.pss_kib_per_vm\.controller", LOWER),
+    (r"load: deletes\.gone_per_s", HIGHER),
+    (r"load: deletes\.gone_ms\.p50", LOWER),
+    (r"load: churn\.controller_synced_s", LOWER),
+    (r"load: churn\.(running_ms|gone_ms)\.p50", LOWER),
+    # A few milliseconds in five seconds, told with one of them.
+    (r"load: idle full\.(cores\..*|messages_per_s)", TOLD),
+)
+"""The first that matches decides; what none matches is no figure: a size, a count, a maximum.
+
+Rates without a floor are not judged where their share of the floor is, nor is one measurement
+in another unit.
+"""
+
+
+def better_of(name: str) -> Better | None:
+    """None of what is no figure."""
+    return next((better for pattern, better in RULES if re.match(pattern, name)), None)
+
+
+def read(program: str, text: str) -> dict[str, float]:
+    """Figures by name, from the JSON lines of one run."""
+    found: dict[str, float] = {}
+    for line in filter(None, text.splitlines()):
+        values = json.loads(line)
+        if "name" in values:
+            found[f"{program}: {values['name']}"] = float(values["value"])
+        else:
+            head = f"{program}: {values.pop('figure')}"
+            found |= dict(_numbers(head, _with_ours(values)))
+    return {name: value for name, value in found.items() if better_of(name) is not None}
+
+
+def read_file(program: str, path: Path) -> dict[str, float]:
+    """The same of a file; without it there are none."""
+    return read(program, path.read_text()) if path.exists() else {}
+
+
+def _with_ours(values: dict[str, Any]) -> dict[str, Any]:
+    cpu = values.get("cpu_ms_per_vm", {})
+    if set(OURS) <= cpu.keys():
+        return values | {"cpu_ms_per_vm": cpu | {"ours": sum(cpu[name] for name in OURS)}}
+    return values
+
+
+def _numbers(head: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(f"{head}.{name}", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{head}.{name}", float(value)
