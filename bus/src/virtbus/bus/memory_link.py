@@ -36,7 +36,7 @@ class MemoryServer:
         self.subscribed: list[_Subscribed] = []
         self.stored: dict[str, list[StoredMessage]] = {}
         self.drop: Callable[[str], bool] = lambda _: False
-        """Core messages whose subject it is true for are lost."""
+        """Core messages are lost if this returns True for their subject."""
 
     def shelf(self, key: str) -> Shelf:
         """Return the bucket of a key; create it at first use."""

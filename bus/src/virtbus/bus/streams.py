@@ -57,7 +57,7 @@ class Stream:
     ) -> None:
         self.closed = ""
         self.noted: Callable[[str], None] = lambda _text: None
-        """Called with what the other end says to people."""
+        """Called with the other end's texts for people."""
         self._tell = tell
         self._flow = flow
         self._datagrams = datagrams

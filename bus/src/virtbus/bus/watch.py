@@ -97,7 +97,7 @@ class PullWatch:
         self._next_sequence = 1
         self._synced = False
         self._listed_yet = 0
-        """Messages of the list that did not come yet."""
+        """Messages of the list that are still missing."""
         self._begun_s = 0.0
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:

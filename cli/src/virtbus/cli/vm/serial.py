@@ -38,7 +38,7 @@ class SerialStream:
         self._note = note
         self._flow = Flow(WINDOW_BYTES)
         self._counted = False
-        """The agent keeps count, too; one of 0.1.0 does not."""
+        """The agent supports flow control; one of 0.1.0 does not."""
         self._heard = False
         self._reply = ""
         self._present_s = self._heard_s = time.monotonic()
