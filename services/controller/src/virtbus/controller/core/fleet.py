@@ -42,8 +42,7 @@ from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""A lease is renewed every 4 s. After this time without a renewal the bus may be unreachable, not
-the nodes."""
+"""Longer than the interval of lease renewals: then the bus may be unreachable, not the nodes."""
 SILENT_FRESH_S = 0.25
 """Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
 TOLD_FRESH_S = 1.0
@@ -208,10 +207,7 @@ class Fleet:
             self._candidates.pop(wish.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
-        """Process one `$KV.st` message.
-
-        Raise VirtbusError if it does not match its key (BUS-04).
-        """
+        """Process a `$KV.st` message; raise VirtbusError for a foreign key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
@@ -365,10 +361,7 @@ class Fleet:
     def sorted_uids(
         self, namespace: str | None, labels: dict[str, str], owner: str = ""
     ) -> list[str]:
-        """Return uids of a namespace and owner with these labels, by namespace, name, uid.
-
-        A namespace None, or an empty owner, matches all.
-        """
+        """Return sorted uids of a namespace (None: all) and owner (empty: all) with the labels."""
         return [
             held.record.uid
             for held in sorted(self.vms.values(), key=Held.order)
