@@ -1,7 +1,7 @@
-"""Two unix sockets: the agent arms a start, its wrapper fetches the tap descriptors (design §5).
+"""Two unix sockets: the agent arms a start, and its wrapper fetches the tap descriptors.
 
-Plain `recv` without room for control data: descriptors that a peer attaches are closed by the
-kernel and never enter this process (FDS-06).
+It uses plain `recv` without space for control data: the kernel closes descriptors that a peer
+attaches, and they never enter this process (FDS-06).
 """
 
 import asyncio
@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 SHARE = 4
-"""Connections to the wrapper's socket of one machine or one user of the host; a start needs one."""
+"""Connections to the wrapper's socket per machine or user of the host; a start needs one."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
-"""How long a wrapper waits for CNI: libvirt's start stands still meanwhile (start contract)."""
+"""Time that a wrapper waits for CNI; libvirt's start waits as well."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Taps(Protocol):
-    """What the hand-over needs of the attachments."""
+    """The part of the attachments that the hand-over needs."""
 
     recovering: bool
 
@@ -58,7 +58,7 @@ class Taps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A fetch that was granted. Times are CLOCK_MONOTONIC ns, the first two the wrapper's own."""
+    """A granted fetch. Times are CLOCK_MONOTONIC ns, the first two the wrapper's own."""
 
     uid: str
     epoch: int
@@ -81,7 +81,7 @@ class HandoverServer:
         *,
         read_peer: Callable[[int], tuple[bytes, str]] | None = None,
     ) -> None:
-        """`read_peer` gives cmdline and cgroups of a pid; default: from /proc."""
+        """`read_peer` returns cmdline and cgroups of a pid; default: from /proc."""
         self.admin_path = directory / "admin.sock"
         self.wrapper_path = directory / "wrapper.sock"
         self._taps = taps
@@ -94,7 +94,7 @@ class HandoverServer:
         """Serve until cancelled."""
         directory = self.admin_path.parent
         directory.mkdir(parents=True, exist_ok=True)
-        # The wrapper runs as the emulator's user and must reach one socket, not list anything.
+        # The wrapper runs as the emulator's user and must reach one socket, but not list files.
         directory.chmod(0o711)
         directory.parent.chmod(directory.parent.stat().st_mode | 0o011)
         admin, wrapper = _bound(self.admin_path, 0o600), _bound(self.wrapper_path, 0o666)
@@ -111,7 +111,7 @@ class HandoverServer:
             self.wrapper_path.unlink(missing_ok=True)
 
     async def _admin(self, connection: socket.socket) -> None:
-        """Arms, one answer each, until the agent closes the connection."""
+        """Process grants, one answer each, until the agent closes the connection."""
         loop = asyncio.get_running_loop()
         while (header := await _exactly(connection, 4)) != b"":
             body = await _within(_exactly(connection, frame_length(header)))
@@ -145,7 +145,7 @@ class HandoverServer:
         return Armed(uid=arm.uid)
 
     def _owner(self, connection: socket.socket) -> str:
-        """Whose share a connection is of: its machine's, or its user's where it is in none."""
+        """Return the owner of a connection's share: its machine, or its user if it is in none."""
         pid, uid = _peer(connection)
         try:
             machine = peer.machine_of(self._read_peer(pid)[1])
@@ -154,7 +154,7 @@ class HandoverServer:
         return machine or f"uid {uid}"
 
     async def _wrapper(self, connection: socket.socket) -> None:
-        """One request, one answer."""
+        """Process one request with one answer."""
         header = await _within(_exactly(connection, 4))
         request = read_request(await _within(_exactly(connection, frame_length(header))))
         asked_ns = time.monotonic_ns()
@@ -167,7 +167,7 @@ class HandoverServer:
             connection.send(refusal(error.reason, str(error)))
 
     def _admit(self, connection: socket.socket, request: WrapperRequest) -> Arm:
-        """The arm that this peer may use, which is used up by this."""
+        """Return and consume the grant that this peer may use."""
         arm = self._arms.peek(request.uid, asyncio.get_running_loop().time())
         if arm is None:
             raise VirtbusError(
@@ -223,7 +223,7 @@ def _not_attached(uid: str) -> VirtbusError:
 
 
 def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
-    """The arm's devices beside the interfaces that are attached."""
+    """Return the grant's devices combined with the attached interfaces."""
     attached = [nic.mac for nic in attachment.nics]
     if [nic.mac for nic in arm.nics] != attached:
         raise VirtbusError(
@@ -239,7 +239,7 @@ def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
 
 
 def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> None:
-    """Answer and descriptors in one message: a peer has either all or nothing."""
+    """Send answer and descriptors in one message: a peer gets both or neither."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_FRAME_BYTES)
     if descriptors:
         sent = socket.send_fds(connection, [answer], descriptors)
@@ -251,7 +251,7 @@ def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> N
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Pid and uid of who connected."""
+    """Return pid and uid of the peer."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
     return pid, uid
@@ -259,18 +259,18 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 def _from_proc(pid: int) -> tuple[bytes, str]:
     process = Path("/proc", str(pid))
-    # Who makes a cgroup gives it any name, which need not be UTF-8.
+    # The creator of a cgroup chooses its name, which need not be UTF-8.
     cgroups = (process / "cgroup").read_bytes().decode(errors="replace")
     return (process / "cmdline").read_bytes(), cgroups
 
 
 def _root(connection: socket.socket) -> str:
-    """Whose share a connection to the agent's socket is of; nobody's but root's."""
+    """Return the owner of a connection to the agent's socket: root, or none."""
     return "root" if _peer(connection)[1] == 0 else ""
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
-    """A listening socket at `path`, which never has wider permissions than `mode`."""
+    """Return a listening socket at `path`, which never has wider permissions than `mode`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         part = path.with_suffix(".part")
@@ -291,9 +291,9 @@ def _bound(path: Path, mode: int) -> socket.socket:
 
 
 class _Door:
-    """A listening socket. Before anything is read, a connection is closed that is nobody's.
+    """A listening socket. A connection without an owner is closed before anything is read.
 
-    So is one over its owner's `share`, or over MAX_CONNECTIONS. `owner` says "" for nobody.
+    The same holds over the owner's `share`, or over MAX_CONNECTIONS. `owner` returns "" for none.
     """
 
     def __init__(
@@ -309,20 +309,20 @@ class _Door:
         self._open: Counter[str] = Counter()
 
     async def serve(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        """Accept for ever."""
+        """Accept connections for ever."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _address = await loop.sock_accept(listener)
             except OSError as error:
-                # Out of descriptors: wait for some to be closed rather than spin (FDS-10).
+                # Out of descriptors: wait until some are closed instead of spinning (FDS-10).
                 log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
                 await asyncio.sleep(0.1)
                 continue
             group.create_task(self._one(connection))
 
     async def _one(self, connection: socket.socket) -> None:
-        """Whatever a peer is or sends, it costs its own connection only."""
+        """Handle one connection. A faulty peer affects only its own connection."""
         whose = ""
         try:
             whose = self._taken(self._owner(connection))
@@ -339,7 +339,7 @@ class _Door:
             connection.close()
 
     def _taken(self, owner: str) -> str:
-        """The owner, whose share is one place smaller from now on; "" where there is none left."""
+        """Reserve a place in the owner's share and return the owner; "" if there is none left."""
         if self._open[owner] >= self._share or self._open.total() >= MAX_CONNECTIONS:
             return ""
         self._open[owner] += bool(owner)
@@ -347,7 +347,10 @@ class _Door:
 
 
 async def _within(reading: Awaitable[bytes]) -> bytes:
-    """What is read within READ_TIMEOUT_S; TimeoutError, and FrameError when the peer stops."""
+    """Return the bytes read within READ_TIMEOUT_S.
+
+    TimeoutError, or FrameError if the peer stops.
+    """
     async with asyncio.timeout(READ_TIMEOUT_S):
         read_bytes = await reading
     if not read_bytes:
@@ -357,10 +360,10 @@ async def _within(reading: Awaitable[bytes]) -> bytes:
 
 
 async def _exactly(connection: socket.socket, count: int) -> bytes:
-    """`count` bytes; empty when the peer closed before the first.
+    """Return `count` bytes; empty if the peer closed before the first.
 
     Raises:
-        FrameError: the peer closed within.
+        FrameError: the peer closed in the middle.
     """
     loop = asyncio.get_running_loop()
     found = b""
