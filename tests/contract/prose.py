@@ -140,7 +140,9 @@ def page_prose(source: str) -> Iterator[Text]:
 def sentences(text: str) -> list[str]:
     """Split prose at full stops, and at blank lines; code spans count as one word."""
     plain = re.sub(r"`[^`]*`|\(https?://[^)]*\)", "X", text)
-    return re.split(r"(?<=[.?!])[\s)*]+(?=[A-Z\"(*])|\n\s*\n|\n\s*(?:[-*]|\w+:) |\n(?=\S+ {2,})", plain)
+    return re.split(
+        r"(?<=[.?!])[\s)*]+(?=[A-Z\"(*])|\n\s*\n|\n\s*(?:[-*]|\w+:) |\n(?=\S+ {2,})", plain
+    )
 
 
 def _judge_sentences(text: Text) -> Iterator[tuple[str, str]]:
