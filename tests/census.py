@@ -1,6 +1,6 @@
 """The census of a host: one sorted line per object that a VM may leave behind.
 
-A create followed by a delete must end with the census it began with (design §4). Standard library
+A create followed by a delete must end with the census it began with (I5). Standard library
 only, so that `tools/census` runs without the environment. What is deliberately not counted: the
 image store, the epoch ledger and the bus's data (they outlive VMs), zombies (PID 1 may reap late),
 and everything that names a pid or an index.

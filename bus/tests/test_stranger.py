@@ -1,4 +1,4 @@
-"""Stolen credentials: what they can do is what design §3 rules 7 and 8 give, and nothing else."""
+"""Stolen credentials: their rights are those of their role, and no more (ADR 0013)."""
 
 import asyncio
 import json

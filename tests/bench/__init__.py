@@ -1,4 +1,4 @@
-"""The budgets of design §9, measured as ratios against raw libvirt in the same run.
+"""The budgets of docs/explanation/performance.md, as ratios to raw libvirt.
 
 `make bench` prints a table; each figure is also one JSON line, for comparison over time.
 """

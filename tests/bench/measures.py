@@ -19,7 +19,7 @@ HELD_AT_MOST, SETTLE_S = 10, 4.0
 TAIL_S = 0.3
 """What is told after the deed, facts and spans, belongs to the create."""
 CLI_OVER_RAW_S = 0.180
-"""virt-install's own share over raw (peers.md §1)."""
+"""virt-install's own share over raw."""
 
 
 async def raw_of(stage: Stage) -> RawVirt:

@@ -32,7 +32,7 @@ class RawVirt:
                 self.seed = Path(source.get("file", "")).read_bytes()
 
     def prepare(self) -> str:
-        """XML of a new domain whose disks exist: made outside the timer (design §9)."""
+        """XML of a new domain whose disks exist: made outside the timer."""
         domain = ET.fromstring(self.template)
         uid = str(uuid.uuid4())
         _text(domain, "name", f"vbraw-{uid}")

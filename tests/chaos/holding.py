@@ -1,4 +1,4 @@
-"""What must hold under chaos, looked at from outside: invariants of reliability.md §2.1."""
+"""Checks the invariants (docs/reference/invariants.md) from outside during chaos."""
 
 import asyncio
 from collections import Counter

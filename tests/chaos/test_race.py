@@ -1,4 +1,4 @@
-"""Two controllers at once: one winner a name, no orphan claim (design §3 rule 2)."""
+"""Two controllers at once: one winner a name, no orphan claim (ADR 0003)."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Clocks, randomness, files and processes stay in `edge/` (design §6 "Ports").
+"""Clocks, randomness, files and processes stay in `edge/`.
 
 import-linter holds `core/`; this holds every other module of a service, by its syntax tree. What
 is allowed nevertheless stands in ALLOWED with the reason. The controller's `edge/` is held too:

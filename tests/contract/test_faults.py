@@ -1,4 +1,4 @@
-"""Each row of the fault matrix names the tests that hold it, and they are there."""
+"""Each row of docs/reference/faults.md names tests, and those tests exist."""
 
 import re
 from pathlib import Path
@@ -6,23 +6,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "docs" / "explanation" / "faults.md"
+TABLE = ROOT / "docs" / "reference" / "faults.md"
 LATER = {
-    "F5": "with the bridge",
     "F42": "with live migration",
 }
-"""Rows of what is not built yet."""
+"""Rows of features that do not exist yet."""
 ROWS = 42
 _TEST = re.compile(r"`([\w/.]+\.py)::(\w+)`")
 
 
 def _rows() -> dict[str, str]:
-    """Number of a fault to what stands under "Held by"."""
+    """Return the column "Tests" by the id of the fault."""
     found: dict[str, str] = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if re.fullmatch(r"F\d+", cells[0]):
-            assert cells[0] not in found, f"{cells[0]} stands there twice"
+            assert cells[0] not in found, f"{cells[0]} is there twice"
             found[cells[0]] = cells[-1]
     return found
 

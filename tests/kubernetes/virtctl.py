@@ -1,4 +1,4 @@
-"""The calls that KubeVirt's virtctl makes, as it makes them (research/kubevirt.md §3.2)."""
+"""The calls that KubeVirt's virtctl makes, as it makes them."""
 
 import ssl
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""VMs that the bus does not name, or that are of another bus: an agent holds them (design §4)."""
+"""VMs that the bus does not name, or that are of another bus: an agent holds them (ADR 0033)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""VMs that leave a node, come back to it, or were moved while it was away (design §4, F21, F25)."""
+"""VMs that leave a node, come back to it, or were moved while it was away (F21, F25)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

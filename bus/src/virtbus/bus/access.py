@@ -1,4 +1,4 @@
-"""Who we are on the bus and where it is: settings of one connection, and its credentials file."""
+"""Settings of one connection to the bus, and its credentials file."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
 def creds_file(run_dir: Path, user: str) -> Path:
-    """Where a role's credentials are; the client's is `bus.creds`."""
+    """Return the path of a role's credentials; the client's file is `bus.creds`."""
     return run_dir / ("bus.creds" if user == "client" else f"{user}.creds")
 
 
@@ -21,20 +21,20 @@ class BusSettings:
     """One connection. With `creds`, url and identity are read from that file at every connect."""
 
     url: str = ""
-    """NATS URL, several with commas; empty: the file's, else localhost:4222."""
+    """NATS URL, several with commas; empty: the credentials file's, otherwise localhost:4222."""
     user: str = ""
     password: str = ""
     nkey_seed: str = ""
-    """In place of user and password: the secret half of an nkey, `SU…`."""
+    """The secret half of an nkey, `SU…`, instead of user and password."""
     ca: str = ""
-    """PEM text of the CA that servers are known by; with it the connection is by TLS only."""
+    """PEM text of the CA that signs the servers' certificates. If set, connections require TLS."""
     creds: Path | None = None
     inbox_prefix: str = "_INBOX"
-    """Where answers arrive; permissions name it, so each role has its own."""
+    """Prefix of the subjects for answers; permissions name it, so each role has its own."""
     node: str = ""
-    """Set for a node's credentials: records are then read by DIRECT.GET of its own keys."""
+    """Set for a node's credentials: records are then read by DIRECT.GET of the node's own keys."""
     connect_timeout_s: float = 10.0
-    """How long `connect` waits for the server."""
+    """Time that `connect` waits for the server."""
     write_timeout_s: float = 5.0
     """Deadline of a write or read of records, retries included."""
 
@@ -42,10 +42,10 @@ class BusSettings:
     def found(
         cls, run_dir: Path, user: str, *, server: str = "", creds: Path | None = None
     ) -> "BusSettings":
-        """The settings of a role: `creds` if named, else the file that `virtbus up` wrote.
+        """Return the settings of a role: `creds` if given, otherwise the file of `virtbus up`.
 
-        `user` is `admin`, `controller`, `client` or `node-<id>`; a `server` without any
-        credentials file is tried as it is.
+        `user` is `admin`, `controller`, `client` or `node-<id>`. A `server` without a credentials
+        file is tried without credentials.
         """
         path = creds or creds_file(run_dir, user)
         if creds is None and server and not path.exists():
@@ -54,11 +54,11 @@ class BusSettings:
 
     @property
     def servers(self) -> list[str]:
-        """The URLs to try."""
+        """Return the URLs to try."""
         return [part.strip() for part in (self.url or DEFAULT_URL).split(",") if part.strip()]
 
     def resolved(self) -> "BusSettings":
-        """The same with what the credentials file says now.
+        """Return the settings with the current content of the credentials file.
 
         Raises:
             BusError: the file is missing, unreadable or malformed; the message says which.

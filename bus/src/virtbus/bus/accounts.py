@@ -1,11 +1,12 @@
-"""Who hears whom: one account owns the streams, each node and each kind of client has its own.
+"""Accounts: one owns the streams, and each node and each kind of client has its own.
 
-Accounts are apart: nothing crosses but what one exports and the other imports. The server leads
-every answer back by a subject of its own making, so that the reply or deliver subject that a node
-names never reaches the account that owns the streams (BUS-06, BUS-07), and it says in each request
-which account it came from. The account of the controllers is the hub: clients reach nodes through
-it; only what is published to whom it may concern goes from node to client directly, because the
-server hands nothing on that came by a request.
+Nothing crosses accounts unless one exports and the other imports it. The server rewrites every
+reply subject that crosses. So a reply or deliver subject named by a node never reaches the account
+that owns the streams (BUS-06, BUS-07). The server also adds the requester's account to each
+request.
+
+The controllers' account is the hub, through which clients reach nodes. Only published messages go
+from node to client directly, because the server does not forward imports of imports.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from virtbus.bus.declaration import WATCHING_SERVICES
 from virtbus.bus.permissions import CONTROL_ACCOUNT, SYSTEM_ACCOUNT, Role
 
 QUIET = "24h"
-"""How long a console may be silent before the server forgets the way back to who opened it."""
+"""Time after which the server forgets the reply path of a silent console."""
 _DISCOVERY = "$SRV.>"
 
 
@@ -31,7 +32,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What `to` may import; a stream is what is published to whom it may concern."""
+    """A service, or a stream of published messages, and the accounts that may import it."""
 
     what: Service | str
     to: tuple[str, ...]
@@ -39,7 +40,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What comes from `account`; `local`: the subject here, where it is another one."""
+    """An import from `account`; `local` is the subject here if it differs."""
 
     what: Service | str
     account: str
@@ -56,11 +57,11 @@ class Account:
     imports: list[Import] = field(default_factory=list)
     streams: bool = False
     renamed: dict[str, str] = field(default_factory=dict)
-    """What is published under one subject and meant as another, within the account."""
+    """Subjects that are renamed on publish within the account."""
 
 
 def _services(role: Role) -> list[Service]:
-    """What a user asks of the controllers' account: its publish list, less what stays at home."""
+    """Return a user's services in the controllers' account: its non-local publish list."""
     home = ["_INBOX", permissions.SERVER_ANSWERS]
     if role.node:
         home.append(f"virtbus.node.{role.node}.")
@@ -72,7 +73,7 @@ def _services(role: Role) -> list[Service]:
 
 
 def _streamed(subject: str) -> bool:
-    """Pulls, watches, discovery, consoles and logs have many answers."""
+    """Return True for pulls, watches, discovery, consoles and logs, which have many answers."""
     return (
         subject == _DISCOVERY
         or ".CONSUMER.MSG.NEXT." in subject
@@ -84,7 +85,7 @@ def _streamed(subject: str) -> bool:
 def accounts(
     nodes: Sequence[str], *, bridges: Sequence[str] = (), system: bool = False
 ) -> list[Account]:
-    """Every account of a bus with these nodes, and a bridge for each further cluster.
+    """Return every account of a bus with these nodes and these further bridges.
 
     `system` adds the user who may reload servers.
     """
@@ -110,7 +111,7 @@ def _hears_facts(role: Role) -> bool:
 
 
 def _offered(clients: Iterable[Account]) -> list[Export]:
-    """What the controllers' account gives to clients: each subject once, with all who have it."""
+    """Return the controllers' exports to clients: each subject once, with all its importers."""
     takers: dict[Service | str, list[str]] = {}
     for account in clients:
         for one in account.imports:
@@ -119,10 +120,10 @@ def _offered(clients: Iterable[Account]) -> list[Export]:
 
 
 def _local(subject: str) -> str:
-    """Another name for a call of JetStream's API that has one answer.
+    """Return the local name for a JetStream call that has one answer.
 
-    The server answers `$JS.API.>` in every account that has no streams, too ("not enabled"), and
-    the first answer wins. Pulls and direct gets it leaves alone.
+    The server answers `$JS.API.>` ("not enabled") even in accounts without streams, and the first
+    answer wins. It does not answer pulls and direct gets.
     """
     head = "$JS.API.CONSUMER."
     verb = subject.removeprefix(head).partition(".")[0]
@@ -131,12 +132,12 @@ def _local(subject: str) -> str:
 
 
 def heard_of(node: str) -> str:
-    """What a node may ask, and is answered by every server that opened its account's imports."""
+    """Return a subject that every server answers once it has opened the node's imports."""
     return _local(f"$JS.API.CONSUMER.INFO.KV_vm.{node_consumer(node, WATCHING_SERVICES[0])}")
 
 
 def _node(name: str, control: Account, clients: list[Account]) -> Account:
-    """A node's account, wired to the hub and to the clients that hear its facts."""
+    """Return a node's account, connected to the hub and to the clients that hear its events."""
     agent = permissions.agent(name)
     account = Account(agent.account, list(permissions.node_users(name)))
     for service in _services(agent):

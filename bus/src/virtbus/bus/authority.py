@@ -1,4 +1,4 @@
-"""The bus's own certificate authority: one CA, one certificate for each server."""
+"""The bus' own certificate authority: one CA, and one certificate for each server."""
 
 import datetime
 import ipaddress
@@ -14,9 +14,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 CA_DAYS = 3650
 SERVER_DAYS = 825
 RENEW_DAYS = 30
-"""A certificate with less than this left is made anew at the next `bus init`."""
+"""The next `bus init` renews certificates with less than this left."""
 _SKEW = datetime.timedelta(hours=1)
-"""Certificates begin this much earlier, for hosts whose clocks are behind."""
+"""Certificates are valid from this much earlier, for hosts whose clocks are slow."""
 
 
 def _now() -> datetime.datetime:
@@ -61,7 +61,7 @@ def _builder(
 
 
 def ensure_ca(path: Path) -> None:
-    """Make `<path>.key` (0600) and `<path>.crt` unless they are there."""
+    """Create `<path>.key` (0600) and `<path>.crt` unless they exist."""
     if path.with_suffix(".crt").exists():
         return
     key = ec.generate_private_key(ec.SECP256R1())
@@ -80,9 +80,9 @@ def ensure_ca(path: Path) -> None:
 
 
 def ensure_server(ca: Path, path: Path, names: Sequence[str], days: int = SERVER_DAYS) -> bool:
-    """Make a server's `<path>.key` and `.crt` for these host names and addresses.
+    """Create a server's `<path>.key` and `.crt` for these host names and addresses.
 
-    False where a certificate of this CA with these names and enough time left is there.
+    Return False if a valid certificate of this CA with these names exists.
     """
     issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())
     if path.with_suffix(".crt").exists() and not problems(ca, path, names, RENEW_DAYS):
@@ -114,7 +114,7 @@ def _general(name: str) -> x509.GeneralName:
 
 
 def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> list[str]:
-    """What is wrong with a server's certificate, in words; empty when nothing is."""
+    """Return the problems of a server's certificate; empty if there are none."""
     file = path.with_suffix(".crt")
     try:
         issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())

@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, never in step with others (decorrelated by full jitter)."""
+"""Delays that grow with each failure, with full jitter so that clients do not retry together."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from virtbus.bus.sources import REAL, Sources
 
 LEAST_S = 0.02
-"""An attempt with less time than this could only end as *unknown*, so none is made."""
+"""No attempt starts with less time than this: it could only end as *unknown*."""
 
 
 def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:
-    """Endless delays: uniform over [half, whole] of a bound that doubles from `first_s`."""
+    """Yield endless delays: uniform over [half, whole] of a bound that doubles from `first_s`."""
     bound_s = first_s
     while True:
         yield sources.uniform(bound_s / 2, bound_s)
@@ -18,9 +18,10 @@ def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[f
 
 
 class Attempts:
-    """`async for left_s in Attempts(timeout_s)`: tries with pauses between, inside a deadline.
+    """`async for left_s in Attempts(timeout_s)`: attempts with pauses, until a deadline.
 
-    The first is made at once, however short the time. It ends when there is no time for another.
+    The first attempt is made at once, even with little time. The iteration ends if there is no time
+    for another.
     """
 
     def __init__(self, timeout_s: float, sources: Sources = REAL) -> None:

@@ -1,13 +1,14 @@
-"""A copy of what is wanted: records, claims, markers of deleted VMs, wishes of nodes, secrets.
+"""A copy of the desired state: records, claims, markers of deleted VMs, node specs, secrets.
 
-With the secrets go the keys by which controllers sign records, and with the wishes which host a
-node is: so a restored bus believes what it wrote, and no other host.
+It includes the keys by which controllers sign records, and each node's host. So a restored bus
+trusts its own records and no foreign host.
 
-Not in it: what is seen (statuses, liveness), which bus a node joined, tombstones, facts. Every
-value stays as it is on the bus, so a backup knows no more of the models than their keys.
+It excludes observed state (statuses, liveness), join records, tombstones and events. Values are
+copied as bytes, so a backup depends on key names only.
 
-The copy is taken while the bus works: each key as it was at one moment between begin and end.
-What that may tear apart is what a crash may (ADR 0003), and ends the same way.
+The copy is taken while the bus works: each key has its value at some moment between begin and end.
+The inconsistencies that this can cause are those of a crash (ADR 0003), and are repaired in the
+same way.
 """
 
 import asyncio
@@ -24,12 +25,12 @@ from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, SIGNING, vm_anywhere
 
 VERSION = 1
 QUIET_S = 0.3
-"""A change that overtook the list comes within this after its end."""
+"""A change that is concurrent with the list arrives within this time after its end."""
 MARKER_TTL_S = 86_400.0
 
 
 class BackupError(Exception):
-    """The file is no whole backup, or the bus cannot take it; the message says which and why."""
+    """The file is not a complete backup, or the bus cannot take it; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,20 @@ class Backup:
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore did: how many keys it wrote, and how many were there already."""
+    """The result of a restore: counts of keys that were written and that existed already."""
 
     written: int = 0
     present: int = 0
     vms: list[str] = field(default_factory=list)
     """The uids that were written."""
     deleted: list[str] = field(default_factory=list)
-    """The uids that this bus knows as deleted: they are not brought back (I3)."""
+    """The uids that this bus knows as deleted: they are not restored (I3)."""
 
 
 async def take(bus: Bus, *, secrets: bool = True) -> Backup:
     """Copy the bus; needs a role that may read all of `$KV.vm` and `$KV.sec`.
 
-    Secrets are read after the records, and only those of VMs: a create puts its secrets first.
+    Secrets are read after the records, and only those of VMs: a create writes its secrets first.
     """
     entries = await _listed(bus, "$KV.vm.>")
     values = {key: entry.value for key, entry in entries.items() if _lasts(entry)}
@@ -87,7 +88,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
 
 
 async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
-    """The last message of each key, with what changed while they were listed."""
+    """Return the last message of each key, including changes made during the list."""
     found: dict[str, Entry] = {}
     synced = False
     async with bus.watch(keys) as watch:
@@ -107,13 +108,14 @@ async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
 
 
 async def put_back(bus: Bus, backup: Backup) -> Restored:
-    """Write a backup into a bus that has no VM but those of the backup; safe to repeat.
+    """Write a backup into a bus that has no VMs except those of the backup; safe to repeat.
 
-    Secrets first, then claims and wishes, markers, and each record last: it is the trigger.
+    Secrets come first, then claims, node specs and markers, and each record last, because it is the
+    trigger.
 
     Raises:
-        BackupError: the bus has VMs that the backup has not, or has them otherwise.
-        BusError: the bus went away; repeat.
+        BackupError: the bus has other VMs, or other versions of the backup's VMs.
+        BusError: the connection was lost; repeat.
     """
     there = await _listed(bus, "$KV.vm.>")
     _check_room(backup, there)
@@ -157,7 +159,7 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
 
 
 async def _put(bus: Bus, key: str, value: bytes) -> bool:
-    """Put where nothing is; False where the key has a value already."""
+    """Put the value if the key has none; return False if it has one."""
     over = vm_anywhere(_uid(key)) if _is_record(key) else None
     try:
         await bus.put(key, value, expect=0, expect_over=over)
@@ -174,7 +176,7 @@ async def _put(bus: Bus, key: str, value: bytes) -> bool:
 
 # --- the file --------------------------------------------------------------------------------
 def lines(backup: Backup) -> Iterator[bytes]:
-    """The file of a backup: a head, a line for each key, and a last one that makes it whole."""
+    """Yield the file of a backup: a head, a line for each key, and a closing line."""
     digest = hashlib.sha256()
     head = {"virtbus_backup": VERSION, "taken_ns": backup.taken_ns}
     for value in (head, *_entries(backup)):
@@ -192,10 +194,10 @@ def _entries(backup: Backup) -> Iterator[dict[str, str]]:
 
 
 def parse(file: Iterable[bytes]) -> Backup:
-    """A backup from the lines of its file.
+    """Return a backup from the lines of its file.
 
     Raises:
-        BackupError: it is cut short, changed, or of a newer virtbus.
+        BackupError: it is truncated, modified, or of a newer virtbus.
     """
     digest = hashlib.sha256()
     values: dict[str, bytes] = {}
@@ -245,24 +247,24 @@ def _uid(key: str) -> str:
 
 
 def _is_record(key: str) -> bool:
-    """`$KV.vm.<node>.<uid>`: no claim, which has a token more, and no `_join` or `_node`."""
+    """Return True for `$KV.vm.<node>.<uid>`; claims have more tokens, and `_join` is no uid."""
     tokens = key.split(".")
     return key.startswith("$KV.vm.") and len(tokens) == 4 and not tokens[3].startswith("_")
 
 
 def _signs(key: str) -> bool:
-    """A key by which controllers sign records."""
+    """Return True for a key by which controllers sign records."""
     return key.startswith(f"$KV.sec.{SIGNING}.")
 
 
 def _lasts(entry: Entry) -> bool:
-    """False for what is of one bus only: join records, tombstones, and addresses of hosts."""
+    """Return False for keys of one bus only: join records, tombstones, addresses of hosts."""
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY}:
         return False
     try:
         value = plain_stored(entry.key, entry.value) if _is_record(entry.key) else {}
     except VirtbusError:
-        return True  # one that nobody can read is kept as it is
+        return True  # an unreadable value is kept unchanged
     return not (isinstance(value, dict) and value.get("tombstone"))
 
 

@@ -1,4 +1,4 @@
-"""Requests: one answer, or many."""
+"""Requests with one answer or many."""
 
 import re
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ _CODE = re.compile(r"[0-9]{3}")
 
 
 def headers_out() -> dict[str, str]:
-    """Headers of what we send: the body's type and the trace it belongs to."""
+    """Return the headers of a message: the body's type and the current trace."""
     headers = {CONTENT_TYPE: MSGPACK}
     traceparent = current_traceparent()
     if traceparent:
@@ -35,11 +35,11 @@ def headers_out() -> dict[str, str]:
 
 
 def data_of(raw: Raw) -> Any:
-    """The data of an answer, or the error in it raised as VirtbusError.
+    """Return the data of an answer, or raise the error in it as VirtbusError.
 
     Raises:
-        VirtbusError: what the service answered, bounded.
-        BusError: the answer is no answer of ours.
+        VirtbusError: the service's error, bounded.
+        BusError: the answer has an unknown format.
     """
     data = unpack_answer(raw.body, raw.headers.get(CONTENT_TYPE, MSGPACK))
     if ERROR_CODE in raw.headers:
@@ -53,7 +53,7 @@ def data_of(raw: Raw) -> Any:
             body = {"code": number, "reason": "error", "message": text}
         try:
             told = ErrorBody.model_validate(body)
-        except ValueError as error:  # pydantic's, too
+        except ValueError as error:  # includes pydantic's errors
             msg = "the service refused it in words that cannot be read"
             raise BusError(msg) from error
         raise VirtbusError.of(told)
@@ -61,7 +61,7 @@ def data_of(raw: Raw) -> Any:
 
 
 class Calls:
-    """Requests of one connection; `source` names us in the envelope."""
+    """Requests of one connection; `source` is the sender in the envelope."""
 
     def __init__(self, link: Link, source: str, sources: Sources = REAL) -> None:
         self._link = link
@@ -128,7 +128,7 @@ class Calls:
 
 
 class _Replies:
-    """What came for one stream; bounded, an overflow ends it (the reader starts anew)."""
+    """The received messages of one stream. The queue is bounded; an overflow ends the stream."""
 
     def __init__(self, link: Link, subject: str, idle_timeout_s: float) -> None:
         self._link = link

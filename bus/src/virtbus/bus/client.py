@@ -1,8 +1,8 @@
 """The connection to NATS: the only module that imports `nats`.
 
-nats-py's own reconnect is off. Its pending buffer stores requests that already failed, its
-watches and closed clients never come back (research/bus.md §5, 1, 5-7, 11); so here every lost
-connection is one thing: a new client, with the subscriptions made again.
+nats-py's own reconnect is off. Its pending buffer stores requests that already failed, and its
+watches and closed clients never recover (docs/explanation/architecture.md). So every lost
+connection leads to a new client, with the subscriptions made again.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ with lean_import():
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 2.0
-"""One client's patience while connecting; it knocks several times in that."""
+"""Time limit of one client while connecting; it tries several times within it."""
 FLUSH_S = 5
 CLOSE_S, GIVE_UP_S = 2.0, 0.3
-"""For what is still to be sent: by a client that was connected, by one that came to nothing."""
+"""Time to send pending data: of a client that was connected, and of one that was not."""
 LOOK_S = 1.0
-"""How often a client is asked whether it is closed: its closed_cb is not always called."""
+"""Interval of checks whether a client is closed: its closed_cb is not always called."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
 
 
 class _Subscribed:
-    """A subscription as asked for, and what it is on the present client."""
+    """A requested subscription, and its handle on the current client."""
 
     def __init__(self, link: "NatsLink", subject: str, queue: str, receive: Receive) -> None:
         self._link = link
@@ -51,7 +51,7 @@ class _Subscribed:
         self.live: NatsSubscription | None = None
 
     async def deliver(self, msg: Msg) -> None:
-        """Hand over; a fault of the receiver must not end nats-py's read loop."""
+        """Pass on a message; a receiver's exception must not end nats-py's read loop."""
         try:
             self.receive(Raw(msg.subject, msg.data, msg.reply, msg.headers or {}))
         except Exception:
@@ -62,7 +62,7 @@ class _Subscribed:
 
 
 class NatsLink:
-    """A supervised nats-py client; keeps the Link protocol. `run` is its one background task."""
+    """A supervised nats-py client; implements the Link protocol. `run` is its background task."""
 
     def __init__(self, settings: BusSettings, name: str) -> None:
         self._settings = settings
@@ -94,7 +94,7 @@ class NatsLink:
 
     @property
     def fault(self) -> str:
-        """Why the last attempt failed, for people."""
+        """Return the reason of the last failed attempt, for people."""
         return self._fault
 
     def inbox(self) -> str:
@@ -156,25 +156,25 @@ class NatsLink:
         self._subscribed.add(subscribed)
         try:
             await self._announce(subscribed)
-        except BaseException:  # cancelled or denied: nothing may stay behind
+        except BaseException:  # cancelled or denied: leave no subscription behind
             await self.forget(subscribed)
             raise
         return subscribed
 
     async def _announce(self, subscribed: _Subscribed) -> None:
-        """Tell the server of a subscription and wait until it knows."""
+        """Subscribe on the server and wait until it is effective."""
         client, subject = self._client, subscribed.subject
         if client is None:
             return
         self._refused.discard(subject.lower())
         try:
             await self._subscribe(client, subscribed)
-            await self._barrier(client)  # an earlier request would get 503 (bus.md §1.3)
+            await self._barrier(client)  # otherwise an earlier request would get 503
         except TimeoutError:
             self._fault = f"no PONG in {FLUSH_S} s"
             self._lost.set()
         except (nats.errors.Error, OSError) as error:
-            log.debug("subscribed with the next connection: %s", error)
+            log.debug("subscription deferred until the next connection: %s", error)
         if subject.lower() in self._refused:
             msg = f"the credentials do not allow to subscribe to {subject}"
             raise DeniedError(msg)
@@ -183,7 +183,7 @@ class NatsLink:
         """End a subscription."""
         self._subscribed.discard(subscribed)
         live, subscribed.live = subscribed.live, None
-        if live is not None:  # of a client that connects just now, perhaps
+        if live is not None:  # possibly of a client that is connecting now
             with suppress(nats.errors.Error, OSError):
                 await live.unsubscribe()
 
@@ -193,7 +193,7 @@ class NatsLink:
 
         Raises:
             UnavailableError: none within `connect_timeout_s`.
-            DeniedError: the server does not know these credentials.
+            DeniedError: the server rejects these credentials.
         """
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
@@ -222,15 +222,15 @@ class NatsLink:
                     if await self._attempt():
                         break
                     await asyncio.sleep(delay_s)
-                log.info("bus connected again", extra={"code": "bus_connected"})
+                log.info("bus connected", extra={"code": "bus_connected"})
         finally:
             await self._close()
 
     async def _end(self) -> None:
-        """Return when the client has ended, said or unsaid.
+        """Return when the client has ended, even if it did not report that.
 
-        nats-py flushes while it closes; where the server is gone by then (after a long sleep of
-        this process it is), that raises, and the callbacks behind it are never called.
+        nats-py flushes while it closes. If the server is gone, the flush raises, and the callbacks
+        after it are never called.
         """
         while self._client is not None and self._client.is_connected and not self._lost.is_set():
             with suppress(TimeoutError):
@@ -256,13 +256,16 @@ class NatsLink:
             notify()
 
     async def _attempt(self) -> bool:
-        """One new client, connected and subscribed, or False with `_fault` set."""
+        """Make one new client, connected and subscribed.
+
+        Return False with `_fault` set on failure.
+        """
         lost = asyncio.Event()
         try:
             settings = self._settings.resolved()
             client = _client(settings)
             self._servers = settings.servers
-        except (BusError, ValueError) as error:  # no credentials yet, or none for a moment
+        except (BusError, ValueError) as error:  # credentials are missing, or being replaced
             self._fault = str(error)
             return False
         self._prefix = settings.inbox_prefix
@@ -290,7 +293,7 @@ class NatsLink:
         return True
 
     async def _greet(self, client: Client, settings: BusSettings, lost: asyncio.Event) -> None:
-        """Log in; `lost` is set once the connection has ended. Raises what nats-py raises."""
+        """Log in; `lost` is set once the connection has ended. Raises nats-py's exceptions."""
 
         async def on_error(error: Exception) -> None:
             self._heard(error)
@@ -308,16 +311,16 @@ class NatsLink:
             closed_cb=on_closed,
         )
         if not client.is_connected:
-            # Its first PONG came garbled: "connecting" for good, it reads but sends nothing.
+            # The first PONG was garbled: the client stays in "connecting" and never sends.
             msg = "the greeting was garbled"
             raise nats.errors.Error(msg)
 
     @staticmethod
     async def _barrier(client: Client) -> None:
-        """Return when the server has taken what was sent.
+        """Return when the server has processed everything that was sent.
 
-        nats-py's flush writes its PING past what its flusher still holds; one turn of the loop
-        lets the flusher run first.
+        nats-py's flush sends its PING before data that its flusher still holds. One turn of the
+        loop lets the flusher run first.
         """
         await asyncio.sleep(0)
         # Shielded: a cancelled flush leaves a future that ends nats-py's read loop at its PONG.
@@ -325,7 +328,8 @@ class NatsLink:
 
     async def _subscribe(self, client: Client, one: _Subscribed) -> None:
         one.live = await client.subscribe(one.subject, queue=one.queue, cb=one.deliver)
-        if one not in self._subscribed:  # its interest would draw what belongs to another
+        # an orphaned subscription would take messages from its queue group
+        if one not in self._subscribed:
             await self.forget(one)
 
     async def _answered(self, msg: Msg) -> None:
@@ -333,7 +337,7 @@ class NatsLink:
         self._replies.came(msg.subject.rpartition(".")[2], raw)
 
     def _heard(self, error: Exception) -> None:
-        """nats-py's error_cb: must not raise, or the read loop ends (bus.md §5, 8)."""
+        """Handle nats-py's error_cb: an exception here would end its read loop."""
         self._fault = str(error) or type(error).__name__
         found = _VIOLATION.search(self._fault)
         if found is None:
@@ -348,10 +352,10 @@ class NatsLink:
 
 
 async def _shut(client: Client, patience_s: float) -> None:
-    """Close a client, and its socket even where `close` hangs or is cut short.
+    """Close a client, and its socket even if `close` hangs or is cancelled.
 
-    It hangs after a TLS handshake that failed and while the server reads nothing; a second `close`
-    does nothing at all.
+    `close` hangs after a failed TLS handshake and while the server reads nothing. A second `close`
+    has no effect.
     """
     try:
         with suppress(nats.errors.Error, OSError, TimeoutError):
@@ -365,18 +369,18 @@ async def _shut(client: Client, patience_s: float) -> None:
 
 def _client(settings: BusSettings) -> Client:
     client = Client()
-    if settings.nkey_seed:  # nats-py would want PyNaCl for it, and the seed in a file
+    if settings.nkey_seed:  # nats-py would need PyNaCl for it, and the seed in a file
         client._public_nkey = identity.public_key(settings)
     return client
 
 
 @asynccontextmanager
 async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]:
-    """A connection for as long as the context is open; `name` is shown by the server.
+    """Connect for as long as the context is open; the server shows `name`.
 
     Raises:
         UnavailableError: no server within `settings.connect_timeout_s`.
-        DeniedError: the server refuses the credentials.
+        DeniedError: the server rejects the credentials.
     """
     link = NatsLink(settings, name)
     await link.first()

@@ -1,4 +1,4 @@
-"""A server's place in a cluster of three: its part of the configuration, and its store's kind."""
+"""A server's membership in a cluster of three: its configuration, and the kind of its store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,10 @@ from pathlib import Path
 from virtbus.bus.ports import BusError
 
 ROUTE_USER = "route"
-"""How servers of one cluster know each other; its password is in the passwords file."""
+"""The user by which servers of one cluster log in to each other.
+
+The passwords file has its password.
+"""
 _BLOCK = """\
 cluster {{
   name: "virtbus"
@@ -19,29 +22,29 @@ cluster {{
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """All members share one passwords file, and clients' port is the same on each."""
+    """A member of a cluster. All members share one passwords file and the port for clients."""
 
     listen: str
-    """`host:port` on which this server takes the others' connections."""
+    """`host:port` on which this server accepts the other servers."""
     routes: tuple[str, ...]
-    """`host:port` of each member; this server's own may be among them."""
+    """`host:port` of each member; may include this server."""
 
     @property
     def others(self) -> list[str]:
-        """The routes to other servers."""
+        """Return the routes to other servers."""
         return [route for route in self.routes if route != self.listen]
 
     @property
     def label(self) -> str:
-        """Unique in the cluster and the same after each start: the store is known by it."""
+        """Return a label that is unique in the cluster and the same after each start."""
         return self.listen.replace(":", "-")
 
     def peers(self, port: int) -> list[str]:
-        """The other servers' URLs for clients."""
+        """Return the other servers' URLs for clients."""
         return [f"nats://{route.rpartition(':')[0]}:{port}" for route in self.others]
 
     def block(self, password: str) -> str:
-        """The server's `cluster {}`."""
+        """Return the server's `cluster {}` block."""
         routes = (f'"nats://{ROUTE_USER}:{password}@{route}"' for route in self.others)
         return _BLOCK.format(
             listen=self.listen, user=ROUTE_USER, password=password, routes=", ".join(routes)
@@ -49,10 +52,10 @@ class Cluster:
 
 
 def keep_kind(store: Path, cluster: Cluster | None) -> None:
-    """Refuse a store of the other kind: nats-server would take its streams for orphans.
+    """Refuse a store of the other kind: nats-server would treat its streams as orphans.
 
     Raises:
-        BusError: the store is of a single server and a cluster was asked for, or the reverse.
+        BusError: the store is of a single server and a cluster was requested, or the reverse.
     """
     mark, wanted = store / "kind", "cluster" if cluster is not None else "single"
     if (store / "jetstream").exists():

@@ -1,7 +1,7 @@
-"""Envelopes and answers as bytes. Free of pydantic, so that a client that only asks starts fast.
+"""Encodes envelopes and decodes answers. It does not import pydantic, so the CLI starts fast.
 
-Foreign bytes are opened by `virtbus.schemas` (`open_envelope`, `wire.decode`); what is opened here
-is only the answer of a service that the client itself chose to ask.
+`virtbus.schemas` decodes foreign bytes (`open_envelope`, `wire.decode`). This module only decodes
+answers of services that the client itself called.
 """
 
 import json
@@ -24,11 +24,11 @@ TRACEPARENT = "traceparent"
 ERROR_CODE = "Nats-Service-Error-Code"
 ERROR_TEXT = "Nats-Service-Error"
 REQUEST_INFO = "Nats-Request-Info"
-"""What the server writes into each request that comes from another account."""
+"""The header that the server adds to each request from another account."""
 
 
 def _plain(value: Any) -> Any:
-    """A pydantic model as its map, for msgpack's `default`."""
+    """Return a pydantic model as a map, for msgpack's `default`."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_defaults=True, by_alias=True)
     msg = f"a {type(value).__name__} cannot be sent"
@@ -36,16 +36,16 @@ def _plain(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Msgpack bytes of plain values and models, nested as they like; lone surrogates become "?"."""
+    """Return msgpack bytes of nested plain values and models; lone surrogates become "?"."""
     packed: bytes = msgpack.packb(value, default=_plain, unicode_errors="replace")
     return packed
 
 
 def unpack_answer(body: bytes, content_type: str) -> Any:
-    """The value of an answer's body.
+    """Return the value of an answer's body.
 
     Raises:
-        BusError: the body is not what its Content-Type says.
+        BusError: the body does not match its Content-Type.
     """
     if not body:
         return None
@@ -59,7 +59,7 @@ def unpack_answer(body: bytes, content_type: str) -> Any:
 
 
 def type_of(subject: str) -> str:
-    """CloudEvents `type` of what is sent on a subject: `virtbus.vm.create.v1`."""
+    """Return the CloudEvents `type` of a subject: `virtbus.vm.create.v1`."""
     match subject.split("."):
         case ["virtbus", "api", version, *rest]:
             return ".".join(("virtbus", *rest, version))
@@ -84,9 +84,9 @@ def envelope(
     timeout_ms: int | None = None,
     at_ns: int = 0,
 ) -> bytes:
-    """`value` in an envelope with CloudEvents names, as msgpack.
+    """Return `value` in an envelope with CloudEvents names, as msgpack.
 
-    A request has `timeout_ms`, anything else the time `at_ns` (Unix) at which it was said.
+    A request has `timeout_ms`. Any other message has the time `at_ns` (Unix).
     """
     frame: dict[str, Any] = {
         "id": message_id,
@@ -103,7 +103,7 @@ def envelope(
 
 
 def read_message(model: "type[Model]", message: Message) -> "Model":
-    """The data of a core message or stored fact, validated.
+    """Return the validated data of a core message or stored event.
 
     Raises:
         VirtbusError: 400 or 413, as `virtbus.schemas.wire.read`.

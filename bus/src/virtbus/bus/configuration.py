@@ -1,4 +1,4 @@
-"""The text of nats-server's configuration: accounts with their users, for any server of virtbus."""
+"""The text of nats-server's configuration: accounts and their users, for any server of virtbus."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from virtbus.bus.accounts import QUIET, Account, Export, Import, Service
 from virtbus.bus.permissions import ANSWER_HOURS, SYSTEM_ACCOUNT, Role
 
 CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
-"""Bounds of the account that owns the streams; four consumers a node, some a controller."""
+"""Limits of the account that owns the streams; a node has four consumers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a user is known: by the public half of an nkey, or by a password."""
+    """A user's credentials on the server: the public half of an nkey, or a password."""
 
     nkey: str = ""
     password: str = ""
 
     def fields(self, user: str) -> str:
-        """The user's identity in the configuration."""
+        """Return the user's identity in the configuration."""
         if self.nkey:
             return f"nkey: {self.nkey}"
         return f'user: "{user}", password: "{self.password}"'
@@ -32,7 +32,7 @@ def _user(role: Role, login: Login, renamed: Mapping[str, str]) -> str:
     head = f"      {{ {login.fields(role.user)}"
     if not role.publish:
         return head + " }"
-    # the server renames first and then looks at what is allowed
+    # the server renames a subject before it checks permissions
     publish = [renamed.get(subject, subject) for subject in role.publish]
     return (
         f"{head}, permissions: {{\n"
@@ -42,7 +42,10 @@ def _user(role: Role, login: Login, renamed: Mapping[str, str]) -> str:
 
 
 def _answers(role: Role) -> str:
-    """The server remembers reply subjects, and takes one answer to each."""
+    """Return the permission to answer.
+
+    The server remembers reply subjects and accepts one answer for each.
+    """
     expires = f'"{ANSWER_HOURS}h"'
     return f", allow_responses: {{ max: 1, expires: {expires} }}" if role.answers else ""
 
@@ -58,7 +61,10 @@ def _export(export: Export) -> str:
 
 
 def _threshold(subject: str) -> str:
-    """Consoles and logs may be silent for longer than the server's two minutes."""
+    """Return the response time limit.
+
+    Consoles and logs may be silent for longer than the server's default of two minutes.
+    """
     return f', response_threshold: "{QUIET}"' if ".rpc." in subject else ""
 
 
@@ -89,6 +95,6 @@ def _account(account: Account, logins: Mapping[str, Login]) -> str:
 
 
 def accounts_block(accounts: Iterable[Account], logins: Mapping[str, Login]) -> str:
-    """`system_account` and `accounts`; `logins` has every user."""
+    """Return `system_account` and `accounts`; `logins` has every user."""
     blocks = "\n".join(_account(one, logins) for one in accounts)
     return f'system_account: "{SYSTEM_ACCOUNT}"\naccounts {{\n{blocks}\n}}\n'

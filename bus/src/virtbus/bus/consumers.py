@@ -1,4 +1,4 @@
-"""The two consumers a watch pulls from: our own ephemeral one, and a node's pre-made one."""
+"""The consumers that a watch pulls from: an ephemeral one, and a node's durable one."""
 
 import secrets
 from collections.abc import Awaitable
@@ -14,7 +14,7 @@ INACTIVE_S = 30
 
 
 class Call(Protocol):
-    """`Records.call`: one call of JetStream's API."""
+    """The signature of `Records.call`: one call of JetStream's API."""
 
     def __call__(
         self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
@@ -22,12 +22,15 @@ class Call(Protocol):
 
 
 def node_consumer(node: str, service: str) -> str:
-    """The durable name `n-<node>-<service>`."""
+    """Return the durable name `n-<node>-<service>`."""
     return f"n-{node}-{service}"
 
 
 class OwnConsumer:
-    """Ephemeral, in memory, one replica, and one literal name per watch of a process (rule 7)."""
+    """An ephemeral consumer in memory with one replica.
+
+    Each watch of a process has a fixed name.
+    """
 
     def __init__(self, call: Call, filters: tuple[str, ...], owner: str) -> None:
         self._call = call
@@ -80,7 +83,10 @@ class OwnConsumer:
 
 
 class NodeConsumer:
-    """`n-<node>-<service>`, made when the node joined; here only rewound, never made (rule 7)."""
+    """`n-<node>-<service>`, created when the node joined.
+
+    It is only rewound here, never created.
+    """
 
     stays = True
 
@@ -93,9 +99,9 @@ class NodeConsumer:
         return f"$JS.API.CONSUMER.MSG.NEXT.KV_vm.{self._name}"
 
     async def rewind(self) -> int:
-        """CONSUMER.RESET to 1 re-lists; `last_per_subject` would not replay (rule 7).
+        """Reset the consumer to 1 to list again; `last_per_subject` would not replay.
 
-        What an earlier pull was sent already counts, too.
+        Return the number of messages, including those that an earlier pull received.
         """
         try:
             await self._call(
@@ -113,4 +119,4 @@ class NodeConsumer:
         return int(info["num_pending"]) + int(info["delivered"]["consumer_seq"])
 
     async def close(self) -> None:
-        """It stays: it is the node's."""
+        """Do nothing: the consumer belongs to the node."""

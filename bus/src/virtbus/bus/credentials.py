@@ -1,4 +1,4 @@
-"""Credentials as files: who one is on the bus, in JSON that only its owner may read."""
+"""Credentials files: a user's login on the bus, in JSON that only its owner may read."""
 
 import grp
 import json
@@ -15,7 +15,7 @@ GROUP = "virtbus"
 
 
 def write_secret(path: Path, text: str, *, group: str = "") -> None:
-    """Replace a file atomically; mode 0600, or 0640 for `group` where that group exists."""
+    """Replace a file atomically; mode 0600, or 0640 for `group` if that group exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()
@@ -32,10 +32,10 @@ def write_secret(path: Path, text: str, *, group: str = "") -> None:
 
 
 def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -> bool:
-    """Write a role's credentials file; False where it says that already.
+    """Write a role's credentials file; return False if it is unchanged.
 
-    `identity`: user and password, or nkey_seed; with `ca`, the PEM text that servers are known by.
-    The client's file is readable for group `virtbus`.
+    `identity`: user and password, or nkey_seed; with `ca`, the PEM text of the servers' CA. Group
+    `virtbus` may read the client's file.
     """
     content: dict[str, Any] = {"url": url, **identity, "inbox_prefix": role.inbox_prefix}
     if role.node:
@@ -49,7 +49,7 @@ def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -
 
 
 def passwords(path: Path, users: Iterable[str]) -> dict[str, str]:
-    """The passwords in a file, with new ones for users that have none yet."""
+    """Return the passwords in a file, adding new ones for users that have none."""
     known: dict[str, str] = {}
     with suppress(FileNotFoundError):
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def passwords(path: Path, users: Iterable[str]) -> dict[str, str]:
 
 
 def forget(path: Path, users: Iterable[str]) -> None:
-    """Take users' passwords out of a file: who has them is a stranger from then on."""
+    """Remove users' passwords from a file, so that their credentials are refused."""
     known: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     gone = set(users)
     write_secret(path, json.dumps({u: p for u, p in known.items() if u not in gone}, indent=1))

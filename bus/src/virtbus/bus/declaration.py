@@ -1,6 +1,6 @@
-"""What the bus consists of: one idempotent declaration, made with admin credentials.
+"""Declares the streams and consumers of the bus, idempotently, with admin credentials.
 
-Creates what is missing and updates what differs; it never deletes, so it may run at any time.
+It creates missing ones and updates changed ones. It never deletes, so it may run at any time.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 WATCHING_SERVICES = ("agent", "imaged", "netd")
-"""Who of a node watches its records; each has the consumer `n-<node>-<service>`."""
+"""The services of a node that watch its records; each has the consumer `n-<node>-<service>`."""
 COMMANDS = "cmd"
 
 RETRY_S = 1.0
@@ -40,22 +40,22 @@ _MIB = 1024 * 1024
 
 HA_REPLICAS = 3
 AUTO = 0
-"""Replicas: as many as the bus can keep: three in a cluster, one on a server of its own."""
+"""Number of replicas: three in a cluster, one on a single server."""
 
 
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
-"""Acknowledged before it is on disk, whatever the server's `sync_interval` (ADR 0019)."""
+"""Acknowledged before it is on disk, regardless of the server's `sync_interval` (ADR 0019)."""
 _IN_MEMORY = {"mem_storage": True}
-"""How far a watch has read need not outlive all three servers: who watches begins anew with each
-connection. On disk each delivery is a synced write of three servers. Not on a server of its own,
-which would not know the consumer after a restart."""
+"""Positions of watches need not survive a failure of all three servers, because each connection
+lists again. On disk, each delivery would be a synced write of three servers. A single server keeps
+them on disk: it would forget memory consumers on restart."""
 _AT_BIRTH = frozenset(_NOT_SYNCED)
-"""What the server never changes of a stream: one that exists keeps its own."""
+"""Fields that the server never changes; an existing stream keeps its own."""
 
 
 class Admin(Protocol):
-    """What the declaration needs of a bus; `NatsBus` with admin credentials has it."""
+    """The calls that the declaration needs; `NatsBus` with admin credentials has them."""
 
     @property
     def clustered(self) -> bool: ...
@@ -68,7 +68,7 @@ class Admin(Protocol):
 
 
 class Renewed(Admin, Protocol):
-    """An Admin that says when its connection is a new one."""
+    """An Admin that reports new connections."""
 
     @property
     def generation(self) -> int: ...
@@ -78,7 +78,7 @@ class Renewed(Admin, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Limits in bytes. A bucket refuses writes beyond its own; creates stop at 80 % (rule 9)."""
+    """Limits in bytes. A bucket refuses writes beyond its limit; creates stop at 80 %."""
 
     vm: int = 1024 * _MIB
     sec: int = 512 * _MIB
@@ -91,7 +91,7 @@ class Sizes:
 
 
 def _bucket(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
-    """A KV stream: the last message of each key, compare-and-set, TTL and atomic batches."""
+    """Return a KV stream: the last message of each key, compare-and-set, TTL, atomic batches."""
     return {
         "name": f"KV_{name}",
         "subjects": [f"$KV.{name}.>"],
@@ -125,12 +125,13 @@ def _log(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
 
 
 def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
-    """The configuration of every stream (design §3, bus.md §6.2)."""
+    """Return the configuration of every stream."""
     declared = [
         _bucket("vm", sizes.vm),
         _bucket("sec", sizes.sec),
-        # Nodes write these two: a rollup header could empty the whole bucket. Markers of expiry
-        # need rollups, so there are none: controllers count a node's silence on their own clock.
+        # Nodes write these two buckets, and a rollup header could empty a whole bucket. Markers of
+        # expiry need rollups, so these buckets have none: controllers measure a node's silence on
+        # their own clock.
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
         _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
         _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
@@ -157,11 +158,11 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
 async def ensure(
     admin: Admin, *, replicas: int = AUTO, sizes: Sizes | None = None, may_lack: bool = False
 ) -> None:
-    """Create or update every stream; `may_lack`: pass over what the credentials do not allow.
+    """Create or update every stream; `may_lack` skips those that the credentials do not allow.
 
     Raises:
-        UnavailableError: fewer than three servers of the cluster are there yet.
-        BusError: a stream cannot become what is declared; the message names it.
+        UnavailableError: the cluster has fewer than three servers online.
+        BusError: a stream cannot be changed as declared; the message names it.
     """
     copies = replicas or (HA_REPLICAS if admin.clustered else 1)
     for config in streams(sizes or Sizes(), copies):
@@ -177,15 +178,19 @@ async def ensure(
 async def keep(bus: Renewed, *, replicas: int = AUTO, sizes: Sizes | None = None) -> None:
     """Ensure now and after every new connection, until cancelled.
 
-    A bus of one server that restarts has lost its memory stream (KV_node), which by itself makes
-    no node lost: whoever may declare makes it again, and the nodes' next renewals fill it.
+    After a restart a single server has lost its memory stream (KV_node). It is declared again here,
+    and the nodes' next heartbeats fill it. No node counts as lost for that.
     """
     while True:
         generation = bus.generation
         try:
             await ensure(bus, replicas=replicas, sizes=sizes, may_lack=True)
         except (UnavailableError, OutcomeUnknownError) as error:
-            log.warning("declaration waits: %s", error, extra={"code": "declaration_waits"})
+            log.warning(
+                "declaration failed, will be retried: %s",
+                error,
+                extra={"code": "declaration_waits"},
+            )
             await asyncio.sleep(RETRY_S)
             continue
         await bus.renewed(generation)
@@ -222,7 +227,7 @@ async def _create(admin: Admin, name: str, config: dict[str, Any]) -> None:
 
 
 def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
-    """Stream and configuration of a node's four consumers (rule 7)."""
+    """Return stream and configuration of a node's four consumers."""
     watches: list[tuple[str, dict[str, Any]]] = [
         (
             "KV_vm",
@@ -250,18 +255,18 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
-    """Create a node's consumers and its join record; return the record that is in force.
+    """Create a node's consumers and its join record; return the record in force.
 
-    `nonce` is the encoded `JoinNonce`; one that is there already is kept, so that joining twice
-    does not make the node think it is on another bus (design §4 "Delete"). It comes first: a node
-    that has its consumers has joined.
+    `nonce` is the encoded `JoinNonce`. An existing one is kept: joining twice must not look like
+    another bus to the node. The record comes first, so a node that has its consumers has joined.
     """
     key = f"$KV.vm.{node}._join"
     try:
         await admin.put(key, nonce, expect=0)
     except ConflictError:
         entry = await admin.get(key)
-        if entry is not None and entry.kind is EntryKind.PURGE:  # forgotten, and here again
+        # forgotten earlier, and joining again
+        if entry is not None and entry.kind is EntryKind.PURGE:
             await admin.put(key, nonce, expect=entry.revision)
         elif entry is not None:
             nonce = entry.value
@@ -273,9 +278,9 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
 
 
 async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
-    """Say whether what the node reports needs no approval: there is no other node to draw from.
+    """Set whether the node's reports need approval. On a single host they do not.
 
-    What else is known of its host stays.
+    Other fields of the host record stay.
     """
     key = node_host(node)
     entry = await admin.get(key)
@@ -284,12 +289,12 @@ async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
         record = read(HostRecord, entry.value)
     if record.trusted != trusted:
         value = encode(record.model_copy(update={"trusted": trusted}))
-        with suppress(ConflictError):  # written meanwhile: done at the next declaration
+        with suppress(ConflictError):  # written concurrently: the next declaration repeats this
             await admin.put(key, value, expect=entry.revision if entry else 0)
 
 
 async def _ensure_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
-    """Create or update one; what an older version made keeps its storage."""
+    """Create or update one consumer. One that an older version created keeps its storage."""
     try:
         await admin.js_api(
             f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",

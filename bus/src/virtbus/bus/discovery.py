@@ -1,4 +1,4 @@
-"""ADR-32's PING, INFO and STATS, so that `nats micro ls` works with nothing more."""
+"""The PING, INFO and STATS verbs of ADR-32, so that `nats micro ls` works."""
 
 import json
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from virtbus.bus.tasks import Background
 
 
 class Tally:
-    """What STATS says of one endpoint."""
+    """The STATS of one endpoint."""
 
     def __init__(self, name: str, subject: str, queue: str) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class Tally:
         return self.total_s / self.requests if self.requests else 0.0
 
     def done(self, took_s: float, failure: str) -> None:
-        """Count one answered request; `failure` empty for success."""
+        """Count one answered request; `failure` is empty for success."""
         self.requests += 1
         self.total_s += took_s
         if failure:
@@ -36,7 +36,7 @@ class Tally:
             self.last_error = failure
 
     def refused(self, failure: str) -> None:
-        """Count one that never reached the handler."""
+        """Count a request that never reached the handler."""
         self.done(0.0, failure)
 
 
@@ -72,7 +72,7 @@ class Discovery:
         try:
             await self._link.send(raw.reply, body, headers={CONTENT_TYPE: JSON})
         except BusError:
-            return  # who asked will ask again
+            return  # the requester will ask again
 
     def _body(self, verb: str) -> dict[str, Any]:
         body: dict[str, Any] = {

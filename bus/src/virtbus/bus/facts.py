@@ -1,8 +1,8 @@
-"""Facts: stored soon, in order of emission, never on anyone's reply path.
+"""Stores events in the background, in order of emission, off the reply path.
 
-The stream holds the facts of all nodes, and refuses a message id that it has seen. So the id that
-the server is told is random: nobody else can have used it before. It makes our own repeats
-harmless. The fact's own id stands in its body; emitters and readers compare those.
+The stream holds the events of all nodes and refuses a message id that it has seen. So the id for
+the server is random: no other sender can have used it. It makes our own retries harmless. The
+event's own id is in its body; emitters and readers compare that one.
 """
 
 import asyncio
@@ -24,49 +24,49 @@ from virtbus.bus.records import Records
 log = logging.getLogger(__name__)
 
 CAPACITY = 16_384
-"""About 16 MB: what two controllers accept in a burst of 10,000 creates before the bus has it."""
+"""About 16 MB: the events of two controllers in a burst of 10,000 creates."""
 AT_ONCE = 256
 SAME_S = 600.0
-"""Within so many seconds a process stores a fact with the same subject and id once."""
+"""Within this time, a process stores an event with the same subject and id only once."""
 REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact on its way."""
+    """An event in the queue."""
 
     subject: str
     body: bytes
     message_id: str
-    """The fact's own id; who repeats a step gives the same one."""
+    """The event's own id; a repeated step uses the same one."""
     headers: dict[str, str]
     stored_id: str
-    """What the server is told: `stored_id`."""
+    """The message id for the server."""
 
 
 def stored_id(subject: str, message_id: str) -> str:
-    """The id by which the stream knows a repeat.
+    """Return the id by which the stream recognises a retry.
 
-    Random where nodes write to the stream, too. Nobody but controllers writes dead letters: there
-    the first of several controllers that tell the same is the one that is stored.
+    It is random if nodes write to the stream, too. Only controllers write dead letters: the first
+    of several controllers that report the same one is stored.
     """
     return uuid7() if shared(subject) else message_id
 
 
 def shared(subject: str) -> bool:
-    """True for a stream that nodes may write to."""
+    """Return True for a stream that nodes may write to."""
     return subject.startswith("virtbus.evt.")
 
 
 class Told:
-    """The facts that were emitted of late, so that a step done again is one fact."""
+    """Recently emitted events, so that a repeated step is one event."""
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
         self._at_s: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def again(self, subject: str, message_id: str, now_s: float) -> bool:
-        """True when the same was emitted within SAME_S."""
+        """Return True if the same event was emitted within SAME_S."""
         key = subject, message_id
         if now_s - self._at_s.get(key, -SAME_S) < SAME_S:
             return True
@@ -78,7 +78,7 @@ class Told:
 
 
 class Facts:
-    """A bounded queue and the pump that empties it. Over capacity the oldest are dropped."""
+    """A bounded queue and the task that empties it. Over capacity the oldest are dropped."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -91,7 +91,7 @@ class Facts:
         self.dropped = 0
 
     def add(self, fact: Fact) -> None:
-        """Queue a fact, unless it was emitted of late."""
+        """Queue an event, unless it was emitted recently."""
         if self._told.again(fact.subject, fact.message_id, asyncio.get_running_loop().time()):
             return
         if len(self._queue) >= CAPACITY:
@@ -103,13 +103,13 @@ class Facts:
 
     def _drop(self, why: str) -> None:
         self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 …: the log stays readable
+        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 …: keeps the log short
             log.warning(
-                "%d facts dropped so far: %s", self.dropped, why, extra={"code": "facts_dropped"}
+                "%d events dropped so far: %s", self.dropped, why, extra={"code": "facts_dropped"}
             )
 
     async def pump(self) -> None:
-        """Store facts until cancelled, in the order of emission where none is tried again."""
+        """Store events until cancelled, in the order of emission unless one is retried."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -119,7 +119,7 @@ class Facts:
                     group.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Store one after the other while there are any: a burst needs no task for each."""
+        """Store one event after the other while there are any: a burst needs no task for each."""
         try:
             while self._queue:
                 await self._store(self._queue.popleft())
@@ -129,14 +129,14 @@ class Facts:
                 self._idle.set()
 
     async def _store(self, fact: Fact) -> None:
-        """Until stored; the id makes a repeat harmless (the stream's dedupe window)."""
+        """Retry until stored; the id makes a retry harmless (the stream's dedupe window)."""
         for delay_s in delays(0.1, 5.0):
             try:
                 await self._records.store(
                     fact.subject, fact.body, fact.headers, message_id=fact.stored_id
                 )
             except (UnavailableError, OutcomeUnknownError) as error:
-                log.debug("fact %s waits: %s", fact.subject, error)
+                log.debug("event %s not stored yet, will be retried: %s", fact.subject, error)
             except (DeniedError, FullError) as error:
                 self._drop(str(error))
                 return
@@ -148,11 +148,11 @@ class Facts:
             await asyncio.sleep(delay_s)
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until all is stored, at most `timeout_s`; says how many were left."""
+        """Wait up to `timeout_s` until all are stored; log how many were not."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
             log.warning(
-                "%d facts not stored at the end", len(self._queue), extra={"code": "facts_left"}
+                "%d events not stored at exit", len(self._queue), extra={"code": "facts_left"}
             )

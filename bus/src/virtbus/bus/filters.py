@@ -2,7 +2,7 @@
 
 
 def matches(subject_filter: str, subject: str) -> bool:
-    """True when NATS would deliver `subject` to a subscription on `subject_filter`."""
+    """Return True if NATS would deliver `subject` to a subscription on `subject_filter`."""
     if "*" not in subject_filter:
         if not subject_filter.endswith(".>"):
             return subject_filter in {subject, ">"}

@@ -1,4 +1,4 @@
-"""A gate before each list of a watch, for buses whose watches have none of their own (fakes)."""
+"""A watch that awaits a gate before each list, for buses without gates (fakes)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ RETRY_S = 0.5
 
 
 class GatedWatch:
-    """Keeps `ports.Watch`: a RESET is handed on once the gate was passed."""
+    """Implements `ports.Watch`: a RESET is passed on after the gate has returned."""
 
     def __init__(self, watch: Watch, gate: Gate) -> None:
         self._watch = watch

@@ -1,4 +1,4 @@
-"""A server's place: is its port free, does one answer there, and does it know these credentials?"""
+"""Probes of a server's port: is it free, does NATS answer, does a login succeed?"""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ async def _greeted(
 
 
 async def greets(host: str, port: int) -> bool:
-    """True when a NATS server answers there."""
+    """Return True if a NATS server answers there."""
     try:
         async with _greeted(host, port) as (greeting, _, _):
             return greeting.startswith(b"INFO")
@@ -30,7 +30,7 @@ async def greets(host: str, port: int) -> bool:
 
 
 async def logs_in(host: str, port: int, user: str, password: str) -> bool:
-    """True when the server there takes this user and password."""
+    """Return True if the server accepts this user and password."""
     login = json.dumps({"verbose": False, "user": user, "pass": password, "name": "check"})
     try:
         async with _greeted(host, port) as (_, reader, writer):
@@ -43,7 +43,7 @@ async def logs_in(host: str, port: int, user: str, password: str) -> bool:
 async def is_heard(
     host: str, port: int, user: str, password: str, subject: str, inbox: str
 ) -> bool:
-    """True when somebody listens to what this user asks on `subject`."""
+    """Return True if there is a responder for this user's requests on `subject`."""
     options = {"user": user, "pass": password, "headers": True, "no_responders": True}
     login = json.dumps({"verbose": False, "name": "check", **options})
     asked = f"CONNECT {login}\r\nSUB {inbox} 1\r\nPUB {subject} {inbox} 0\r\n\r\nPING\r\n"
@@ -51,7 +51,7 @@ async def is_heard(
         async with _greeted(host, port) as (_, reader, writer):
             writer.write(asked.encode())
             while not (line := await reader.readline()).startswith(b"PONG"):
-                if not line or b" 503" in line:  # said before the PONG where nobody listens
+                if not line or b" 503" in line:  # without a responder this precedes the PONG
                     return False
     except OSError:
         return False
@@ -59,7 +59,7 @@ async def is_heard(
 
 
 def is_free(host: str, port: int) -> bool:
-    """True when a server could listen there."""
+    """Return True if a server could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -70,7 +70,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def any_port(host: str) -> int:
-    """A port on which nobody listens now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

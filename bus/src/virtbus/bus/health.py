@@ -1,7 +1,7 @@
 """The health check of a container: `python -m virtbus.bus.health CREDS [--alive FILE] …`.
 
-Logs in to the bus with the service's own credentials, and looks at signs of the service itself.
-Exits with 0, or with 1 and the reason.
+It logs in to the bus with the service's own credentials and checks the service's files and sockets.
+The exit code is 0, or 1 with the reason.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SO_ACCEPTCON = 0x10000
 
 
 async def unhealthy(arguments: argparse.Namespace) -> str:
-    """Why the service is not healthy; empty if it is."""
+    """Return why the service is not healthy; empty if it is."""
     if arguments.ready is not None and not arguments.ready.exists():
         return f"{arguments.ready} is not written yet"
     if arguments.alive is not None and (why := _stale(arguments.alive)):
@@ -50,7 +50,7 @@ def _stale(path: Path) -> str:
 
 
 def _unserved(path: Path) -> str:
-    """Looks without connecting: the service would log a peer that says nothing.
+    """Check a socket without connecting: the service would log a silent peer.
 
     A socket is listed by the name it was bound to, which netd renames (`wrapper.part`).
     """
@@ -76,7 +76,7 @@ async def _bus(settings: BusSettings, subject: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What a check looks at."""
+    """Return the parser of the arguments."""
     one = argparse.ArgumentParser(prog="virtbus.bus.health")
     one.add_argument("creds", type=Path, help="credentials of the service")
     one.add_argument("--ready", type=Path, help="file that has to exist")
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check once; the exit code."""
+    """Check once; return the exit code."""
     why = asyncio.run(unhealthy(parser().parse_args(argv)))
     if why:
         sys.stdout.write(f"{why}\n")

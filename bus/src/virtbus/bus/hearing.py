@@ -1,4 +1,4 @@
-"""Core messages read one by one; a message that cannot be read or acted on ends nothing."""
+"""Reads core messages one by one; an invalid message or a failing handler ends nothing."""
 
 import asyncio
 import logging
@@ -22,10 +22,10 @@ async def hear(
     model: "type[Model] | Callable[[str], type[Model]]",
     take: "Callable[[Model], None]",
 ) -> None:
-    """Give the data of every message to `take`, for as long as messages come.
+    """Pass the data of every message to `take`, for as long as messages arrive.
 
-    `model` is the data's model, or gives it for a subject. A message that is no such data, and
-    one that `take` fails on, is logged and left out: whoever may publish must not end who hears.
+    `model` is the data's model, or returns it for a subject. A message that is invalid, or that
+    `take` fails on, is logged and skipped: a publisher must not be able to end the reader.
     """
     bad = 0
     async for message in messages:
@@ -35,9 +35,9 @@ async def hear(
             take(read_message(kind, message))
         except Exception as error:
             bad += 1
-            if bad & (bad - 1) == 0:  # 1, 2, 4, 8 …: the log stays readable
+            if bad & (bad - 1) == 0:  # 1, 2, 4, 8 …: keeps the log short
                 log.warning(
-                    "message on %s left out, %d so far: %s",
+                    "message on %s skipped, %d so far: %s",
                     message.subject,
                     bad,
                     str(error)[:500] or type(error).__name__,

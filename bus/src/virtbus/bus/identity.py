@@ -1,6 +1,6 @@
-"""Who a connection is, whom it trusts and what it bears, in the words of `Client.connect`.
+"""Arguments of `Client.connect`: identity, trusted CA and time limits.
 
-`cryptography` and `ssl` are imported only where a bus has nkeys and TLS.
+`cryptography` and `ssl` are imported only if a bus uses nkeys and TLS.
 """
 
 import logging
@@ -9,20 +9,20 @@ from typing import Any
 
 from virtbus.bus.access import BusSettings
 
-# asyncio's word on nats-py's protocol under TLS, at each end of a connection: nothing to mend here
+# asyncio warns about nats-py's protocol under TLS at each end of a connection; harmless
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in str(record.msg))
 
 PING_INTERVAL_S = 10
 MAX_OUTSTANDING_PINGS = 2
 ONE_OF_MANY_S = 0.8
-"""Patience with one of several servers, so that a silent one leaves time for the others."""
+"""Time limit for one of several servers, so that a silent one leaves time for the others."""
 
 
 def public_key(settings: BusSettings) -> str:
-    """The public half of our nkey.
+    """Return the public half of our nkey.
 
     Raises:
-        ValueError: the seed is none.
+        ValueError: the seed is invalid.
     """
     from virtbus.bus import nkeys
 
@@ -30,7 +30,7 @@ def public_key(settings: BusSettings) -> str:
 
 
 def options(settings: BusSettings) -> dict[str, Any]:
-    """What `Client.connect` takes of who we are and whom we trust."""
+    """Return the arguments for identity and trust."""
     found: dict[str, Any] = {}
     if settings.nkey_seed:
         from virtbus.bus import nkeys
@@ -48,7 +48,7 @@ def options(settings: BusSettings) -> dict[str, Any]:
 
 
 def patience(settings: BusSettings) -> dict[str, Any]:
-    """What `Client.connect` takes of how long we wait: it knocks again, but never reconnects."""
+    """Return the arguments for time limits: it retries the connect, but never reconnects."""
     return {
         "allow_reconnect": False,
         "reconnect_time_wait": 0.1 + secrets.randbelow(100) / 1000,

@@ -1,8 +1,8 @@
-"""Joining: a node that shows itself gets its consumers and its join record (design §3 rule 7).
+"""Creates the consumers and the join record of each node that appears on the bus.
 
-A join record that was purged says that the node is gone for good: its consumers go, too.
-Only who has the node's credentials can write its liveness record, so seeing one is being asked.
-Whoever may declare does it, any number at once: every step is "ensure".
+Only the holder of a node's credentials can write its heartbeat, so a heartbeat is a request to
+join. If the join record was purged, the node is gone for good, and its consumers are deleted. Any
+number of processes may do this at once: every step is idempotent.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""How soon a new node is seen."""
+"""Interval of the search for new nodes."""
 VERIFY_S = 10.0
-"""How soon a consumer that was deleted under a node is made again (F33: 15 s)."""
+"""Interval of the search for deleted consumers (F33: 15 s)."""
 
 Nodes = Callable[[], Collection[str]]
-"""The ids of the nodes that show themselves now."""
+"""The ids of the nodes with a heartbeat."""
 
 
 async def keep(admin: declaration.Renewed, nodes: Nodes) -> None:
@@ -42,7 +42,7 @@ async def keep(admin: declaration.Renewed, nodes: Nodes) -> None:
             try:
                 joined = await _join_missing(admin, set(nodes()))
             except BusError as error:
-                log.debug("joining waits: %s", error)
+                log.debug("joining failed, will be retried: %s", error)
                 await asyncio.sleep(declaration.RETRY_S)
                 continue
             verify_at_s = loop.time() + VERIFY_S
@@ -50,7 +50,7 @@ async def keep(admin: declaration.Renewed, nodes: Nodes) -> None:
 
 
 async def _join_missing(admin: declaration.Admin, nodes: set[str]) -> set[str]:
-    """Join those that lack a consumer; return all that have theirs."""
+    """Join nodes that lack a consumer; return all that have theirs."""
     there = await _consumers(admin)
     for node in {_node_of(name) for _, name in there} - nodes - {""}:
         await _forget(admin, node, there)
@@ -64,7 +64,7 @@ async def _join_missing(admin: declaration.Admin, nodes: set[str]) -> set[str]:
 
 
 def _node_of(consumer: str) -> str:
-    """The node of a consumer; empty where it is no node's."""
+    """Return the node of a consumer; empty if it belongs to no node."""
     prefix, _, rest = consumer.partition("-")
     return rest.rpartition("-")[0] if prefix == "n" else ""
 
@@ -87,7 +87,7 @@ def _nonce() -> bytes:
 
 
 async def _consumers(admin: declaration.Admin) -> set[tuple[str, str]]:
-    """Stream and name of every consumer on the streams that nodes follow."""
+    """Return stream and name of every consumer on the streams that nodes follow."""
     found: set[tuple[str, str]] = set()
     for stream in ("KV_vm", "CMD"):
         seen = 0

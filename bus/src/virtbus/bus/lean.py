@@ -1,8 +1,8 @@
-"""Importing nats-py without the two thirds of it that the bus does not use.
+"""Imports nats-py without the two thirds of it that the bus does not use.
 
-nats-py imports its JetStream layer always and aiohttp (for websockets) where it finds it: 280 ms of
-the 330 that its import takes, paid by every `virtbus` command. The bus speaks JetStream's API
-itself and plain TCP; of `nats.js` the client needs three header names.
+nats-py always imports its JetStream layer, and aiohttp (for websockets) if installed. That is 280
+ms of 330 ms, in every `virtbus` command. The bus calls JetStream's API itself over plain TCP;
+nats-py's client needs only three header names of `nats.js`.
 """
 
 import sys
@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 class Header(StrEnum):
-    """The names that nats-py's client reads of `nats.js.api.Header`."""
+    """The names of `nats.js.api.Header` that nats-py's client reads."""
 
     STATUS = "Status"
     DESCRIPTION = "Description"
@@ -22,9 +22,9 @@ class Header(StrEnum):
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Stand-ins while nats-py is imported; modules that are loaded already stay as they are.
+    """Provide stand-ins while nats-py is imported; modules that are loaded already are kept.
 
-    Afterwards the names are free again: another's real `import nats.js` or `aiohttp` works.
+    Afterwards the names are free again: a real `import nats.js` or `aiohttp` works.
     """
     api = ModuleType("nats.js.api")
     api.__dict__["Header"] = Header
@@ -43,5 +43,5 @@ def lean_import() -> Iterator[None]:
         for name in placed:
             sys.modules.pop(name, None)
         if "nats.js" in placed and "nats" in sys.modules:
-            # what the import system does for a module that it loads itself; a real one replaces it
+            # as the import system does for a module that it loads; a real one replaces it
             sys.modules["nats"].__dict__["js"] = script

@@ -1,4 +1,4 @@
-"""What the parts of the bus need of a connection, in terms that name no library."""
+"""The interface of a connection for the parts of the bus; it names no library."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class LinkLostError(BusError):
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A message as it came. `status` is the server's (`100` heartbeat, `404`, `503`), or empty."""
+    """A received message. `status` is the server's (`100` heartbeat, `404`, `503`), or empty."""
 
     subject: str
     body: bytes = b""
@@ -33,13 +33,13 @@ class Subscription(Protocol):
     """An open subscription; it survives reconnects."""
 
     async def close(self) -> None:
-        """End it; nothing is delivered any more."""
+        """End it; nothing more is delivered."""
 
 
 class Link(Protocol):
-    """A supervised connection: lost ones are rebuilt, with every subscription.
+    """A supervised connection: a lost one is rebuilt, with every subscription.
 
-    `generation` counts connections made, so that a watch sees that there was a new one.
+    `generation` counts connections, so that a watch notices a new one.
     """
 
     @property
@@ -50,10 +50,10 @@ class Link(Protocol):
 
     @property
     def clustered(self) -> bool:
-        """True when the server is a member of a cluster."""
+        """Return True if the server is a member of a cluster."""
 
     async def up(self, timeout_s: float) -> None:
-        """Wait for a connection; UnavailableError when there is none in time."""
+        """Wait for a connection; raise UnavailableError if there is none in time."""
 
     async def send(
         self,
@@ -63,10 +63,10 @@ class Link(Protocol):
         headers: Mapping[str, str] | None = None,
         reply: str = "",
     ) -> None:
-        """Hand a message to the connection.
+        """Pass a message to the connection.
 
         Raises:
-            UnavailableError: there is none, nothing was sent.
+            UnavailableError: there is none; nothing was sent.
             FullError: larger than the server's max_payload.
         """
 
@@ -78,24 +78,27 @@ class Link(Protocol):
         headers: Mapping[str, str] | None = None,
         timeout_s: float,
     ) -> Raw:
-        """The first answer, whatever its status.
+        """Return the first answer, with any status.
 
         Raises:
             UnavailableError, FullError: as `send`.
             LinkLostError: sent, then the connection ended.
-            DeniedError: the server refuses this subject to us.
+            DeniedError: the credentials do not allow this subject.
             TimeoutError: no answer in time.
         """
 
     async def open(self, subject: str, receive: Receive, *, queue: str = "") -> Subscription:
-        """Subscribe; the server knows of it when this returns (where connected).
+        """Subscribe; if connected, the subscription is effective on return.
 
         Raises:
             DeniedError: the credentials do not allow it.
         """
 
     def inbox(self) -> str:
-        """A new literal subject below our inbox prefix."""
+        """Return a new literal subject below our inbox prefix."""
 
     def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call `notify` whenever the connection is lost or made; returns what ends that."""
+        """Call `notify` whenever the connection is lost or made.
+
+        Return a function that ends that.
+        """

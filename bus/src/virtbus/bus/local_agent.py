@@ -1,7 +1,7 @@
-"""The agent of this host, which imaged and netd follow: they work where it holds the node.
+"""Follows this host's agent: imaged and netd work only while it acts for the node.
 
-Their credentials open the node's consumers on any host. So they wait for the local agent's word
-in `<run_dir>/instance`, and hold it against the node's key on the bus before each list.
+Their credentials open the node's consumers on any host. So they wait for the local agent's file
+`<run_dir>/instance`, and compare it with the node's key on the bus before each list.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ LOOK_S = 0.1
 TOLD_AFTER_S = 5.0
 PROVE_S = 10.0
 SETTLES_S = 2.0
-"""Longer than an agent needs from its new key to its new word."""
+"""Longer than an agent needs between writing its key and its file."""
 
 
 def word_in(run_dir: Path) -> Callable[[], str]:
-    """What the agent of this host said last; nothing before its first start."""
+    """Return a function that reads the local agent's file; empty before the agent's first start."""
 
     def said() -> str:
         try:
@@ -39,7 +39,7 @@ def word_in(run_dir: Path) -> Callable[[], str]:
 
 
 class LocalAgent:
-    """Whether the agent of this host acts for the node."""
+    """Watches whether the agent of this host acts for the node."""
 
     def __init__(self, bus: Bus, node: str, said: Callable[[], str]) -> None:
         self._bus = bus
@@ -48,7 +48,7 @@ class LocalAgent:
         self._said = said
 
     async def gate(self) -> None:
-        """Return once the agent here holds the node; raises BusError where that is not known."""
+        """Return once the local agent holds the node; raise BusError if that is unknown."""
         loop = asyncio.get_running_loop()
         begun_s, told = loop.time(), False
         while not await self._holds():
@@ -61,19 +61,19 @@ class LocalAgent:
             await asyncio.sleep(LOOK_S)
 
     async def begin(self) -> None:
-        """As `gate`, however long the bus is away."""
+        """Wait as `gate`, even while the bus is unreachable."""
         while True:
             try:
                 return await self.gate()
             except BusError as error:
-                log.info("the node's key: %s", error, extra={"code": "agent_awaited"})
+                log.info("cannot read the node's key: %s", error, extra={"code": "agent_awaited"})
                 await asyncio.sleep(SETTLES_S)
 
     async def keep(self) -> None:
-        """Look on; never returns.
+        """Watch the key; never returns.
 
         Raises:
-            VirtbusError: 409 `second_instance`: the node is another host's.
+            VirtbusError: 409 `second_instance`: another host holds the node.
         """
         loop = asyncio.get_running_loop()
         proved_s = loop.time()
@@ -92,7 +92,7 @@ class LocalAgent:
         return await self._other()
 
     async def _other(self) -> bool:
-        """True where another life holds the key than the one that the local agent names."""
+        """Return True if the key names another instance than the local agent's file."""
         try:
             holder = await self._holder()
         except BusError:
@@ -105,7 +105,7 @@ class LocalAgent:
         return word[:1] == ["held"] and word[1:] == [await self._holder()]
 
     def _word(self) -> list[str]:
-        """`held` and the life's id, or `refused`; nothing before the agent's first start."""
+        """Return `held` and the instance id, or `refused`; empty before the agent's first start."""
         return self._said().partition("\n")[0].split()
 
     async def _holder(self) -> str:

@@ -1,4 +1,4 @@
-"""Logs: JSON lines unless on a terminal: ts level code service node uid trace_id message."""
+"""Logging: JSON lines unless on a terminal: ts level code service node uid trace_id message."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ _FIELDS = ("code", "uid", "trace_id")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; a newline in a message is escaped, so no log can be forged."""
+    """One JSON object a line; newlines in messages are escaped, so no log line can be forged."""
 
     def __init__(self, service: str, node: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for eyes: time, level, message, then uid and code."""
+    """Text for terminals: time, level, message, then uid and code."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).astimezone()

@@ -1,4 +1,4 @@
-"""A bounded queue that a synchronous receiver fills and one reader empties, safe to cancel."""
+"""A bounded queue that a synchronous receiver fills and one reader empties; cancellation-safe."""
 
 import asyncio
 from collections import deque
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Over `capacity` the oldest are dropped and `overflowed` becomes true.
+    """A queue. Over `capacity` the oldest items are dropped and `overflowed` is set.
 
-    So they are over `capacity_bytes`, where `size_of` tells an item's bytes.
+    The same holds over `capacity_bytes`, if `size_of` returns an item's bytes.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Mailbox(Generic[T]):
         return item
 
     def take(self) -> T | None:
-        """The oldest item, or None."""
+        """Return the oldest item, or None."""
         return self._pop() if self._items else None
 
     def clear(self) -> None:
-        """Forget all items."""
+        """Drop all items."""
         self._items.clear()
         self._held_bytes = 0
         self.overflowed = False
 
     def wake(self) -> None:
-        """Let `wait` return although nothing came."""
+        """Let `wait` return without an item."""
         self._wake.set()
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Until there is an item or a wake; False when neither came in time."""
+        """Wait for an item or a wake; return False if neither arrives in time."""
         if self._items:
             return True
         self._wake.clear()

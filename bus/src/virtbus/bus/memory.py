@@ -1,8 +1,8 @@
 """The shipped fake: `ports.Bus` without a server, same contract, deterministic, no threads.
 
 A `MemoryServer` is the state that several `MemoryBus` connections share. Faults are explicit:
-`server.drop` loses core messages, `bus.disconnect()` cuts one connection, `bus.faults` says what
-happens to the next writes.
+`server.drop` loses core messages, `bus.disconnect()` cuts one connection, `bus.faults` holds the
+faults of the next writes.
 """
 
 import asyncio
@@ -48,18 +48,18 @@ CAPACITY = 65_536
 
 
 class Fault(StrEnum):
-    """What happens to one write."""
+    """The fault of one write."""
 
     UNAVAILABLE = "unavailable"
     """UnavailableError, not stored."""
     LOST = "lost"
     """OutcomeUnknownError, not stored."""
     STORED = "stored"
-    """OutcomeUnknownError, stored all the same."""
+    """OutcomeUnknownError, but stored."""
 
 
 class MemoryWatch:
-    """Keeps `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`."""
+    """Implements `ports.Watch`: RESET, the list, SYNCED at every start, reconnect and `relist`."""
 
     def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
         self._link = link
@@ -77,17 +77,17 @@ class MemoryWatch:
         self._items.put(WatchMark.SYNCED)
 
     def changed(self) -> None:
-        """The connection was lost or made."""
+        """Handle a lost or new connection."""
         if self._link.connected:
             self.relist()
 
     def seen(self, entry: Entry) -> None:
-        """Something was written."""
+        """Handle a write."""
         if self._link.connected and any(matches(one, entry.key) for one in self._filters):
             self._items.put(entry)
 
     def start(self) -> Callable[[], None]:
-        """List and follow; returns what ends that."""
+        """List and follow; return a function that ends that."""
         self.relist()
         self._shelf.seen.append(self.seen)
         forget = self._link.on_change(self.changed)
@@ -100,7 +100,7 @@ class MemoryWatch:
 
 
 class MemoryBus:
-    """One connection to a MemoryServer; the contract of each method is in `ports.Bus`."""
+    """One connection to a MemoryServer; `ports.Bus` documents each method."""
 
     def __init__(
         self,
@@ -124,11 +124,11 @@ class MemoryBus:
         return self._link.connected
 
     def disconnect(self) -> None:
-        """Cut this connection: requests under way end, watches stop."""
+        """Cut this connection: pending requests end, watches stop."""
         self._link.cut()
 
     def reconnect(self) -> None:
-        """Join it again: watches list anew."""
+        """Connect again: watches list again."""
         self._link.join()
 
     # --- core -----------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class MemoryBus:
     async def _write(
         self, store: Callable[[], int], shelf: Shelf, keys: Sequence[str], ttl_s: float | None
     ) -> int:
-        del keys  # those that say who may write ask for them
+        del keys  # endpoints that check permissions read them
         await asyncio.sleep(0)  # others run between any two writes, as on the wire
         self._reachable()
         fault = self.faults.popleft() if self.faults else None
@@ -295,7 +295,7 @@ class MemoryBus:
             for name, shelf in self.server.shelves.items()
         ]
 
-    # --- facts ----------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         body = fact_body(subject, value, lambda one: self._said(subject, one, message_id))
         stream = stream_of(subject)

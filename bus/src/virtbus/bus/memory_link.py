@@ -1,4 +1,4 @@
-"""The fake's wire: a MemoryServer routes core messages between the MemoryLinks that share it."""
+"""The fake's wire: a MemoryServer routes core messages between its MemoryLinks."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ class _Subscribed:
 
 
 class MemoryServer:
-    """What a NATS server would hold. `clock_ns` drives every TTL: advance it, then `expire()`."""
+    """The state of a NATS server. `clock_ns` drives every TTL: advance it, then call `expire()`."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.clock_ns = clock_ns
@@ -36,10 +36,10 @@ class MemoryServer:
         self.subscribed: list[_Subscribed] = []
         self.stored: dict[str, list[StoredMessage]] = {}
         self.drop: Callable[[str], bool] = lambda _: False
-        """Core messages whose subject it is true for are lost."""
+        """Core messages are lost if this returns True for their subject."""
 
     def shelf(self, key: str) -> Shelf:
-        """The bucket of a key, made at first use."""
+        """Return the bucket of a key; create it at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream == "KV_lease"
@@ -47,12 +47,12 @@ class MemoryServer:
         return self.shelves[stream]
 
     def expire(self) -> None:
-        """Let TTLs pass, as far as the clock went."""
+        """Expire TTLs up to the clock."""
         for shelf in self.shelves.values():
             shelf.expire()
 
     def route(self, raw: Raw) -> bool:
-        """Deliver to every subscription and to one of each queue group; False when to none."""
+        """Deliver to every subscription and to one of each queue group; return False if to none."""
         if self.drop(raw.subject):
             return True
         groups: dict[str, _Subscribed] = {}
@@ -74,10 +74,10 @@ class MemoryServer:
 
 
 class MemoryLink:
-    """Keeps the Link protocol over a MemoryServer, for requests and services."""
+    """Implements the Link protocol over a MemoryServer, for requests and services."""
 
     def __init__(self, server: MemoryServer, account: str = "") -> None:
-        """`account`: where who asks is, as a server would tell; empty: with the controllers."""
+        """Connect as `account`, as a server would report it; empty: the controllers' account."""
         self.server = server
         self.account = account
         self._generation = 1
@@ -116,7 +116,7 @@ class MemoryLink:
         self._tell()
 
     def join(self) -> None:
-        """Be connected again."""
+        """Connect again."""
         self._generation += 1
         self._up.set()
         self._tell()
@@ -178,7 +178,10 @@ class MemoryLink:
             await subscription.close()
 
     async def awaited(self, answer: "asyncio.Future[Result]", timeout_s: float) -> Result:
-        """The answer; LinkLostError when the connection ends first, TimeoutError in time."""
+        """Return the answer.
+
+        Raise LinkLostError if the connection ends, TimeoutError at the limit.
+        """
 
         def late() -> None:
             if not answer.done():

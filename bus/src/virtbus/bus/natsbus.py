@@ -1,4 +1,4 @@
-"""`ports.Bus` over a connection: each plane of the bus is one collaborator."""
+"""`ports.Bus` over a connection: one collaborator for each kind of traffic."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ FLUSH_FACTS_S = 2.0
 
 
 class NatsBus:
-    """One connection; made by `client.connect`. The contract of each method is in `ports.Bus`."""
+    """One connection; made by `client.connect`. `ports.Bus` documents each method."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class NatsBus:
 
     @property
     def clustered(self) -> bool:
-        """True when the server is a member of a cluster: streams then have three copies."""
+        """Return True if the server is a member of a cluster: streams then have three replicas."""
         return self._link.clustered
 
     @property
     def generation(self) -> int:
-        """How many connections were made: a change means that the server may have restarted."""
+        """Return the number of connections made. After a change, the server may have restarted."""
         return self._link.generation
 
     async def renewed(self, generation: int) -> int:
-        """Wait until there is a connection later than `generation`; return its number."""
+        """Wait for a connection later than `generation`; return its number."""
         changed = asyncio.Event()
         forget = self._link.on_change(changed.set)
         try:
@@ -95,7 +95,7 @@ class NatsBus:
 
     @property
     def dropped_facts(self) -> int:
-        """Facts lost to overflow or refusal since the start."""
+        """Return the number of events lost to overflow or refusal since the start."""
         return self._facts.dropped
 
     def _said(self, subject: str, value: Any, message_id: str) -> bytes:
@@ -154,10 +154,10 @@ class NatsBus:
         return self._records.history(subject_filter, after=after, limit=limit)
 
     async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One call of JetStream's API (`STREAM.CREATE.KV_vm`), for the declaration.
+        """Call JetStream's API once (`STREAM.CREATE.KV_vm`), for the declaration.
 
         Raises:
-            ApiError: what it refused, with JetStream's code.
+            ApiError: the call was refused, with JetStream's code.
         """
         return await self._records.call(f"$JS.API.{verb}", body)
 

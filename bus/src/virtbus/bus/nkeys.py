@@ -1,4 +1,4 @@
-"""NATS's nkeys of users: an ed25519 key, its seed as text, and the answer to a server's nonce.
+"""NATS' nkeys of users: an ed25519 key, its seed as text, and the answer to a server's nonce.
 
 The format is that of the nkeys specification: base32 of prefix, key and CRC-16 (XMODEM).
 """
@@ -17,10 +17,10 @@ def _text(payload: bytes) -> str:
 
 
 def _key(seed: str) -> Ed25519PrivateKey:
-    """The private key of a user's seed.
+    """Return the private key of a user's seed.
 
     Raises:
-        ValueError: it is no seed of a user.
+        ValueError: it is not a seed of a user.
     """
     text = seed.strip()
     raw = base64.b32decode(text + "=" * (-len(text) % 8))
@@ -36,17 +36,17 @@ def _key(seed: str) -> Ed25519PrivateKey:
 
 
 def new_seed() -> str:
-    """A new user's seed, `SU…`; who has it is that user."""
+    """Return a new user's seed, `SU…`; its holder is that user."""
     raw = Ed25519PrivateKey.generate().private_bytes_raw()
     return _text(bytes([_SEED | _USER >> 5, (_USER & 31) << 3]) + raw)
 
 
 def public(seed: str) -> str:
-    """The public key of a seed, `U…`: what the server's configuration holds."""
+    """Return the public key of a seed, `U…`, for the server's configuration."""
     return _text(bytes([_USER]) + _key(seed).public_key().public_bytes_raw())
 
 
 def signed(seed: str, nonce: str) -> str:
-    """The answer to a server's nonce, as CONNECT takes it."""
+    """Return the answer to a server's nonce, as CONNECT takes it."""
     signature = _key(seed).sign(nonce.encode("ascii"))
     return base64.urlsafe_b64encode(signature).decode("ascii").rstrip("=")

@@ -1,7 +1,7 @@
-"""Ownership of VMs: people may touch all of them, a bridge only those that it made (ADR 0030).
+"""Ownership of VMs: a bridge may touch only VMs that it created; people may touch all (ADR 0030).
 
-The server writes the requester's account into each request that crosses accounts, over whatever
-stood there. A request without it comes from the account that serves, which is the controllers'.
+The server writes the requester's account into each request that crosses accounts, and replaces any
+forged value. A request without it comes from the controllers' own account.
 """
 
 import json
@@ -14,11 +14,11 @@ BRIDGE = "bridge"
 """The user of the only, or first, bridge; further ones are `bridge-<cluster>`."""
 _UNKNOWN = "unknown"
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
-"""The accounts, in lower case, whose users are held by no owner's mark."""
+"""The accounts, in lower case, whose users may touch every VM."""
 
 
 def account_of(headers: Mapping[str, str]) -> str:
-    """The account of who asked; empty within the account that serves."""
+    """Return the requester's account; empty within the serving account."""
     info = headers.get(REQUEST_INFO)
     if info is None:
         return ""
@@ -30,19 +30,19 @@ def account_of(headers: Mapping[str, str]) -> str:
 
 
 def owner_of(account: str) -> str:
-    """The mark of VMs that this account makes, and the only one it may touch; empty: any."""
+    """Return the owner mark of VMs that this account creates and may touch; empty: all VMs."""
     name = account.lower()
     return "" if name in _PEOPLE else name
 
 
 def may_touch(account: str, owner: str) -> bool:
-    """True where who asks may see and change VMs that bear `owner`."""
+    """Return True if the account may see and change VMs of `owner`."""
     own = owner_of(account)
     return not own or own == owner
 
 
 def check_owner(account: str, owner: str) -> None:
-    """Raise VirtbusError 403 `not_owner` where `may_touch` says no."""
+    """Raise VirtbusError 403 `not_owner` if `may_touch` is False."""
     if not may_touch(account, owner):
         message = (
             f"the credentials of {owner_of(account)} open its own VMs only; this one is of "

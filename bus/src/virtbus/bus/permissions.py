@@ -1,7 +1,7 @@
-"""What each user may do on the bus (design §3 rule 7): allow-lists, inside the user's own account.
+"""Permissions of each user on the bus: allow-lists within the user's own account.
 
-An allow-list names what may be said and heard; that nothing said can be *answered* into another's
-subjects is the accounts' work (`accounts`).
+An allow-list names the subjects to publish and subscribe to. `accounts` ensures that no *answer*
+can be directed into another's subjects.
 """
 
 import re
@@ -26,21 +26,21 @@ SYSTEM_ACCOUNT = "SYS"
 READS = frozenset({"get", "list", "watch", "events", "status"})
 """The API's verbs that change nothing; an observer has these."""
 SERVER_ANSWERS = "_R_.>"
-"""Where the server leads answers across accounts; it makes each token, at random."""
+"""The subjects of answers across accounts; the server generates each token at random."""
 ANSWER_HOURS = 24
-"""How long after a request its one answer may come: a pull takes hours at worst."""
+"""Time limit for the one answer to a request: a pull takes hours at worst."""
 HELPER_FACTS = {
     "imaged": ("image.*", "disks.*", "trace.span"),
     "netd": ("network.*", "trace.span"),
 }
-"""The kinds of facts that a node's helpers store (`schemas.events.Kind`)."""
+"""The kinds of events that a node's helpers store (`schemas.events.Kind`)."""
 NODE_WATCHED = ("progress", "ready", "tele")
-"""What a node says to whom it may concern: `virtbus.node.<id>.<one of these>.>`."""
+"""Subjects that a node publishes to subscribers: `virtbus.node.<id>.<one of these>.>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One user: its account, and what it may publish and subscribe to; no list means everything."""
+    """One user: its account, and its allowed subjects; no list means all."""
 
     user: str
     account: str
@@ -49,16 +49,16 @@ class Role:
     subscribe: tuple[str, ...] = ()
     node: str = ""
     answers: bool = False
-    """May publish one answer to each request that it got, for ANSWER_HOURS."""
+    """May publish one answer to each request that it received, for ANSWER_HOURS."""
 
 
 def admin() -> Role:
-    """Declares streams and joins nodes; everything in the account that owns the streams."""
+    """Return the user that declares streams and joins nodes: everything in the owner account."""
     return Role(ADMIN, CONTROL_ACCOUNT, "_INBOX_admin")
 
 
 def sys() -> Role:
-    """Asks servers how they are, and to read their configuration again; sees no message."""
+    """Return the user for server status and configuration reload; sees no messages."""
     return Role(
         SYS,
         SYSTEM_ACCOUNT,
@@ -69,11 +69,11 @@ def sys() -> Role:
 
 
 def controller() -> Role:
-    """Writes records and leases; makes no stream but the one in memory, and deletes none.
+    """Return the user that writes records and leases; it creates only the memory stream.
 
-    It may put right the two buckets that nodes write: a controller from before accounts wants
-    them otherwise, and must be able to run beside this one. It trims facts and statuses of a node
-    that takes what others need.
+    It may update the two buckets that nodes write, because older controllers configure them
+    differently and must be able to run next to this one. It trims events and statuses of a node
+    that takes others' space.
     """
     return Role(
         CONTROLLER,
@@ -125,12 +125,12 @@ BRIDGE_VERBS = {
     "vm": ("create", "get", "watch", "delete", "start", "pause", "unpause", "reset", "soft-reboot"),
     "node": ("list",),
 }
-"""What a bridge asks of the API. Controllers show and change it the VMs that it made only."""
+"""API verbs of a bridge. Controllers apply them only to VMs that the bridge created."""
 BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
 
 def bridge(cluster: str = "") -> Role:
-    """The bridge of a Kubernetes cluster: what it needs for the VMs that it made (`owners`)."""
+    """Return the user of a Kubernetes cluster's bridge: access to the VMs it created (`owners`)."""
     user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -151,9 +151,9 @@ def bridge(cluster: str = "") -> Role:
 
 
 def client() -> Role:
-    """People and the CLI: the API, consoles, logs, guests, and all facts.
+    """Return the user for people and the CLI: the API, consoles, logs, guests, and all events.
 
-    The client's inbox prefix is NATS's own default, so that `nats req` works without options.
+    Its inbox prefix is NATS' default, so that `nats req` works without options.
     """
     inbox_prefix = "_INBOX"
     return Role(
@@ -172,9 +172,9 @@ def client() -> Role:
 
 
 def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
-    """What anybody outside a node may ask its services: subject, and whether it has many answers.
+    """Yield the subjects of a node's services that outsiders may call, and if they stream.
 
-    A console or log has one subject more, with its session's name: what is typed, or "still here".
+    A console or log has one more subject, named after its session, for input and keep-alives.
     """
     for channel in CHANNELS:
         if channel.function == "rpc" and (channel.sender == "client" or not for_clients):
@@ -185,7 +185,10 @@ def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def observer() -> Role:
-    """Dashboards and auditors: the reading half of the API and all facts; no console, no log."""
+    """Return the user for dashboards and auditors: read-only API and all events.
+
+    Consoles and logs are excluded.
+    """
     inbox_prefix = "_INBOX_observer"
     return Role(
         OBSERVER,
@@ -197,27 +200,27 @@ def observer() -> Role:
 
 
 def filled(subject: str, node: str) -> str:
-    """A subject of the catalogue for one node, or `*`, and every value of its other parameters."""
+    """Return a subject of the catalogue for one node, or `*`, with all other parameters as `*`."""
     return re.sub(r"\{\w+\}", "*", subject.replace("{node}", node))
 
 
 def streamed(subject: str) -> bool:
-    """True where one request of the catalogue has many answers."""
+    """Return True if one request of the catalogue has many answers."""
     return any(c.subject == subject and c.plane is Plane.STREAM for c in CHANNELS)
 
 
 def node_account(node: str) -> str:
-    """The account of a host's services."""
+    """Return the account of a host's services."""
     return f"node-{node}"
 
 
 def node_users(node: str) -> tuple[Role, ...]:
-    """The users of a host: `node-<id>` for the agent, and less for its helpers."""
+    """Return the users of a host: `node-<id>` for the agent, and its helpers with fewer rights."""
     return (agent(node), helper(node, "imaged"), helper(node, "netd"))
 
 
 def agent(node: str) -> Role:
-    """The nodeagent: all that its node may, so that one file is enough for a whole node."""
+    """Return the nodeagent's user: all rights of its node, so one file suffices for a node."""
     watches = [("KV_vm", node_consumer(node, service)) for service in WATCHING_SERVICES]
     consumers = [*watches, ("CMD", node_consumer(node, COMMANDS))]
     return Role(
@@ -243,10 +246,10 @@ def agent(node: str) -> Role:
 
 
 def helper(node: str, service: str) -> Role:
-    """The imaged or netd of a node: its own watch and kinds of facts; no status, secret, command.
+    """Return the user of a node's imaged or netd: its own watch and events.
 
-    It answers what it is asked, and nothing else: the server remembers each request's reply
-    subject. The acknowledgements are those of its own watch, which wants none: so the server need
+    It has no access to statuses, secrets or commands. It may answer requests, because the server
+    remembers each request's reply subject. Its watch needs no acknowledgements, so the server need
     not remember the reply subject of each record.
     """
     own = node_consumer(node, service)
@@ -276,10 +279,10 @@ def helper(node: str, service: str) -> Role:
 
 
 def _answers(node: str) -> tuple[str, ...]:
-    """Where answers go: to other accounts by way of the server, or within the node."""
+    """Return the subjects for answers: to other accounts through the server, or within the node."""
     return (SERVER_ANSWERS, *(f"_INBOX_{node}{part}.>" for part in ("", "_imaged", "_netd")))
 
 
 def fixed() -> tuple[Role, ...]:
-    """The users that every bus has."""
+    """Return the users that every bus has."""
     return (admin(), controller(), client(), bridge(), observer())

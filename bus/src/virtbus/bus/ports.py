@@ -1,4 +1,4 @@
-"""What a service may ask of the bus. `client.NatsBus` and `memory.MemoryBus` both keep this.
+"""The interface of the bus for services. `client.NatsBus` and `memory.MemoryBus` implement it.
 
 Keys are full subjects (`$KV.vm.n1.<uid>`); make them with `virtbus.schemas.subjects`.
 """
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from virtbus.bus.sources import Sources
 
 HISTORY_BYTES = 512 * 1024
-"""Bodies of one `history`: it ends at the message that is over it."""
+"""Size limit of the bodies of one `history`; the message that exceeds it is the last."""
 
 
 class BusError(Exception):
-    """The bus did not do what was asked."""
+    """An operation of the bus failed."""
 
 
 class UnavailableError(BusError):
@@ -24,11 +24,11 @@ class UnavailableError(BusError):
 
 
 class OutcomeUnknownError(BusError):
-    """The write or request may or may not have happened: repeat it with the same id (rule 6)."""
+    """The write or request may or may not have happened: repeat it with the same id."""
 
 
 class ConflictError(BusError):
-    """A compare-and-set lost: the key's last revision is not the expected one. Re-read, decide."""
+    """A compare-and-set failed: the key's last revision is not the expected one. Read it again."""
 
 
 class DeniedError(BusError):
@@ -36,7 +36,7 @@ class DeniedError(BusError):
 
 
 class FullError(BusError):
-    """The bucket or the message is over its size limit."""
+    """The bucket or the message exceeds its size limit."""
 
 
 class OversizeError(FullError):
@@ -44,18 +44,18 @@ class OversizeError(FullError):
 
 
 class EntryKind(StrEnum):
-    """What the last message of a key is."""
+    """The kind of a key's last message."""
 
     PUT = "put"
     PURGE = "purge"
-    """A marker: deleted, or expired by its TTL."""
+    """A marker of a delete, or of an expired TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The last message of a key. `revision` is the stream sequence, `time_ns` the stream's time.
 
-    `why` is what a purge's marker says; its `value` is empty.
+    `why` is the reason in a purge marker, whose `value` is empty.
     """
 
     key: str
@@ -67,17 +67,17 @@ class Entry:
 
 
 class WatchMark(StrEnum):
-    """What a watch says besides entries."""
+    """The output of a watch other than entries."""
 
     RESET = "reset"
-    """A full list follows (first connect, reconnect, gap): forget what it does not name."""
+    """A full list follows (first connect, reconnect, gap): drop keys that it does not contain."""
     SYNCED = "synced"
     """The list is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A core message. `reply` is empty when no answer is wanted."""
+    """A core message. `reply` is empty if no answer is wanted."""
 
     subject: str
     body: bytes
@@ -87,7 +87,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message of a stream's history (facts)."""
+    """A message of a stream's history (events)."""
 
     subject: str
     body: bytes
@@ -99,7 +99,7 @@ class StoredMessage:
 class Write:
     """One message of an atomic batch; `value` None is a purge. `expect`, `ttl_s` as in `put`.
 
-    `why` is what a purge's marker says.
+    `why` is the reason in a purge marker.
     """
 
     key: str
@@ -118,12 +118,12 @@ class Rendered(bytes):
 
 @dataclass(slots=True)
 class Request:
-    """A request to an endpoint, opened: `data` is the envelope's, JSON or msgpack alike.
+    """A decoded request to an endpoint: `data` is the envelope's, from JSON or msgpack.
 
-    `stream` sends a further reply to the requester's inbox (watch replies); the handler's return
-    value is the last one, or none where it returns None after streaming. `deadline_s` is on the
-    loop's clock (`loop.time()`). `account` is the account that asks, where it is another one than
-    the service's; the server says it, so nobody can take another's.
+    `stream` sends a further reply to the requester's inbox (watch replies). The handler's return
+    value is the last reply; None after streaming means no last reply. `deadline_s` is on the loop's
+    clock (`loop.time()`). `account` is the requester's account if it is not the service's own. The
+    server sets it, so it cannot be forged.
     """
 
     subject: str
@@ -148,7 +148,7 @@ class ConsumerReport:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """A stream's state; `fill` is bytes over max_bytes, 0.0 where unbounded."""
+    """A stream's state; `fill` is bytes over max_bytes, 0.0 if unbounded."""
 
     name: str
     messages: int
@@ -156,12 +156,15 @@ class StreamReport:
     replicas: int
     consumers: tuple[ConsumerReport, ...] = ()
     current: int = 1
-    """How many of its copies are there and up to date."""
+    """Number of replicas that are online and up to date."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a stream reaches: first and last sequence, messages, bytes; `max_bytes` 0: no end."""
+    """The extent of a stream: first and last sequence, messages, bytes.
+
+    `max_bytes` 0: unlimited.
+    """
 
     first: int
     last: int
@@ -173,15 +176,15 @@ class Extent:
 Handler = Callable[[Request], Awaitable[Any]]
 
 Gate = Callable[[], Awaitable[None]]
-"""Returns once a list may begin; what it raises ends the watch, unless it is a BusError."""
+"""Returns once a list may begin. An exception other than BusError ends the watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`name` in ADR-32's INFO; `queue` None lets every instance answer; `limit` requests at once.
+    """An endpoint. `name` is for ADR-32's INFO; `queue` None lets every instance answer.
 
-    Over `limit`, up to `backlog` wait; beyond that the answer is 429 with `after_ms`. One account
-    has at most three quarters of either (`shares`).
+    `limit` requests run at once. Up to `backlog` more wait; beyond that the answer is 429 with
+    `after_ms`. One account has at most three quarters of either (`shares`).
     """
 
     name: str
@@ -194,7 +197,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInfo:
-    """What ADR-32's INFO shows."""
+    """The content of ADR-32's INFO."""
 
     name: str
     version: str
@@ -208,7 +211,7 @@ class Watch(Protocol):
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]: ...
 
     def relist(self) -> None:
-        """Ask for a full list (RESET … SYNCED) soon; changes keep coming."""
+        """Request a full list (RESET … SYNCED) soon; changes keep arriving."""
 
 
 class Bus(Protocol):
@@ -219,35 +222,39 @@ class Bus(Protocol):
 
     @property
     def sources(self) -> Sources:
-        """Wall clock, randomness and ids, for all that has this bus."""
+        """Return wall clock, randomness and ids, for all users of this bus."""
 
     # --- core -----------------------------------------------------------------------------
     async def publish(self, subject: str, value: Any) -> None:
-        """Send `value` (a model or plain value, as msgpack in an envelope). May be lost.
+        """Send `value` (a model or plain value, as msgpack in an envelope). It may be lost.
 
-        Never raises for a lost connection: what is published on core is droppable.
+        A lost connection raises nothing: core messages are droppable.
         """
 
     def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
-        """Messages of a subject; bounded, the oldest are dropped when the reader is slow."""
+        """Receive messages of a subject. The queue is bounded; the oldest are dropped."""
 
     async def request(
         self, subject: str, value: Any, *, timeout_s: float, request_id: str | None = None
     ) -> Any:
-        """The answer's data. While nobody responds: repeats with the same id, inside the deadline.
+        """Return the answer's data.
+
+        Without a responder: repeat with the same id until the deadline.
 
         Raises:
-            VirtbusError: what the service answered.
-            UnavailableError: nobody got the request (no responders, no connection).
-            OutcomeUnknownError: time ran out.
+            VirtbusError: the service's error.
+            UnavailableError: nobody received the request (no responders, no connection).
+            OutcomeUnknownError: the time limit was reached.
         """
 
     def request_stream(
         self, subject: str, value: Any, *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """The data of many replies to one request (watches); raises VirtbusError as `request`.
+        """Receive the data of many replies to one request (watches).
 
-        Raises UnavailableError when nothing comes for `idle_timeout_s`.
+        Raises VirtbusError as `request`.
+
+        Raises UnavailableError if nothing arrives for `idle_timeout_s`.
         """
 
     def serve(
@@ -255,13 +262,15 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[None]:
         """Answer requests while the context is open (ADR-32 PING, INFO, STATS included).
 
-        A VirtbusError that a handler raises becomes the answer with ADR-32's error headers; any
-        other exception is logged and becomes 500 without its text.
+        A VirtbusError of a handler becomes the answer, with ADR-32's error headers. Any other
+        exception is logged and becomes 500 without its text.
         """
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:
-        """The last message of `key` (may hold `*`) read from the leader; None where there is none.
+        """Return the last message of `key` (may hold `*`), read from the leader.
+
+        None if there is none.
 
         A purge marker is an Entry of kind PURGE.
         """
@@ -275,13 +284,13 @@ class Bus(Protocol):
         expect_over: str | None = None,
         ttl_s: float | None = None,
     ) -> int:
-        """Store and return the revision, after it is durable.
+        """Store the value and return its revision, once it is durable.
 
         `expect` is the last revision of `key` (0: none), or with `expect_over` of that filter.
 
         Raises:
-            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError;
-            OversizeError where the value is larger than its kind may be.
+            ConflictError, UnavailableError, OutcomeUnknownError, DeniedError, FullError.
+            OversizeError: the value is larger than its kind may be.
         """
 
     async def purge(
@@ -292,51 +301,54 @@ class Bus(Protocol):
         marker_ttl_s: float | None = None,
         why: bytes = b"",
     ) -> int:
-        """Replace all of `key` by a purge marker that says `why`; its revision. Errors as `put`."""
+        """Replace all of `key` by a purge marker with `why`; return its revision.
+
+        Errors as `put`.
+        """
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """All of `writes` or none (ADR-50); the last revision. Errors as `put`."""
+        """Store all of `writes` or none (ADR-50); return the last revision. Errors as `put`."""
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
-        """An ordered watch over one bucket: RESET, the last of each key, SYNCED, then changes."""
+        """Watch one bucket in order: RESET, the last of each key, SYNCED, then changes."""
 
     def node_watch(
         self, node: str, service: str, gate: Gate | None = None
     ) -> AbstractAsyncContextManager[Watch]:
-        """The same over `$KV.vm.<node>.>` by the node's pre-made consumer (rule 7).
+        """Watch `$KV.vm.<node>.>` in the same way, by the node's durable consumer.
 
-        All that has the node's credentials shares that consumer, and each list rewinds it: `gate`
-        is passed before each.
+        All holders of the node's credentials share that consumer, and each list rewinds it. So
+        `gate` is awaited before each list.
         """
 
     async def fill(self, bucket: str) -> float:
-        """How full a bucket (`vm`, `st`, …) is: bytes over max_bytes, 0.0-1.0."""
+        """Return the fill of a bucket (`vm`, `st`, …): bytes over max_bytes, 0.0-1.0."""
 
     async def extent(self, subject_filter: str) -> Extent:
-        """How far the stream that holds `subject_filter` reaches."""
+        """Return the extent of the stream that holds `subject_filter`."""
 
     async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
-        """Remove what is stored under `subject_filter`, but the newest `keep`; leaves no marker."""
+        """Remove messages under `subject_filter`, except the newest `keep`; leaves no marker."""
 
     async def report(self) -> list[StreamReport]:
-        """The declared streams and their consumers; needs a role that may read stream info."""
+        """Return the declared streams and their consumers; needs permission for stream info."""
 
-    # --- facts ----------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Store a fact soon: queued, bounded, retried.
+        """Store an event in the background: queued, bounded, retried.
 
-        What this connection emits twice within ten minutes, with the same subject and
-        `message_id`, is stored once. Two processes may store the same: readers compare the ids.
-        One that is larger than an event may be loses texts and details (`schemas.fitting`).
+        Within ten minutes this connection stores an event with the same subject and `message_id`
+        only once. Two processes may store the same event, so readers compare the ids. An event that
+        is too large loses texts and details (`schemas.fitting`).
         """
 
     def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> Awaitable[list[StoredMessage]]:
-        """Stored facts of a filter in order, with a sequence above `after`.
+        """Return stored events of a filter in order, with a sequence above `after`.
 
-        At most `limit`, and about HISTORY_BYTES: ask for what follows after the last one.
+        The result has at most `limit` events and about HISTORY_BYTES. Ask again after the last one.
         """
 
     async def aclose(self) -> None:
-        """Flush facts (2 s at most), stop everything, disconnect."""
+        """Flush events (2 s at most), stop everything, disconnect."""

@@ -1,7 +1,7 @@
-"""A production bus as a directory: CA, keys, accounts, one server folder each, credentials.
+"""A production bus as a directory: CA, keys, accounts, a folder per server, credentials.
 
-`bus.json` says what it is and holds no secret; everything else is made from it, so that making it
-again changes nothing. The seeds are in `creds/` and nowhere else: servers hold public keys.
+`bus.json` describes it and holds no secret. Everything else is derived from it, so a repeat changes
+nothing. The seeds are only in `creds/`: servers hold public keys.
 """
 
 import json
@@ -76,7 +76,10 @@ http: "127.0.0.1:{port}"
 
 @dataclass(slots=True)
 class Plan:
-    """What `bus.json` holds. `servers`: the names of each, its address for clients first."""
+    """The content of `bus.json`.
+
+    `servers`: the names of each, with its address for clients first.
+    """
 
     servers: list[list[str]]
     port: int = CLIENT_PORT
@@ -84,26 +87,26 @@ class Plan:
     monitor_port: int = 8222
     """0: none."""
     bind_names: bool = False
-    """Listen at each server's first name only, not at every address of its host."""
+    """Listen only at each server's first name, instead of at every address of its host."""
     store: str = STORE
-    """Where a server keeps its streams; `{number}` is the server's."""
+    """The path of a server's streams; `{number}` is the server's."""
     installed_at: str = ""
-    """Where a server finds its folder; empty: where it was made."""
+    """The path of a server's folder on its host; empty: the directory in which it was made."""
     max_connections: int = 10_000
     nodes: list[str] = field(default_factory=list)
     bridges: list[str] = field(default_factory=list)
-    """The Kubernetes clusters with a bridge of their own, beside the user `bridge`."""
+    """Kubernetes clusters with a bridge of their own, in addition to the user `bridge`."""
     keys: dict[str, str] = field(default_factory=dict)
-    """User → public key."""
+    """Public key by user."""
 
     @property
     def url(self) -> str:
-        """Where clients find the bus."""
+        """Return the URL of the bus for clients."""
         return ",".join(f"tls://{names[0]}:{self.port}" for names in self.servers)
 
     @property
     def roles(self) -> list[Role]:
-        """Every user."""
+        """Return every user."""
         listed = accounts(self.nodes, bridges=self.bridges, system=True)
         return [role for account in listed for role in account.users]
 
@@ -119,19 +122,19 @@ class Prepared:
         return (self.base / PLAN).exists()
 
     def creds(self, user: str) -> Path:
-        """A user's credentials file."""
+        """Return the path of a user's credentials file."""
         name = "bus" if user == permissions.CLIENT else user
         return self.base / "creds" / f"{name}.creds"
 
     def folder(self, number: int) -> Path:
-        """The folder of a server, counted from 1."""
+        """Return the folder of a server, counted from 1."""
         return self.base / f"server-{number}"
 
     def plan(self) -> Plan:
-        """What this bus is.
+        """Return the description of this bus.
 
         Raises:
-            BusError: there is none here, or `bus.json` is not as it was written.
+            BusError: there is none here, or `bus.json` is malformed.
         """
         file = self.base / PLAN
         try:
@@ -145,7 +148,7 @@ class Prepared:
             raise BusError(msg) from error
 
     def write(self, plan: Plan) -> list[Path]:
-        """Make everything that is missing or otherwise; return the files that changed."""
+        """Write all files that are missing or outdated; return those that changed."""
         changed: list[Path] = []
         for folder in (self.base, self.base / "creds"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -206,21 +209,21 @@ class Prepared:
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
-        """Give a node its account and credentials."""
+        """Create a node's account and credentials."""
         plan = self.plan()
         if node not in plan.nodes:
             plan.nodes.append(node)
         return self.write(plan)
 
     def add_bridge(self, cluster: str) -> list[Path]:
-        """Give a Kubernetes cluster's bridge its account and credentials."""
+        """Create an account and credentials for a Kubernetes cluster's bridge."""
         plan = self.plan()
         if cluster not in plan.bridges:
             plan.bridges.append(cluster)
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
-        """The credentials that a node had: there until every server was seen to refuse them."""
+        """Return the path of a node's former credentials, kept until every server refuses them."""
         return self.creds(f"withdrawn-{node}")
 
     def _withdraw(self, node: str) -> None:
@@ -228,7 +231,7 @@ class Prepared:
             write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))
 
     def renew_node(self, node: str) -> list[Path]:
-        """Give a node other keys: the old ones open nothing once the servers have read this.
+        """Replace a node's keys: the old ones are refused once the servers have reloaded.
 
         Raises:
             BusError: the bus has no such node.
@@ -246,7 +249,7 @@ class Prepared:
         return self.write(plan)
 
     def remove_node(self, node: str) -> list[Path]:
-        """Take a node's account away, and its files; the next one of that name has other keys."""
+        """Remove a node's account and its files; a new node of that name gets other keys."""
         plan = self.plan()
         self._withdraw(node)
         gone = [role.user for role in permissions.node_users(node)]
@@ -257,7 +260,7 @@ class Prepared:
         return changed
 
     def problems(self, nats_server: Path) -> Iterator[str]:
-        """What is wrong with the files, in words (BUS-11, BUS-16, SEC-03)."""
+        """Yield problems of the files, as sentences (BUS-11, BUS-16, SEC-03)."""
         plan = self.plan()
         for secret in [*self.base.glob("*.key"), *self.base.glob("*/*.key"), *self._all_creds()]:
             if secret.stat().st_mode & 0o077 and secret != self.creds(permissions.CLIENT):
@@ -279,7 +282,7 @@ class Prepared:
 
 
 def _changed(path: Path, text: str) -> list[Path]:
-    """Write a file; the path in a list where it was otherwise."""
+    """Write a file; return its path in a list if it changed."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return []
     write_secret(path, text)
@@ -287,7 +290,7 @@ def _changed(path: Path, text: str) -> list[Path]:
 
 
 def _unsafe(config: Path) -> Iterator[str]:
-    """Lines that let strangers in or look on."""
+    """Yield settings that let strangers in or expose monitoring."""
     try:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -314,10 +317,10 @@ def _refused(nats_server: Path, config: Path) -> Iterator[str]:
 
 
 def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
-    """The names of each server: for one server all are its own, for three one `--host` each.
+    """Return the names of each server: all for a single server, one `--host` each for three.
 
     Raises:
-        ValueError: there are not as many as servers.
+        ValueError: the number of hosts does not match.
     """
     split = [[name.strip() for name in host.split(",") if name.strip()] for host in hosts]
     if count == 1:

@@ -20,15 +20,18 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 STOP_AGAIN_S = 2.0
-"""How long a service may take to stop before it is told again."""
+"""Time that a service has to stop before it is cancelled again."""
 ALIVE_INTERVAL_S = 3.0
 YOUNG_OBJECTS = 20_000
-"""So many new objects are looked at by the garbage collector at once. By its 700, what a burst of
-requests holds is walked over and over until it is answered: 6 % of a controller's time, 4 % now."""
+"""Number of new objects that trigger a garbage collection.
+
+With Python's 700, the objects of a burst of requests are scanned again and again: 6 % of a
+controller's time, 4 % with this.
+"""
 
 
 def notify(state: str) -> None:
-    """Tell systemd (sd_notify(3)), and make the file of `_keep_fresh`, where these are named."""
+    """Notify systemd (sd_notify(3)), and create the file of `_keep_fresh`, if configured."""
     alive = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     if alive and state == "READY=1":
         Path(alive).touch()
@@ -36,13 +39,13 @@ def notify(state: str) -> None:
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)  # a supervisor that does not read must not hold us up
+        sock.setblocking(False)  # a supervisor that does not read must not block us
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.send(state.encode())
 
 
 async def _watchdog() -> None:
-    """WATCHDOG=1 from the event loop, so that a stalled loop is restarted."""
+    """Send WATCHDOG=1 from the event loop, so that a stalled loop is restarted."""
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2_000_000
     while interval_s:
         notify("WATCHDOG=1")
@@ -62,7 +65,7 @@ async def _keep_fresh() -> None:
 
 
 async def _parent_ended() -> None:
-    """Return when the write end of VIRTBUS_PARENT_FD is closed: `virtbus up` is gone, however."""
+    """Return when the write end of VIRTBUS_PARENT_FD is closed, because `virtbus up` is gone."""
     text = os.environ.get("VIRTBUS_PARENT_FD", "")
     if not text:
         await asyncio.get_running_loop().create_future()
@@ -108,7 +111,7 @@ async def _until_told_to_stop() -> str:
 
 
 async def supervise(body: Callable[[], Awaitable[None]]) -> None:
-    """Run `body` until it ends or the process is told to stop; then cancel it and wait."""
+    """Run `body` until it ends or the process gets a signal; then cancel it and wait."""
     async with asyncio.TaskGroup() as group:
         work = group.create_task(_body(body))
         dog = group.create_task(_watchdog())
@@ -130,17 +133,17 @@ async def _body(body: Callable[[], Awaitable[None]]) -> None:
 
 
 def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
-    """The whole life of a service process; its exit code (0 stopped, 1 failed).
+    """Run a service process; return its exit code (0 stopped, 1 failed).
 
-    What a person can mend (no bus, no login, a state in use) is one line each; where it was raised
-    is told at DEBUG.
+    Failures that a person can repair (no bus, no login, a state in use) are one line each. Their
+    tracebacks are logged at DEBUG.
     """
     logs.setup(settings.service, settings.node, level=settings.log_level, style=settings.log_format)
     os.umask(0o077)
     if alive := os.environ.get("VIRTBUS_ALIVE_FILE", ""):
-        Path(alive).unlink(missing_ok=True)  # of a process before
-    # The 50,000 objects that imports made are here for good: each full collection would walk them
-    # all, for 30 ms.
+        Path(alive).unlink(missing_ok=True)  # of an earlier process
+    # The 50,000 objects that imports made are permanent: each full collection would scan them, for
+    # 30 ms.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
@@ -151,7 +154,7 @@ def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
         if all(map(_foreseen, ends)):
             for one in ends:
                 log.error("%s cannot run: %s", settings.service, one, extra={"code": "cannot_run"})
-            log.debug("where", exc_info=error)
+            log.debug("traceback", exc_info=error)
         else:
             log.exception("%s failed", settings.service, extra={"code": "service_failed"})
         return 1
@@ -165,7 +168,7 @@ def _foreseen(error: Exception) -> bool:
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """The errors of nested groups, or the error itself."""
+    """Yield the errors of nested groups, or the error itself."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)

@@ -39,12 +39,14 @@ TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
-"""Buckets keep one message a key, so a marker replaces what was there without a rollup, which
-buckets that nodes write do not take: `Nats-Rollup: all` would empty them."""
+"""Buckets keep one message a key, so a marker replaces the value without a rollup.
+
+Buckets that nodes write do not allow rollups: `Nats-Rollup: all` would empty them.
+"""
 
 
 def stream_of(subject: str) -> str:
-    """The stream that holds a subject or filter: `$KV.vm.>` is in KV_vm, `virtbus.cmd.>` in CMD."""
+    """Return the stream that holds a subject or filter: `$KV.vm.>` is in KV_vm."""
     tokens = subject.split(".")
     if tokens[0] == "$KV" and len(tokens) > 1:
         return f"KV_{tokens[1]}"
@@ -55,24 +57,24 @@ def stream_of(subject: str) -> str:
 
 
 def kind_of(headers: Mapping[str, str]) -> EntryKind:
-    """PURGE for a purge, a delete, or the server's own marker after a TTL."""
+    """Return PURGE for a purge, a delete, or the server's own marker after a TTL."""
     if _MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}:
         return EntryKind.PURGE
     return EntryKind.PUT
 
 
 def said(kind: EntryKind, body: bytes) -> tuple[bytes, bytes]:
-    """An entry's value and why, by the body of its message."""
+    """Return an entry's value and reason, from the body of its message."""
     return (body, b"") if kind is EntryKind.PUT else (b"", body)
 
 
 def ttl_header(ttl_s: float) -> str:
-    """`Nats-TTL` takes whole seconds, at least one (ADR-43)."""
+    """Return `Nats-TTL` in whole seconds, at least one (ADR-43)."""
     return f"{max(1, math.ceil(ttl_s))}s"
 
 
 def _headers_of(block: str) -> dict[str, str]:
-    """The headers of a stored message (base64 of a NATS/1.0 block)."""
+    """Return the headers of a stored message (base64 of a NATS/1.0 block)."""
     lines = base64.b64decode(block).decode("utf-8", "replace").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if ":" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -80,7 +82,7 @@ def _headers_of(block: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Sent:
-    """Whether an attempt before the present one may have had an effect."""
+    """Records whether an earlier attempt may have had an effect."""
 
     before: bool = False
 
@@ -95,7 +97,7 @@ class Records:
     async def call(
         self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """One call of JetStream's API, repeated while nobody answers, inside the deadline."""
+        """Call JetStream's API; repeat without a responder, until the deadline."""
         payload = json.dumps(body).encode() if body is not None else b""
         raw = await self._persist(subject, payload, {}, timeout_s=timeout_s)
         return answer_of(raw)
@@ -109,13 +111,13 @@ class Records:
         timeout_s: float | None = None,
         sent: "_Sent | None" = None,
     ) -> Raw:
-        """Ask until there is an answer that decides.
+        """Ask until an answer is conclusive.
 
-        A repeat bears the same headers, so the same Nats-Msg-Id: a write is stored once. `sent`
-        is told whether an earlier attempt may have had an effect.
+        A retry has the same headers, so the same Nats-Msg-Id: a write is stored once. `sent`
+        records whether an earlier attempt may have had an effect.
 
         Raises:
-            UnavailableError: every attempt was certainly without effect.
+            UnavailableError: no attempt had an effect.
             OutcomeUnknownError: one may have had an effect.
         """
         sent = sent or _Sent()
@@ -182,8 +184,8 @@ class Records:
             entry = await self.get(key)
             return entry.revision if entry is not None else 0
         except ConflictError:
-            # The server compares before it looks for duplicates: the conflict of a repeated
-            # write may be with its own first attempt, which bears our message id.
+            # The server checks revisions before duplicates: the conflict of a retried write may be
+            # with its own first attempt, which has our message id.
             if sent.before:
                 last, stored = await self._last(key)
                 if last is not None and stored.get(MESSAGE_ID) == headers[MESSAGE_ID]:
@@ -209,7 +211,7 @@ class Records:
         return entry
 
     async def _last(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """The last message of a key and its headers."""
+        """Return the last message of a key and its headers."""
         if self._settings.node:
             return await self._last_direct(key)
         try:
@@ -235,7 +237,7 @@ class Records:
         return entry, headers
 
     async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """A node may read its own keys only, and only this call names the key in its subject."""
+        """Read with a node's permissions: only this call names the key in its subject."""
         raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
         if raw.status == "404":
             return None, {}
@@ -257,7 +259,7 @@ class Records:
         return entry, headers
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """ADR-50: each message stored only with the last one's commit."""
+        """Store a batch (ADR-50): no message is stored before the last one commits."""
         if not writes:
             msg = "an empty batch"
             raise ValueError(msg)
@@ -284,7 +286,7 @@ class Records:
         return int(answer_of(raw)["seq"])
 
     async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:
-        """A message of a batch: a repeat would break its order, so there is none."""
+        """Send one message of a batch; a retry would break its order."""
         try:
             await self._link.up(self._settings.write_timeout_s)
             return await self._link.ask(
@@ -340,7 +342,7 @@ class Records:
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> list[StoredMessage]:
-        """By one DIRECT.GET batch (ADR-31); the server ends it with status 204."""
+        """Read by one DIRECT.GET batch (ADR-31); the server ends it with status 204."""
         found: list[StoredMessage] = []
         done = asyncio.Event()
 
@@ -382,7 +384,7 @@ class Records:
 
 
 def _current(info: dict[str, Any]) -> int:
-    """How many copies of a stream are whole now: the leader's, and those that keep up."""
+    """Return the number of current replicas of a stream: the leader, and those that keep up."""
     cluster = info.get("cluster") or {}
     others = cluster.get("replicas") or []
     return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)

@@ -1,4 +1,4 @@
-"""What JetStream's error codes mean to a caller (ADR-7; bus.md §5, 12, 17, 19)."""
+"""Translates JetStream's error codes into exceptions (ADR-7)."""
 
 import json
 import re
@@ -13,21 +13,21 @@ STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
 CONSUMER_DIFFERS = 10012
-"""Also where one exists whose storage is another: that is never changed."""
+"""Also returned for an existing consumer with another storage, which cannot be changed."""
 NO_PEERS = 10005
-"""Fewer servers in the cluster than a stream wants copies."""
+"""The cluster has fewer servers than the stream's replicas."""
 _FULL = frozenset({10023, 10047, 10054, 10122})
 """Insufficient resources, no space left, message over max_msg_size, bucket limits."""
 
 
 _IN_FLIGHT = frozenset({10158, 10164})
-"""A cluster has not decided on this message id, or on another write of its subject."""
+"""The cluster has not decided on this message id yet, or on another write of its subject."""
 _NOBODY = "nobody answers for this stream: an election, or it does not exist"
 _ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
 
 
 class ApiError(BusError):
-    """An error answer of JetStream that has no better class. `code` is JetStream's own."""
+    """An error of JetStream without a more specific class. `code` is JetStream's own."""
 
     def __init__(self, http: int, code: int, text: str) -> None:
         super().__init__(f"{text} ({http}/{code})")
@@ -37,14 +37,14 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """A message of this subject waits in the work queue already: to the sender, success."""
+    """A message of this subject is in the work queue already: success for the sender."""
 
 
 def why_again(raw: Raw) -> str:
-    """Why this answer decides nothing, so that the same request is to be sent again; or "".
+    """Return why this answer is inconclusive and the request must be repeated; or "".
 
-    JetStream names the type of its answer before the error, and what it stores for us never
-    begins as JSON does (msgpack maps do not), so a stored value cannot pass for a refusal.
+    JetStream states the type of its answer before the error. Stored values never begin like JSON,
+    because they are msgpack maps. So a stored value cannot be mistaken for an error.
     """
     if raw.status == "503":
         return _NOBODY
@@ -58,11 +58,11 @@ def why_again(raw: Raw) -> str:
 
 
 def answer_of(raw: Raw) -> dict[str, Any]:
-    """The JSON answer of a JetStream call.
+    """Return the JSON answer of a JetStream call.
 
     Raises:
-        UnavailableError: nobody answers for it (503: election, or no such stream).
-        ConflictError, FullError, ApiError: what it refused.
+        UnavailableError: no responder (503: election, or no such stream).
+        ConflictError, FullError, ApiError: the call was refused.
     """
     if raw.status == "503":
         raise UnavailableError(_NOBODY)
@@ -82,7 +82,7 @@ def answer_of(raw: Raw) -> dict[str, Any]:
 
 
 def refusal(http: int, code: int, text: str) -> BusError:
-    """The exception that an error answer means."""
+    """Return the exception for an error answer."""
     if code in WRONG_LAST_SEQUENCE:
         return ConflictError(text)
     if code == STORE_FAILED and "per subject" in text:

@@ -1,4 +1,4 @@
-"""Letting servers that run read their configuration again, over the system account."""
+"""Makes running servers reload their configuration, over the system account."""
 
 import asyncio
 import json
@@ -12,20 +12,20 @@ from virtbus.bus.ports import BusError
 from virtbus.bus.tasks import background
 
 GATHER_S = 1.0
-"""How long servers get to say that they are there, after the last that did."""
+"""Time to wait for further servers after the last answer."""
 FIRST_S = 10.0
-"""How long the first gets."""
+"""Time to wait for the first server."""
 RELOAD_S = 60.0
 
 
 async def reload_servers(settings: BusSettings) -> list[str]:
-    """Reload every server that answers, with the credentials of `sys`; their names.
+    """Reload every server that answers, with the credentials of `sys`; return their names.
 
-    Twice: nats-server 2.15 opens the imports of an account that came with a reload at the next one.
+    It reloads twice: nats-server 2.15 opens the imports of a new account at the second reload.
 
     Raises:
         UnavailableError, DeniedError: as `client.connect`.
-        BusError: a server does not take its configuration; the message says why.
+        BusError: a server rejects its configuration; the message says why.
     """
     link = NatsLink(settings, "reload")
     await link.first()

@@ -1,4 +1,4 @@
-"""Who waits for which answer: a connection's requests share one inbox, each has a token in it."""
+"""Matches answers to requests: a connection's requests share one inbox, with a token each."""
 
 import asyncio
 import secrets
@@ -8,15 +8,18 @@ from virtbus.bus.link import Raw
 from virtbus.bus.ports import BusError
 
 _Answer = asyncio.Future[Raw | Exception]
-"""An error is a result, too: what was asked may have failed to be sent, and then nobody looks."""
+"""An error is a result as well: sending may have failed with no waiter left."""
 
 TOKEN_BYTES = 12
-"""Of the random token of a request. Who sees the reply subject of one request (each service that
-is asked) cannot answer another one in its place. It costs 1 us a request."""
+"""Length of a request's random token.
+
+A service that sees one reply subject cannot forge the answer of another request. It costs 1 us a
+request.
+"""
 
 
 class Replies:
-    """The answers that are waited for."""
+    """The pending answers."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[_Answer, str]] = {}
@@ -24,17 +27,17 @@ class Replies:
     async def to(
         self, subject: str, ask: Callable[[str], Awaitable[None]], *, timeout_s: float
     ) -> Raw:
-        """The answer to what `ask` sends with the token that it is given.
+        """Return the answer to the request that `ask` sends with a token.
 
         Raises:
-            TimeoutError: none came within `timeout_s`.
-            BusError: none will come, as `fail` was told.
+            TimeoutError: none arrived within `timeout_s`.
+            BusError: `fail` reported that none will arrive.
         """
         token = secrets.token_hex(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
         answer: _Answer = loop.create_future()
         self._waiting[token] = (answer, subject.lower())
-        # 1 to 2 us; asyncio.timeout takes 6, and a create would pay it five times.
+        # 1 to 2 us; asyncio.timeout takes 6, five times in a create
         limit = loop.call_later(max(0.0, timeout_s), _give_up, answer)
         try:
             await ask(token)
@@ -47,13 +50,13 @@ class Replies:
         return came
 
     def came(self, token: str, raw: Raw) -> None:
-        """Somebody answered."""
+        """Deliver an answer."""
         waiting = self._waiting.get(token)
         if waiting is not None and not waiting[0].done():
             waiting[0].set_result(raw)
 
     def fail(self, kind: type[BusError], why: str, subject: str = "") -> None:
-        """No answer will come to any request, or to those on a subject (lower case)."""
+        """Fail all requests, or those on a subject (lower case)."""
         for answer, asked in self._waiting.values():
             if (not subject or asked == subject) and not answer.done():
                 answer.set_result(kind(why))

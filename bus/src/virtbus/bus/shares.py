@@ -1,4 +1,4 @@
-"""Fair shares of a limit among callers, and turns among those who wait."""
+"""Fair shares of a limit among callers, and a fair queue for those who wait."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 GREED = 3
-"""A caller may hold this many times what is still free: alone, three quarters of the limit."""
+"""A caller may hold this many times the free amount: alone, three quarters of the limit."""
 
 
 class Shares:
     """`total` units, which callers take and release.
 
-    Who holds much is refused before who holds little, so nobody can hold them all: some are left
-    for each caller that comes later. A caller without a name is one of our own services; it is
-    bounded by `total` only.
+    A caller with many units is refused before one with few. So nobody can take all: some remain for
+    later callers. A caller without a name is one of our own services; it is bounded by `total`
+    only.
     """
 
     def __init__(self, total: int) -> None:
@@ -24,7 +24,7 @@ class Shares:
         self.held = 0
 
     def take(self, caller: str, amount: int = 1) -> bool:
-        """Take `amount` units, one at least, if the caller may have them."""
+        """Take `amount` units, at least one, if the caller may have them."""
         free = self._total - self.held
         if amount > free:
             return False
@@ -37,7 +37,7 @@ class Shares:
         return True
 
     def release(self, caller: str, amount: int = 1) -> None:
-        """Give back what was taken."""
+        """Return units."""
         self.held -= amount
         if caller:
             left = self._held[caller] - amount
@@ -48,21 +48,21 @@ class Shares:
 
 
 class Turns(Generic[T]):
-    """Who waits: first come, first served for each caller, and the callers in turn."""
+    """A queue: first come, first served for each caller, with callers in turn."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[T]] = {}
 
     def add(self, caller: str, item: T) -> None:
-        """Wait behind what the same caller has waiting."""
+        """Add an item behind the caller's other items."""
         self._waiting.setdefault(caller, deque()).append(item)
 
     def callers(self) -> Iterator[str]:
-        """The callers that wait, whose turn it is first."""
+        """Return the waiting callers in turn."""
         return iter(tuple(self._waiting))
 
     def take(self, caller: str) -> T:
-        """The oldest item of a caller, whose next turn comes after all others'."""
+        """Return the oldest item of a caller; the caller's next turn comes after all others'."""
         items = self._waiting.pop(caller)
         item = items.popleft()
         if items:

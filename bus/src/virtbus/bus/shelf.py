@@ -14,7 +14,7 @@ Seen = Callable[[Entry], None]
 
 @dataclass(slots=True)
 class Shelf:
-    """The last message of each key, as a bucket keeps them; `clock_ns` is the stream's time."""
+    """The last message of each key, as in a bucket; `clock_ns` is the stream's time."""
 
     clock_ns: Callable[[], int]
     markers: bool = False
@@ -32,7 +32,7 @@ class Shelf:
         return sum(len(e.key) + len(e.value) for e in self.entries.values())
 
     def last(self, key_filter: str) -> Entry | None:
-        """The newest entry of a key or filter, markers included."""
+        """Return the newest entry of a key or filter, markers included."""
         if "*" not in key_filter and ">" not in key_filter:
             return self.entries.get(key_filter)
         end = key_filter.rpartition(".")[2].rstrip(">*")
@@ -44,12 +44,12 @@ class Shelf:
         return max(found, key=lambda entry: entry.revision, default=None)
 
     def listed(self, filters: Sequence[str]) -> list[Entry]:
-        """The last entry of every matching key, in order of revision."""
+        """Return the last entry of every matching key, in order of revision."""
         found = [e for e in self.entries.values() if any(matches(f, e.key) for f in filters)]
         return sorted(found, key=lambda entry: entry.revision)
 
     def check(self, key: str, value: bytes, expect: int | None, expect_over: str | None) -> None:
-        """Raise ConflictError or FullError where the server would refuse."""
+        """Raise ConflictError or FullError as the server would."""
         if len(value) > MAX_PAYLOAD_BYTES:
             msg = f"{len(value)} bytes are more than the bus takes ({MAX_PAYLOAD_BYTES})"
             raise FullError(msg)
@@ -66,7 +66,7 @@ class Shelf:
     def apply(
         self, key: str, value: bytes | None, *, ttl_s: float | None = None, why: bytes = b""
     ) -> Entry:
-        """Store (None: a purge marker, which says `why`) and tell who watches."""
+        """Store (None: a purge marker with `why`) and notify watches."""
         self.revision += 1
         now_ns = self.clock_ns()
         kind = EntryKind.PUT if value is not None else EntryKind.PURGE
@@ -80,7 +80,7 @@ class Shelf:
         return entry
 
     def expire(self) -> None:
-        """Remove what the clock has passed; a put leaves a marker where the bucket wants them."""
+        """Remove expired entries; a put leaves a marker if the bucket is configured for that."""
         now_ns = self.clock_ns()
         for key in [key for key, at_ns in self.expires_ns.items() if at_ns <= now_ns]:
             entry = self.entries.pop(key)

@@ -1,8 +1,8 @@
-"""Records are signed: a controller's connection signs each record that it writes (ADR 0032).
+"""Signs records: a controller's connection signs each record that it writes (ADR 0032).
 
-The signature is over node, uid and the digest of all other bytes of the record, its epoch among
-them. A host keeps it beside the rest, so a rebuild knows what a controller once wrote. The keys are
-in `$KV.sec._signing`, which controllers alone read, and in a backup with secrets.
+The signature covers node, uid and the digest of all other bytes of the record, including its epoch.
+A host stores it with the record, so a rebuild can verify that a controller wrote it. The keys are
+in `$KV.sec._signing`, which only controllers read, and in backups with secrets.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ class Signer:
         self.id = hashlib.sha256(public).hexdigest()[:8]
 
     def sealed(self, node: str, uid: str, value: bytes) -> bytes:
-        """The encoded record with its signature; one of before is replaced."""
+        """Return the encoded record with its signature; an earlier one is replaced."""
         bare = unsigned(value)
         signature = self._key.sign(_said(node, uid, bare))
         text = f"{self.id}:{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
         return _counted(bare, 1) + _FIELD + text.encode()
 
     def made(self, record: VmRecord) -> bool:
-        """True where the record bears this key's signature."""
+        """Return True if the record has a valid signature of this key."""
         identity, _, text = record.signature.partition(":")
         if identity != self.id:
             return False
@@ -75,7 +75,7 @@ class Signer:
 
 
 def unsigned(value: bytes) -> bytes:
-    """An encoded record without its signature."""
+    """Return an encoded record without its signature."""
     end = len(_FIELD) + _TEXT_BYTES
     return _counted(value[:-end], -1) if value[-end:].startswith(_FIELD) else value
 
@@ -85,7 +85,7 @@ def _said(node: str, uid: str, bare: bytes) -> bytes:
 
 
 def _counted(value: bytes, more: int) -> bytes:
-    """A msgpack map that says that it has so many pairs more."""
+    """Return a msgpack map whose header counts `more` further pairs."""
     if value[0] == _MAP16:
         count, rest = int.from_bytes(value[1:3], "big") + more, value[3:]
     else:
@@ -101,7 +101,7 @@ class _Kept(NamedTuple):
 
 
 class RecordKeys:
-    """The controllers' keys: made by the first one, listed by all."""
+    """The controllers' keys: the first controller creates one, all of them list them."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -109,9 +109,9 @@ class RecordKeys:
         self._one = asyncio.Lock()
 
     async def signer(self) -> Signer:
-        """The key to sign with, which is the oldest; raises BusError while there is none to read.
+        """Return the oldest key for signing; raise BusError if none can be read.
 
-        A restored bus has those of its backup as well; what any of them signed is good.
+        A restored bus also has its backup's keys. A signature by any of them is valid.
         """
         if self._signer is None:
             async with self._one:
@@ -121,12 +121,12 @@ class RecordKeys:
         return self._signer
 
     async def prepare(self) -> None:
-        """Read or make the key before the first record waits for it."""
+        """Read or create the key before the first record needs it."""
         while self._signer is None:
             try:
                 await self.signer()
             except BusError as error:
-                log.info("no key to sign with yet: %s", error, extra={"code": "signing_waits"})
+                log.info("no signing key yet: %s", error, extra={"code": "signing_waits"})
                 await asyncio.sleep(RETRY_S)
 
     async def _make(self) -> Signer:
@@ -136,14 +136,14 @@ class RecordKeys:
         value = SigningKey(seed=seed.hex(), created_ns=self._bus.sources.time_ns())
         try:
             await self._bus.put(key, encode(value), expect=0)
-        except OutcomeUnknownError as error:  # of the key, not of the record
+        except OutcomeUnknownError as error:  # about the key, not about the record
             message = f"{key}: {error}"
             raise UnavailableError(message) from error
         log.info("key %s signs records", signer.id, extra={"code": "signing_key"})
         return signer
 
     async def listed(self) -> Mapping[str, _Kept]:
-        """All keys of the bus, by id."""
+        """Return all keys of the bus, by id."""
         found: dict[str, _Kept] = {}
         async with self._bus.watch(subjects.signing_keys()) as watch:
             async for item in watch:
@@ -161,7 +161,7 @@ class RecordKeys:
         return found
 
     async def good(self, records: Sequence[VmRecord]) -> set[tuple[str, str]]:
-        """Node and uid of those that bear a good signature."""
+        """Return node and uid of the records with a valid signature."""
         kept = await self.listed()
         found = set()
         for record in records:
@@ -172,7 +172,7 @@ class RecordKeys:
 
 
 class SigningBus:
-    """A bus whose writes of records are signed; all else is the bus's own."""
+    """A bus that signs records on write; all other calls are passed on."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -203,6 +203,6 @@ class SigningBus:
 
 
 def signing(bus: Bus) -> tuple[Bus, RecordKeys]:
-    """The bus, made to sign records, and its keys."""
+    """Return the bus with signing, and its keys."""
     made = SigningBus(bus)
     return cast("Bus", made), made.keys

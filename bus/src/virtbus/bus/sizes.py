@@ -1,4 +1,4 @@
-"""The one place where the size of what is stored is checked, whoever writes it (ADR 0027)."""
+"""Checks the size of every stored value, for all writers (ADR 0027)."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def check_written(key: str, value: bytes) -> None:
 
 
 def fact_body(subject: str, value: Any, said: Callable[[Any], bytes]) -> bytes:
-    """The bytes of a fact as `said` makes them, of a smaller form of it where it is too large."""
+    """Return the bytes of an event by `said`, of a smaller form of it if it is too large."""
     body = said(value)
     most = bound_of(subject).written_bytes
     if len(body) <= most:
@@ -32,5 +32,5 @@ def fact_body(subject: str, value: Any, said: Callable[[Any], bytes]) -> bytes:
         if len(body) <= most:
             break
     extra = {"code": "fact_cut"}
-    log.warning("%s: a fact of %d bytes is cut to %d", subject, size, len(body), extra=extra)
+    log.warning("%s: an event of %d bytes was cut to %d", subject, size, len(body), extra=extra)
     return body

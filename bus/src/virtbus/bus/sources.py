@@ -1,7 +1,7 @@
-"""What differs from run to run: wall time, randomness, fresh ids (design §6 "Ports").
+"""Sources of nondeterminism: wall time, randomness, fresh ids.
 
-Every connection carries its sources, so whoever has a bus has them; a simulation gives its own.
-Waiting and durations use the loop's clock, `loop.time()`, which a simulation owns too.
+Every connection carries its sources, so every user of a bus has them; a simulation provides its
+own. Timeouts use the loop's clock, `loop.time()`, which a simulation controls as well.
 """
 
 import random
@@ -19,15 +19,15 @@ class Sources:
     """`REAL` everywhere but in a simulation."""
 
     time_ns: Callable[[], int] = time.time_ns
-    """Unix nanoseconds: stamps for people, and comparison with the stream's time; never order."""
+    """Unix nanoseconds: for display, and comparison with the stream's time; never for order."""
     uniform: Callable[[float, float], float] = random.uniform
-    """A number between two: jitter, never a secret."""
+    """A number in a range, for jitter; never a secret."""
     uuid7: Callable[[], str] = uuid7
     secret: Callable[[int], bytes] = secrets.token_bytes
-    """So many bytes that nobody can guess."""
+    """The given number of unpredictable bytes."""
 
     def now(self) -> datetime:
-        """The wall clock, in UTC."""
+        """Return the wall clock in UTC."""
         return datetime.fromtimestamp(self.time_ns() / 1e9, UTC)
 
 

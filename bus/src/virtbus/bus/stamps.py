@@ -1,10 +1,10 @@
-"""Times as the server writes them."""
+"""Timestamps in the server's format."""
 
 from datetime import datetime
 
 
 def time_ns(text: str) -> int:
-    """Unix nanoseconds of RFC 3339 with up to nine digits; 0 for text that is none."""
+    """Return Unix nanoseconds of RFC 3339 with up to nine digits; 0 for any other text."""
     whole, _, rest = text.partition(".")
     digits = ""
     while rest and rest[0].isdigit():

@@ -1,4 +1,4 @@
-"""What a server's store must be before the server sees it."""
+"""Prepares a server's store before the server starts."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ _GLOBAL = "$G"
 
 
 def ensure_account(store: Path) -> None:
-    """Give the streams of a server without accounts to the account that owns them now.
+    """Move the streams of a server without accounts to the account that owns them now.
 
-    nats-server keeps streams below their account's name; before virtbus had accounts that was the
-    global one. A move within one directory: done or not done, also when killed.
+    nats-server stores streams below their account's name. Early versions used the global account.
+    The move is one rename within a directory, so it is atomic.
     """
     old, new = store / "jetstream" / _GLOBAL, store / "jetstream" / CONTROL_ACCOUNT
     if old.is_dir() and not new.exists():

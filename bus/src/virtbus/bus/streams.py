@@ -1,9 +1,8 @@
-"""Streams of bytes over the bus, with flow control: a console, a display, a port (ADR 0023).
+"""Byte streams over the bus, with flow control: a console, a display, a port (ADR 0023).
 
 A client opens one with `opening`, a service answers with `accepting`; both then hold a `Stream`.
-Each end holds at most its window of unread bytes, and who does not read makes only the other end
-of the same stream wait. Messages may be lost (the bus reconnects): that ends the stream, never
-leaves a gap.
+Each end holds at most its window of unread bytes. A slow reader delays only the other end of its
+own stream. A lost message (the bus reconnects) ends the stream, so there is never a gap.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 INPUT_WINDOW_BYTES = 64 * 1024
-"""What a service lets come unread of one client: it has many."""
+"""A service's window of unread bytes for one client; it is smaller because there are many."""
 MAX_DATAGRAMS = 256
 DETACHED = "detached"
 LEFT = "the service ended it; open it again"
@@ -40,11 +39,11 @@ _FIRST_ANSWER_S = 10.0
 
 
 class StreamEndedError(BusError):
-    """The stream is over; the text says why."""
+    """The stream has ended; the text says why."""
 
 
 class Stream:
-    """One end. `closed` is empty, or why it is over; the first reason given stands.
+    """One end. `closed` is empty, or the first reason for the end.
 
     One task may read and one may write at a time.
     """
@@ -58,7 +57,7 @@ class Stream:
     ) -> None:
         self.closed = ""
         self.noted: Callable[[str], None] = lambda _text: None
-        """Called with what the other end says to people."""
+        """Called with the other end's texts for people."""
         self._tell = tell
         self._flow = flow
         self._datagrams = datagrams
@@ -67,9 +66,9 @@ class Stream:
         self._readable, self._writable = asyncio.Event(), asyncio.Event()
         self._over = asyncio.Event()
 
-    # --- who uses it --------------------------------------------------------------------------
+    # --- for its user -------------------------------------------------------------------------
     async def read(self) -> bytes:
-        """What came next: some bytes, or one datagram; empty once no more will come."""
+        """Return the next bytes, or one datagram; empty at the end."""
         while not self._came:
             if self.closed:
                 self._over.set()
@@ -84,12 +83,12 @@ class Stream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`; waits while the other end takes no more.
+        """Send all of `data`; wait while the other end's window is full.
 
         Raises:
-            StreamEndedError: the stream is over.
+            StreamEndedError: the stream has ended.
         """
-        left = memoryview(data)  # a slice of bytes would copy all that is left, for each piece
+        left = memoryview(data)  # a slice of bytes would copy the rest for each piece
         while left:
             while (room := self._flow.room) <= 0 and not self.closed:
                 self._writable.clear()
@@ -99,32 +98,33 @@ class Stream:
             await self._say(StreamData(data=piece, at=self._flow.sending(len(piece))))
 
     async def write_datagram(self, data: bytes) -> None:
-        """Send `data` whole, or lose it where the other end has no room; errors as `write`."""
+        """Send `data` in one piece, or drop it if the window is too small; errors as `write`."""
         self._still_open()
         if data and len(data) <= self._flow.room_whole:
             await self._say(StreamData(data=data, at=self._flow.sending(len(data))))
 
     async def finish(self) -> None:
-        """Say that no more will be written; reading goes on."""
+        """Announce that no more will be written; reading continues."""
         if not self.closed:
             await self._say(StreamData(eof=True))
 
     async def note(self, text: str) -> None:
-        """Say something to the people at the other end."""
+        """Send a text to the people at the other end."""
         if not self.closed:
             await self._say(StreamData(note=text))
 
     def end(self, why: str) -> None:
-        """End it here and now; what came unread is dropped. The context tells the other end."""
+        """End it now and drop unread bytes. Leaving the context notifies the other end."""
         self.closed = self.closed or why
         self._came.clear()
         self._over.set()
         self._wake()
 
     async def while_open(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` at once, until all is done or the stream is over and read to its end.
+        """Run `work` concurrently, until all is done or the stream has ended.
 
-        That the stream has ended, or a local connection broke (OSError), ends it without an error.
+        Remaining bytes are read first. An ended stream, or a broken local connection (OSError), is
+        no error.
         """
         async with background() as tasks:
             running = {tasks.start(self._guarded(one)) for one in work}
@@ -155,9 +155,9 @@ class Stream:
         if self.closed:
             raise StreamEndedError(self.closed)
 
-    # --- who brings the other end's messages ----------------------------------------------------
+    # --- for the receiver of the other end's messages -------------------------------------------
     def heard(self, said: StreamData) -> None:
-        """Take in one message of the other end."""
+        """Process one message of the other end."""
         if self.closed:
             return
         try:
@@ -177,7 +177,7 @@ class Stream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Small pieces become one, so that many of them cost no more than a large one."""
+        """Join small pieces, so that many of them cost no more than a large one."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:
@@ -188,7 +188,7 @@ class Stream:
             self._came.append(bytearray(data))
 
     async def give_signs(self) -> None:
-        """Say again and again that we are here, and what may come."""
+        """Send keep-alives with the current limit, repeatedly."""
         with suppress(StreamEndedError):
             while True:
                 await asyncio.sleep(SIGN_S)
@@ -200,7 +200,7 @@ class Stream:
 
 
 async def carry(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry bytes between a stream and a local connection until neither has more, or one is lost.
+    """Copy bytes between a stream and a local connection until both directions end or one breaks.
 
     Closes neither.
     """
@@ -224,9 +224,9 @@ async def carry(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.St
 async def accepting(
     bus: Bus, request: Request, want: StreamOpen, *, datagrams: bool = False
 ) -> AsyncIterator[Stream]:
-    """A service's end of the stream that `request` opens; leaving the context closes it.
+    """Open a service's end of the stream that `request` asks for; leaving the context closes it.
 
-    The subject that takes the client's bytes is told to nobody but the client.
+    Only the client learns the subject for its bytes.
     """
     subject = f"{request.subject}.{bus.sources.uuid7()}"
     flow = Flow(INPUT_WINDOW_BYTES) if want.window else Flow(counted=False)
@@ -245,7 +245,7 @@ async def accepting(
 
 
 async def _hear(messages: AsyncIterator[Message], stream: Stream) -> None:
-    """Take in what the client says, until it has said nothing for SILENT_S."""
+    """Process the client's messages, until it is silent for SILENT_S."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(SILENT_S) as limit:
@@ -267,19 +267,19 @@ async def opening(
     window: int = WINDOW_BYTES,
     datagrams: bool = False,
 ) -> AsyncIterator[Stream]:
-    """A client's end of a stream that a service answers on `subject`; leaving it closes it.
+    """Open a client's end of a stream that a service answers on `subject`; leaving it closes it.
 
-    A console, for example, whose reader may be as slow as it likes::
+    Example: a console, whose reader may be slow::
 
         subject = subjects.rpc(view.node, "agent", "console")
         async with opening(bus, subject, ConsoleOpen(uid=view.uid)) as stream:
             await stream.write(keys)
             while data := await stream.read():
-                ...  # stream.closed says why there is no more
+                ...  # stream.closed has the reason of the end
 
     Raises:
         VirtbusError: refused.
-        UnavailableError: nobody answers, or there is no connection.
+        UnavailableError: no responder, or no connection.
     """
     flow = Flow(window)
     query = want.model_copy(update={"window": window})
@@ -305,11 +305,12 @@ async def opening(
             yield stream
         finally:
             stream.end(DETACHED)
-            await tell(StreamData(closed=stream.closed))  # nobody hears it who said so first
+            # without effect if the other end closed first
+            await tell(StreamData(closed=stream.closed))
 
 
 async def _follow(answers: AsyncIterator[Any], stream: Stream) -> None:
-    """Take in what the service says, until the stream is over or the way to it is lost."""
+    """Process the service's messages, until the stream ends or the connection is lost."""
     try:
         while not stream.closed:
             stream.heard(validate(StreamData, await anext(answers)))

@@ -1,4 +1,4 @@
-"""A TaskGroup for background work whose owner's own exception leaves it unwrapped."""
+"""A TaskGroup for background work that does not wrap its owner's own exception."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -21,12 +21,12 @@ class Background:
         return task
 
     def cancel(self) -> None:
-        """Cancel what still runs."""
+        """Cancel the running tasks."""
         for task in tuple(self._tasks):
             task.cancel()
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for what runs now, at most `timeout_s`."""
+        """Wait for the running tasks, at most `timeout_s`."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=timeout_s)
 
@@ -35,8 +35,8 @@ class Background:
 async def background() -> AsyncIterator[Background]:
     """Run background tasks around a body.
 
-    A TaskGroup wraps every exception of its body in a group; callers of the bus expect to catch
-    `VirtbusError` by name, so the body's own exception is raised as it was.
+    A TaskGroup wraps every exception of its body in a group. Callers of the bus catch
+    `VirtbusError` by name, so the body's own exception is raised unchanged.
     """
     own: BaseException | None = None
     try:

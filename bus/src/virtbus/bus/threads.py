@@ -1,4 +1,4 @@
-"""Waiting for work that a thread does, and that cannot be taken back."""
+"""Waits for work in a thread that cannot be interrupted."""
 
 import asyncio
 from typing import TypeVar
@@ -7,10 +7,10 @@ T = TypeVar("T")
 
 
 async def to_end(future: "asyncio.Future[T]") -> T:
-    """The result of `future`; a cancellation is delivered only once the thread has ended.
+    """Return the result of `future`; delay a cancellation until the thread has ended.
 
-    So who closes or removes the files then is not overtaken by a thread that still writes them.
-    Keep each call short.
+    So a caller that then closes or removes files does not race with the thread. Keep each call
+    short.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -20,6 +20,6 @@ async def to_end(future: "asyncio.Future[T]") -> T:
             cancelled = error
     if cancelled is not None:
         if not future.cancelled():
-            future.exception()  # retrieved: the cancellation is what the caller sees
+            future.exception()  # retrieved: the caller sees the cancellation
         raise cancelled
     return future.result()

@@ -1,7 +1,7 @@
-"""Trace context in and out of messages, and spans stored as facts so that no collector is needed.
+"""Trace context of messages, and spans stored as events so that no collector is needed.
 
-OpenTelemetry is imported by `setup` only: a process that did not call it (the CLI) still passes a
-traceparent on, and `span` does nothing but that.
+Only `setup` imports OpenTelemetry. A process that did not call it (the CLI) still passes a
+traceparent on, and `span` does only that.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ UID = "virtbus.uid"
 SERVICE = "virtbus.service"
 """The span attribute that names a process other than this one."""
 TOGETHER_S = 0.2
-"""How long spans of a VM wait for others: each message costs sender and server CPU."""
+"""Time that spans of a VM wait for others: each message costs sender and server CPU."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 _inbound: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
 _tracers: list["Tracer"] = []
-"""The tracer that `setup` made, while it is in force; a process has one service."""
+"""The tracer that `setup` made, while it is active; a process has one service."""
 
 
 class Emit(Protocol):
-    """`ports.Bus.emit`."""
+    """The signature of `ports.Bus.emit`."""
 
     def __call__(self, subject: str, value: Any, *, message_id: str) -> None: ...
 
 
 def current_traceparent() -> str | None:
-    """The traceparent of the running span, else of the request being handled, else None."""
+    """Return the traceparent of the running span, or of the current request, or None."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()
@@ -53,7 +53,7 @@ def current_traceparent() -> str | None:
 
 @contextmanager
 def continued(traceparent: str | None) -> Iterator[None]:
-    """Work inside the trace that a message came with; what is no traceparent is ignored."""
+    """Run inside the trace of a message; an invalid traceparent is ignored."""
     valid = traceparent is not None and _TRACEPARENT.fullmatch(traceparent)
     token = _inbound.set(traceparent if valid else None)
     try:
@@ -70,8 +70,8 @@ def span(
 
     Args:
         name: `virtbus <verb> <noun>`.
-        uid: the VM; without one the span is exported, but not stored as a fact.
-        parent: a traceparent (of a record); default: the running span, then the request's.
+        uid: the VM; a span without one is exported, but not stored as an event.
+        parent: a traceparent (of a record); default: the running span's, or the request's.
         kind: OpenTelemetry's: internal, server, client, producer, consumer.
         more: further attributes; never secrets.
     """
@@ -108,7 +108,7 @@ def told(
     end_ns: int,
     **more: str,
 ) -> None:
-    """Record the span of a process that cannot: `service`, from `start_ns` to `end_ns` (Unix)."""
+    """Record the span of another process, `service`, from `start_ns` to `end_ns` (Unix)."""
     if _tracers:
         attributes = {UID: uid, SERVICE: service, **more}
         _tracers[0].start_span(
@@ -117,7 +117,7 @@ def told(
 
 
 def _context(parent: str | None) -> "Context | None":
-    """The context a span starts in; None is OpenTelemetry's current one."""
+    """Return the context that a span starts in; None is OpenTelemetry's current one."""
     from opentelemetry import trace
 
     if parent is None:
@@ -133,7 +133,7 @@ def _context(parent: str | None) -> "Context | None":
 
 
 def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
-    """`schemas.events.Span` of a finished span, as plain fields: this runs at every span's end."""
+    """Return `schemas.events.Span` of a finished span as plain fields; runs for every span."""
     own = ended.get_span_context()
     attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}
     service = attributes.pop(SERVICE, service)
@@ -155,7 +155,7 @@ def fact_of(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
 
 
 class _Together:
-    """Spans of one VM that end within TOGETHER_S are one fact."""
+    """Joins spans of one VM that end within TOGETHER_S into one event."""
 
     def __init__(self, node: str, emit: Emit) -> None:
         self._node = node
@@ -185,20 +185,20 @@ class _Together:
         try:
             subject = event(self._node, uid, "trace.span")
         except ValueError:
-            log.debug("spans name no VM: %s", uid)
+            log.debug("spans without a VM: %s", uid)
             return
         self._emit(subject, {"spans": spans}, message_id=spans[0]["span_id"])
 
 
 def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
-    """A SpanProcessor without a thread: the bus's own queue of facts is the batch."""
+    """Return a SpanProcessor without a thread: the bus' queue of events is the batch."""
     from opentelemetry.sdk.trace import SpanProcessor
 
     together = _Together(node, emit)
 
     class Facts(SpanProcessor):
         def on_start(self, span: "Span", parent_context: "Context | None" = None) -> None:
-            """Nothing: only finished spans are facts."""
+            """Do nothing: only finished spans are stored."""
 
         def on_end(self, span: "ReadableSpan") -> None:
             uid = str((span.attributes or {}).get(UID, ""))
@@ -214,11 +214,11 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
 def setup(
     service: str, node: str, emit: Emit | None = None, *, otlp_endpoint: str = ""
 ) -> Callable[[], None]:
-    """Record the spans of this process; returns what ends that.
+    """Record the spans of this process; return a function that ends that.
 
     Args:
         service: its name in spans.
-        node: whose subjects the facts go to.
+        node: the node in the events' subjects.
         emit: `bus.emit`; None stores nothing.
         otlp_endpoint: OTLP/HTTP base URL; default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.
     """
@@ -245,7 +245,7 @@ def setup(
 
 
 def _export(provider: "TracerProvider", endpoint: str) -> None:
-    """Send spans to a collector too; this one has a thread, so only where it was asked for."""
+    """Send spans to a collector as well; this exporter has a thread, so it is optional."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -255,7 +255,7 @@ def _export(provider: "TracerProvider", endpoint: str) -> None:
 
 @contextmanager
 def recording(service: str, node: str, emit: Emit, otlp_endpoint: str = "") -> Iterator[None]:
-    """`setup` for as long as the context is open."""
+    """Run `setup` for as long as the context is open."""
     stop = setup(service, node, emit, otlp_endpoint=otlp_endpoint)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Ordered watches by pull: a list, SYNCED, then changes; a list again whenever in doubt.
+"""Ordered watches by pull: a list, SYNCED, then changes; after any doubt, a list again.
 
-nats-py's own watch goes blind after a server restart and loses messages silently (bus.md §5, 1-3).
-Here a pull request with an idle heartbeat is always outstanding; a gap, a missed heartbeat, a new
-connection or an error status leads to one thing: the consumer is made anew and the list sent again.
+nats-py's own watch stops after a server restart and loses messages silently. Here a pull request
+with an idle heartbeat is always outstanding. A gap, a missed heartbeat, a new connection or an
+error status has one consequence: the consumer is rewound and the list is sent again.
 """
 
 import asyncio
@@ -24,24 +24,26 @@ log = logging.getLogger(__name__)
 BATCH = 512
 EXPIRES_S = 30.0
 BRIEF_EXPIRES_S = 5.0
-"""So long a pull of ours may keep its successor's list from it."""
+"""Expiry of pulls that could take part of a later list."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
-"""Two heartbeats and a little: then the consumer or the way to it is gone."""
+"""Two heartbeats and a margin: then the consumer or the connection is gone."""
 SILENT_PARTS = 3
-"""Silence is waited for in parts: after a stop of this process its timers are over before what
-came meanwhile is read, and a list of everything would be asked of a machine that is short of CPU
-already, by each of its watches."""
+"""Silence is measured in parts.
+
+After a stop of this process its timers expire before pending messages are read. Without parts, each
+watch would request a full list from a busy machine.
+"""
 UP_S = 60.0
-"""How long one attempt waits for a connection; then the next one does."""
+"""Time that one attempt waits for a connection, before the next attempt."""
 
 
 class Source(Protocol):
     """A consumer on the server that a watch pulls from.
 
-    `stays`: it is there before the list and after it, and so are the pulls of earlier ones. A
-    cluster goes on sending to those whose subscription or connection is gone, until they expire:
-    they take a part of the list with them, or all of it.
+    `stays`: it exists before and after the list, and so do the pulls of earlier lists. A cluster
+    continues to serve pulls whose subscription or connection is gone, until they expire. They can
+    take a part of the list, or all of it.
     """
 
     stays: bool
@@ -50,14 +52,14 @@ class Source(Protocol):
     def pull_subject(self) -> str: ...
 
     async def rewind(self) -> int:
-        """Make the list start again; return of how many messages it is."""
+        """Restart the list; return its number of messages."""
 
     async def close(self) -> None:
-        """Remove what should not stay on the server."""
+        """Delete the consumer, unless it stays."""
 
 
 class _Doubt(StrEnum):
-    """Why the list starts again."""
+    """The reason for a new list."""
 
     START = "start"
     ASKED = "asked"
@@ -68,13 +70,16 @@ class _Doubt(StrEnum):
 
 
 _PULLED = frozenset({_Doubt.ASKED, _Doubt.GAP})
-"""What was pulled before these is still outstanding."""
+"""Reasons with pulls that are still outstanding."""
 _AT_ONCE = frozenset({_Doubt.START, _Doubt.ASKED, _Doubt.LINK})
-"""Starting again for these needs no pause: the server is not in trouble."""
+"""Reasons that need no pause before the list, because the server is not in trouble."""
 
 
 class PullWatch:
-    """Keeps `ports.Watch`. The reader's own `async for` drives it: a slow reader slows the pull."""
+    """Implements `ports.Watch`.
+
+    The reader's `async for` drives it: a slow reader slows the pull.
+    """
 
     def __init__(self, link: Link, source: Source, name: str, gate: Gate | None = None) -> None:
         self._link = link
@@ -92,7 +97,7 @@ class PullWatch:
         self._next_sequence = 1
         self._synced = False
         self._listed_yet = 0
-        """Messages of the list that did not come yet."""
+        """Messages of the list that are still missing."""
         self._begun_s = 0.0
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
@@ -111,17 +116,19 @@ class PullWatch:
         self._raws.wake()
 
     def changed(self) -> None:
-        """The connection was lost or made."""
+        """Handle a lost or new connection."""
         self._doubt = _Doubt.LINK
         self._raws.wake()
 
     async def _begin(self, why: _Doubt) -> None:
-        """A new list: RESET, and SYNCED where there is nothing to list."""
+        """Start a new list: RESET, and SYNCED if there is nothing to list."""
         try:
             if why not in _AT_ONCE:
                 await asyncio.sleep(next(self._pauses))
             if why is not _Doubt.START:
-                log.info("watch %s lists again: %s", self._name, why, extra={"code": "relist"})
+                log.info(
+                    "watch %s starts a new list: %s", self._name, why, extra={"code": "relist"}
+                )
             await self._link.up(UP_S)
             if self._gate is not None:
                 await self._gate()
@@ -134,7 +141,9 @@ class PullWatch:
             raise
         except (BusError, TimeoutError) as error:
             self._doubt = _Doubt.REFUSED
-            log.warning("watch %s waits: %s", self._name, error, extra={"code": "watch_waits"})
+            log.warning(
+                "watch %s will be retried: %s", self._name, error, extra={"code": "watch_waits"}
+            )
             return
         self._listed_yet = waiting
         self._begun_s = asyncio.get_running_loop().time()
@@ -143,7 +152,7 @@ class PullWatch:
             self._sync()
 
     async def _listen(self, why: _Doubt) -> None:
-        """Forget what came; a source that stays goes on at the same inbox, for its pulls do."""
+        """Drop received messages. A source that stays keeps its inbox, because its pulls do."""
         if why is _Doubt.LINK or not self._source.stays:
             await self.close()
         self._doubt = None
@@ -163,7 +172,7 @@ class PullWatch:
         self._ready.append(WatchMark.SYNCED)
 
     async def _pull(self) -> None:
-        """Ask for more behind what is still outstanding."""
+        """Request more than what is outstanding."""
         self._left += BATCH
         brief = self._source.stays and self._link.clustered
         expires_s = BRIEF_EXPIRES_S if brief else EXPIRES_S
@@ -175,7 +184,7 @@ class PullWatch:
         )
 
     async def _follow(self) -> None:
-        """Take one message in, or notice that none comes."""
+        """Process one message, or notice that none arrives."""
         if await self._silent():
             self._doubt = _Doubt.SILENT
         if self._link.generation != self._generation or not self._link.connected:
@@ -196,19 +205,19 @@ class PullWatch:
             self._doubt = _Doubt.LINK
 
     async def _silent(self) -> bool:
-        """True when nothing came for SILENCE_S, and this process ran in that time."""
+        """Return True if nothing arrived for SILENCE_S while this process was running."""
         for _ in range(SILENT_PARTS):
             if await self._raws.wait(SILENCE_S / SILENT_PARTS):
                 return False
         return True
 
     async def _control(self, raw: Raw) -> None:
-        """A status of the server: heartbeat, end of a pull, or trouble."""
+        """Handle a status of the server: heartbeat, end of a pull, or an error."""
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:
-                    if not self._just_begun:  # else it was idle before
-                        self._doubt = _Doubt.GAP  # idle for a second, and not all of it came
+                    if not self._just_begun:  # otherwise it was idle before
+                        self._doubt = _Doubt.GAP  # idle for a second, with messages missing
                 elif not self._synced:
                     self._sync()
             case "408":
@@ -218,25 +227,25 @@ class PullWatch:
                     self._left = max(0, self._left)
                     await self._pull()
             case "409" if "MaxWaiting" in raw.headers.get("Description", ""):
-                self._left = BATCH  # of those that asked before; enough is outstanding
+                self._left = BATCH  # of earlier pulls; enough is outstanding
             case _:
                 self._doubt = _Doubt.REFUSED
 
     def _data(self, raw: Raw) -> None:
         # $JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>
-        # .<time>.<pending>[.<random>]: nine tokens, or the long form (ADR-15; bus.md §5, 9)
+        # .<time>.<pending>[.<random>]: nine tokens, or the long form (ADR-15)
         tokens = raw.reply.split(".")
         first = 5 if len(tokens) <= 9 else 7
         try:
             sequence, consumer_sequence, at_ns, pending = map(int, tokens[first : first + 4])
-        except ValueError:  # garbled on its way: what it was, a new list tells
+        except ValueError:  # garbled: a new list corrects it
             self._doubt = _Doubt.GAP
             return
         self._left -= 1
         if consumer_sequence != self._next_sequence:
             if self._next_sequence > 1 or self._listed_yet <= 0 or not self._just_begun:
                 self._doubt = _Doubt.GAP
-            return  # or it is of the list before
+            return  # otherwise it belongs to the previous list
         self._next_sequence += 1
         self._listed_yet -= 1
         kind = kind_of(raw.headers)
@@ -247,11 +256,11 @@ class PullWatch:
 
     @property
     def _just_begun(self) -> bool:
-        """True while what comes may be of before this list."""
+        """Return True while messages may belong to the previous list."""
         return asyncio.get_running_loop().time() - self._begun_s < HEARTBEAT_S
 
     async def close(self) -> None:
-        """End the present subscription."""
+        """Close the current subscription."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.close()
@@ -261,7 +270,7 @@ class PullWatch:
 async def watching(
     link: Link, source: Source, name: str, gate: Gate | None = None
 ) -> AsyncIterator[PullWatch]:
-    """A watch that hears of the connection's changes and leaves nothing behind."""
+    """Open a watch that follows the connection's changes; leaving it removes its consumer."""
     watch = PullWatch(link, source, name, gate)
     forget = link.on_change(watch.changed)
     try:

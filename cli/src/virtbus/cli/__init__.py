@@ -1,6 +1,6 @@
 """The `virtbus` command.
 
-Belongs here: what people type and read. It speaks plain maps over the bus and leaves validation to
-the server. Must not enter: anything that decides about a VM, and (but for `up` and `doctor`) any
-import that costs start-up time: no nats, asyncio, pydantic, rich, opentelemetry on a verb's path.
+Belongs here: input and output for people. It sends plain maps over the bus and leaves validation to
+the server. Must not enter: decisions about a VM, and (except in `up` and `doctor`) imports that
+slow the start: no nats, asyncio, pydantic, rich, opentelemetry on a verb's path.
 """

@@ -1,4 +1,4 @@
-"""The entry point: runs a verb and turns every end of it into an exit code."""
+"""The entry point: runs a verb and turns its result into an exit code."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         _silence_stdout()
         return _fail(_unexpected(error), arguments)
     except SystemExit:
-        # where the reader of a pipe has enough, click wraps stdout and ends the process with 1
+        # if a pipe's reader ends early, click wraps stdout and exits with 1
         if sys.stdout is stdout:
             raise
         _silence_stdout()
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _silence_stdout() -> None:
-    """Keep the interpreter's own flush from complaining about what nobody can read."""
+    """Prevent the interpreter's own flush from reporting a broken pipe."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -62,7 +62,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> CliError:
 
 
 def _meant(arguments: list[str]) -> tuple[str, click.Command]:
-    """The verb that a command line names, as far as it does, and how it is typed."""
+    """Return the verb that a command line names, as far as it is valid, and how it is typed."""
     path = "virtbus"
     found: click.Command = virtbus
     for word in arguments:
@@ -94,7 +94,7 @@ def _fail(error: CliError | click.ClickException, arguments: list[str]) -> int:
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    """Whether `-o json` was asked for; also where the rest of the line could not be parsed."""
+    """Return True if `-o json` was given, even if the rest of the line could not be parsed."""
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     return any(
         argument in {"-ojson", "--output=json"}

@@ -1,4 +1,4 @@
-"""The tree of verbs. A verb's module is imported when it is called (see `lazy`)."""
+"""The tree of verbs. A verb's module is imported only when it is called (see `lazy`)."""
 
 import click
 
@@ -40,7 +40,7 @@ def virtbus(server: str | None, creds: str | None) -> None:
     """Virtual machines over a NATS bus.
 
     `virtbus up` starts a bus and all services on this host; every other verb is a client of that
-    bus. Each verb's --help shows examples. Exit codes: 0 ok, 1 refused, 2 usage, 3 not found,
-    4 outcome unknown (repeat the same command), 5 unavailable.
+    bus. Each verb's --help shows examples. Exit codes: 0 ok, 1 refused, 2 usage, 3 not found, 4
+    outcome unknown (repeat the same command), 5 unavailable.
     """
     del server, creds  # each verb reads them from the root context (see `invocation.verb`)

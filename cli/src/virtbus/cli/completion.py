@@ -29,5 +29,5 @@ def command(shell: str) -> None:
     if completer is None:
         raise usage(f"there is no completion for {shell}")
     instance = completer(virtbus, {}, "virtbus", "_VIRTBUS_COMPLETE")
-    # source() would run bash once more only to warn of old versions
+    # source() would run bash again only to warn about old versions
     output.write(instance.source_template % instance.source_vars())

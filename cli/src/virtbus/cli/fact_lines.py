@@ -1,4 +1,4 @@
-"""Facts as lines: when, what, where, how long, why."""
+"""Events as table rows: time, kind, node, duration, reason."""
 
 import sys
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ _WIDTHS = (12, 10, 18, 14, 10, 8, 0)
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
-    """The kind of an `EventItem` map, from its data or else its subject."""
+    """Return the kind of an `EventItem` map, from its data or its subject."""
     data = item.get("data") or {}
     return str(data.get("kind") or ".".join(str(item.get("subject", "")).split(".")[4:]))
 
 
 def at_ns(item: Mapping[str, Any]) -> int:
-    """The sender's clock, or the stream's."""
+    """Return the sender's clock, or the stream's."""
     return int((item.get("data") or {}).get("at_ns") or item.get("time_ns") or 0)
 
 
 def cells(item: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
-    """The cells under HEADER; SINCE counts from `first_ns`."""
+    """Return the cells under HEADER; SINCE counts from `first_ns`."""
     data = item.get("data") or {}
     took = data.get("took_ms")
     return (
@@ -37,13 +37,13 @@ def cells(item: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
 
 
 def line(texts: tuple[str, ...]) -> str:
-    """One line of a table that is printed as it comes."""
+    """Return one line of a table with fixed widths, for streaming output."""
     padded = [output.safe(text).ljust(width) for text, width in zip(texts, _WIDTHS, strict=True)]
     return "  ".join(padded).rstrip()
 
 
 def say(item: Mapping[str, Any], style: str, first_ns: int, name: str | None = None) -> None:
-    """Print one fact at once: a table line, a JSON line, or a YAML document."""
+    """Print one event at once: a table line, a JSON line, or a YAML document."""
     if style == "json":
         text = output.as_json(item, indent=None)
     elif style == "yaml":

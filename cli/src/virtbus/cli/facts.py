@@ -26,14 +26,16 @@ _NAME_WIDTH = 16
         """
     ),
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events, until Ctrl-C.")
 @click.option(
     "--since", metavar="AGE", help="How far back: 90s, 10m, 2h, 1d.  [default: 1h; with -f: none]"
 )
-@click.option("--kind", default="", metavar="PREFIX", help="Only kinds that start so: image, vm.d…")
+@click.option(
+    "--kind", default="", metavar="PREFIX", help=("Only kinds with this prefix: image, vm.d…")
+)
 @verb
 def command(invocation: Invocation, *, follow: bool, since: str | None, kind: str) -> None:
-    """What happens to all VMs: each step of each life, as stored facts."""
+    """Show the stored events of all VMs."""
     oldest_ns = _oldest(since, follow=follow)
     names = _Names()
     live = LiveFacts(invocation, "virtbus.evt.>", _Teller(invocation, oldest_ns, kind, names).tell)
@@ -59,7 +61,7 @@ def _is_wanted(item: Mapping[str, Any], oldest_ns: int, kind: str) -> bool:
 
 
 class _Names:
-    """The VMs' names; not every fact tells the name of its VM."""
+    """The VMs' names, because not every event contains its VM's name."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, str] = {}
@@ -70,13 +72,13 @@ class _Names:
             self._by_uid[str(data.get("uid"))] = str(data["name"])
 
     def of(self, item: Mapping[str, Any]) -> str:
-        """The name, or the whole uid, which every verb takes in its place."""
+        """Return the name, or the whole uid, which every verb accepts instead."""
         uid = str((item.get("data") or {}).get("uid") or "")
         return self._by_uid.get(uid, uid)
 
 
 class _Teller:
-    """Prints facts as they come; SINCE counts from the first one."""
+    """Prints events as they arrive; SINCE counts from the first one."""
 
     def __init__(self, invocation: Invocation, oldest_ns: int, kind: str, names: _Names) -> None:
         self._style = invocation.style
@@ -94,7 +96,7 @@ class _Teller:
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:
-    """The clock (ns) from which facts are shown."""
+    """Return the time (ns) from which events are shown."""
     if since is None and follow:
         return time.time_ns() - units.NS
     try:

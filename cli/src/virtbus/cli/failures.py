@@ -1,4 +1,4 @@
-"""What goes wrong, as one exception with the exit code that scripts read (design §8)."""
+"""The exception of the command, with the exit code that scripts read."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -13,12 +13,12 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     UNKNOWN = 4
-    """It may or may not have happened, or had not when the wait ended: repeat or look."""
+    """The request may or may not have been applied when the wait ended: repeat it or look."""
     UNAVAILABLE = 5
 
 
 class CliError(Exception):
-    """A failure with the next step in it. `details` are maps of path, message and hint."""
+    """A failure with its next step. `details` are maps of path, message and hint."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CliError(Exception):
 
     @classmethod
     def answered(cls, body: Mapping[str, Any]) -> "CliError":
-        """The refusal that a service sent (`schemas.errors.ErrorBody` as a map)."""
+        """Return the error of a service (`schemas.errors.ErrorBody` as a map)."""
         code = int(body.get("code") or 500)
         error = cls(
             _EXIT_OF.get(code, Exit.REFUSED),
@@ -55,7 +55,7 @@ class CliError(Exception):
         return error
 
     def as_map(self) -> dict[str, Any]:
-        """The same for `-o json`."""
+        """Return it for `-o json`."""
         fields: dict[str, Any] = {
             "reason": self.reason,
             "message": self.message,
@@ -72,7 +72,7 @@ class CliError(Exception):
         return {"error": fields}
 
     def as_lines(self) -> list[str]:
-        """The same for eyes: `error: …`, each field's problem, then what to do."""
+        """Return it for display: `error: …`, each field's problem, then the next step."""
         lines = [f"error: {self.message}"]
         for detail in self.details:
             path, text = detail.get("path", ""), detail.get("message", "")
@@ -97,15 +97,15 @@ _EXIT_OF = {
 
 
 def usage(message: str, hint: str = "") -> CliError:
-    """The command line or a file it names is wrong."""
+    """Return an error in the command line or in a file that it names."""
     return CliError(Exit.USAGE, "usage", message, hint=hint)
 
 
 def unavailable(message: str, hint: str = "") -> CliError:
-    """Nobody there: nothing happened."""
+    """Return the error for an unreachable service: nothing happened."""
     return CliError(Exit.UNAVAILABLE, "unavailable", message, hint=hint)
 
 
 def unknown(message: str, hint: str = "") -> CliError:
-    """It may or may not have happened."""
+    """Return the error for an unknown outcome."""
     return CliError(Exit.UNKNOWN, "outcome_unknown", message, hint=hint)

@@ -27,9 +27,9 @@ _SHORT = len("sha256:") + 12
     },
 )
 def command() -> None:
-    """Disk images on the nodes.
+    """Manage disk images on the nodes.
 
-    `vm create` pulls what it needs; pulling before makes the first start quick.
+    `vm create` pulls images as needed; pulling earlier makes the first start quick.
     """
 
 
@@ -42,7 +42,7 @@ def listing(invocation: Invocation) -> None:
 
 
 def _all(invocation: Invocation) -> list[Mapping[str, Any]]:
-    """All pages, by name as people look for them."""
+    """Return all pages, sorted by name."""
     items: list[Mapping[str, Any]] = []
     query: dict[str, Any] = {}
     while True:
@@ -70,10 +70,10 @@ def _all(invocation: Invocation) -> list[Mapping[str, Any]]:
     shell_complete=known.nodes,
     help="Only onto this node.  [default: every ready one]",
 )
-@click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="How long to wait.")
+@click.option("--timeout", default=3600.0, show_default=True, metavar="S", help="Time limit.")
 @verb
 def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) -> None:
-    """Fetch the image REF (a name or URL, may end in @sha256:<digest>) onto nodes.
+    """Pull the image REF (a name or URL, may end in @sha256:<digest>) onto nodes.
 
     A docker:// URL names a container image that holds a disk in /disk; `#/path/in/it` another file.
     """
@@ -114,7 +114,7 @@ def pull(invocation: Invocation, *, ref: str, node: str | None, timeout: float) 
 def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
     """Remove the image REF (a name, URL or digest) from the nodes' stores.
 
-    VMs made of it keep running: its bytes go when the last of their disks does.
+    VMs that use it keep running; the file is removed with the last of their disks.
     """
     query = {"ref": ref} | ({"node": node} if node else {})
     answer = invocation.call("image", "delete", query)
@@ -134,7 +134,7 @@ def delete(invocation: Invocation, *, ref: str, node: str | None) -> None:
 
 
 class _Reports:
-    """Progress of a pull over all nodes: the sum is what the bar shows."""
+    """The progress of a pull over all nodes; the bar shows the sum."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -156,7 +156,7 @@ class _Reports:
 
 
 def _raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
-    """End with what each node that failed said."""
+    """Exit with the errors of the nodes that failed."""
     errors: Mapping[str, str] = answer.get("errors") or {}
     if errors:
         raise CliError(

@@ -1,4 +1,4 @@
-"""One call of one verb: its output style, its connection, and the options that all verbs share."""
+"""One call of a verb: its output style, its connection, and the options that all verbs share."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ STYLES = ("table", "json", "yaml")
 
 
 class Invocation:
-    """What a verb works with. The connection is made at its first use."""
+    """The context of a verb. The connection is made at its first use."""
 
     def __init__(self, style: str, server: str | None, creds: str | None) -> None:
         self.style = style
@@ -31,18 +31,18 @@ class Invocation:
 
     @property
     def session(self) -> Session:
-        """The connection to the bus.
+        """Return the connection to the bus.
 
         Raises:
-            CliError: there is none to be had.
+            CliError: no connection could be made.
         """
         if self._session is None:
             self._session = Session(access.find(self._server, self._creds, os.environ))
         return self._session
 
     def admin(self) -> "BusSettings":
-        """Where the bus is, as its admin: --creds, or the file that `virtbus up` wrote for root."""
-        from virtbus.bus.access import BusSettings  # only few verbs need the services' own client
+        """Return the bus as its admin: --creds, or the file that `virtbus up` wrote for root."""
+        from virtbus.bus.access import BusSettings  # few verbs need the services' own client
 
         server = self._server or os.environ.get("VIRTBUS_SERVER", "")
         run_dir = Path(os.environ.get("VIRTBUS_RUN_DIR") or access.DEFAULT_RUN_DIR)
@@ -50,8 +50,8 @@ class Invocation:
         return BusSettings.found(run_dir, "admin", server=server, creds=creds)
 
     def client(self) -> "BusSettings":
-        """The same bus and user as `session`, for the services' own client; raises CliError."""
-        from virtbus.bus.access import BusSettings  # only few verbs need the services' own client
+        """Return bus and user of `session` for the services' own client; raises CliError."""
+        from virtbus.bus.access import BusSettings  # few verbs need the services' own client
 
         found = access.find(self._server, self._creds, os.environ)
         return BusSettings(
@@ -65,13 +65,13 @@ class Invocation:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment in which another `virtbus` finds the same bus."""
+        """Return the environment in which another `virtbus` finds the same bus."""
         told = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
         return dict(os.environ) | {name: value for name, value in told.items() if value}
 
     @property
     def for_eyes(self) -> bool:
-        """True for tables."""
+        """Return True for tables."""
         return self.style == "table"
 
     def call(
@@ -83,12 +83,12 @@ class Invocation:
         timeout_s: float = REQUEST_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The API's answer to `virtbus.api.v1.<resource>.<verb>`; raises CliError."""
+        """Return the API's answer to `virtbus.api.v1.<resource>.<verb>`; raises CliError."""
         subject = f"virtbus.api.v1.{resource}.{verb}"
         return self.session.request(subject, dict(data), timeout_s=timeout_s, headers=headers)
 
     def listed(self, resource: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The API's list whole, from all of its pages; the fields beside `items` are the first's.
+        """Return all pages of the API's list; the fields other than `items` are the first page's.
 
         Raises CliError.
         """
@@ -100,11 +100,11 @@ class Invocation:
         return {**whole, "items": items}
 
     def show(self, value: Any, table: Callable[[], str]) -> None:
-        """Print `value`: as the table, or in the style that was asked for."""
+        """Print `value` as the table, or in the requested style."""
         output.write(table() if self.for_eyes else output.render(value, self.style))
 
     def note(self, text: str) -> None:
-        """A remark for a person; not for programs that read JSON."""
+        """Print a remark for a person, not for programs that read JSON."""
         if self.for_eyes:
             output.write(text, sys.stderr)
 
@@ -114,7 +114,7 @@ class Invocation:
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Give `function` an Invocation first, and the options -o, --server and --creds."""
+    """Pass an Invocation to `function`, and add the options -o, --server and --creds."""
 
     @functools.wraps(function)
     def run(*args: Any, style: str, server: str | None, creds: str | None, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def local(function: Callable[..., None]) -> Callable[..., None]:
-    """As `verb`, for what needs no connection of the caller's: only -o."""
+    """Do the same for verbs without a connection: only -o."""
 
     @functools.wraps(function)
     def run(*args: Any, style: str, **kwargs: Any) -> None:

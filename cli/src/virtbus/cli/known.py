@@ -1,4 +1,4 @@
-"""What the bus knows, for shell completion: quick, and silent where there is no bus."""
+"""Names on the bus for shell completion: quick, and silent if there is no bus."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +13,11 @@ _MOST = 200
 
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
 Known = Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]
-"""The names in one item of an answer, each with what helps to choose it."""
+"""The names in one item of an answer, each with a description."""
 
 
 def _completer(subject: str, known: Known, *, of_namespace: bool = False) -> Completer:
-    """A `shell_complete` that asks `subject`, and has what starts like the word typed so far."""
+    """Return a `shell_complete` that asks `subject` and filters by the typed prefix."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem  # only when completing

@@ -11,7 +11,7 @@ Verbs = Mapping[str, tuple[str, str]]
 
 
 class LazyGroup(click.Group):
-    """A group that knows its verbs by name; the table also makes the help, so no import does."""
+    """A group that knows its verbs by name. Its table also makes the help without imports."""
 
     def __init__(self, *args: Any, verbs: Verbs | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
 
 
 def examples(text: str) -> str:
-    """An epilog that shows `text` as it stands."""
+    """Return an epilog that shows `text` unchanged."""
     lines = [line.strip().removeprefix("|") for line in text.strip().splitlines()]
     # \b keeps click from wrapping; it holds for one paragraph, so each needs its own
     body = "\n".join(f"  {line}" if line else "\n\b" for line in lines)

@@ -1,4 +1,4 @@
-"""Facts as they happen, behind those that are stored, each once."""
+"""New events after the stored ones, each once."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 class LiveFacts:
-    """A subscription that is opened before history is read, so that nothing falls between."""
+    """A subscription that opens before the history is read, so that no event is missed."""
 
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:
         self._session = invocation.session
@@ -24,11 +24,11 @@ class LiveFacts:
         self._session.subscribe(subject, self._receive)
 
     def stored(self, item: Mapping[str, Any]) -> None:
-        """Tell a fact of the history."""
+        """Report an event of the history."""
         self._once(item)
 
     def follow(self) -> None:
-        """Tell what came meanwhile, then all that comes; until interrupted."""
+        """Report the events received since, then all new ones; until interrupted."""
         early, self._waiting = self._waiting or [], None
         for item in early:
             self._once(item)

@@ -11,7 +11,7 @@ from virtbus.cli.lazy import LazyGroup, examples
     cls=LazyGroup, verbs={"list": ("virtbus.cli.network:listing", "What a VM's NIC can join.")}
 )
 def command() -> None:
-    """The networks that nodes offer."""
+    """Show the networks that nodes offer."""
 
 
 @click.command(name="list", epilog=examples("virtbus network list"))

@@ -37,7 +37,7 @@ HEADER = ("NODE", "STATE", "VMS", "CPUS", "MEMORY", "DISK FREE", "ACCELERATORS",
     },
 )
 def command() -> None:
-    """The hosts that run VMs."""
+    """Manage the hosts that run VMs."""
 
 
 @click.command(
@@ -51,7 +51,7 @@ def command() -> None:
 )
 @verb
 def listing(invocation: Invocation) -> None:
-    """List nodes; CPUS and MEMORY are given away / there are."""
+    """List nodes; CPUS and MEMORY show allocated / total."""
     page = invocation.listed("node")
     items = page["items"]
     if not items:
@@ -63,12 +63,12 @@ def listing(invocation: Invocation) -> None:
 
 
 def table(items: list[Mapping[str, Any]]) -> str:
-    """Nodes as a table."""
+    """Return nodes as a table."""
     return output.table(HEADER, [_row(item) for item in items])
 
 
 def state(item: Mapping[str, Any]) -> str:
-    """The node's state and what is wanted of it, as kubectl shows `Ready,SchedulingDisabled`."""
+    """Return the node's state and desired state, as kubectl shows `Ready,SchedulingDisabled`."""
     wish = item.get("wish") or {}
     words = [str(item.get("state", ""))]
     if wish.get("fenced"):

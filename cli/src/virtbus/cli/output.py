@@ -1,4 +1,4 @@
-"""Tables for eyes, JSON and YAML for programs; colour only on a terminal and without NO_COLOR."""
+"""Tables for people, JSON and YAML for programs; colour only on a terminal without NO_COLOR."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def safe(value: object) -> str:
-    """`value` as one line that cannot drive the terminal (names and messages come from guests)."""
+    """Return `value` as one line without control characters: names may come from guests."""
     text = str(value)
     if text.isprintable():
         return text
@@ -35,29 +35,29 @@ def safe(value: object) -> str:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """True on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb forbid it."""
+    """Return True on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
 
 
 def paint(text: str, code: str, stream: TextIO) -> str:
-    """`text` in an ANSI colour where the stream wants it."""
+    """Return `text` in an ANSI colour if the stream supports it."""
     return f"\x1b[{code}m{text}\x1b[0m" if code and wants_colour(stream) else text
 
 
 def paint_state(word: str, stream: TextIO) -> str:
-    """A state in its colour: green works, yellow moves, red needs a person."""
+    """Return a state in its colour: green works, yellow is changing, red needs a person."""
     return paint(word, _COLOURS.get(word.strip(), ""), stream)
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> str:
-    """JSON to read; with `indent` None on one line."""
+    """Return indented JSON; with `indent` None, JSON on one line."""
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
 def as_yaml(value: Any) -> str:
-    """YAML in the order of the maps."""
+    """Return YAML in the order of the maps."""
     import yaml  # 20 ms that only -o yaml pays
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
@@ -67,7 +67,7 @@ def as_yaml(value: Any) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], stream: TextIO | None = None
 ) -> str:
-    """Aligned columns, two spaces apart, coloured where a cell is a state."""
+    """Return aligned columns, two spaces apart, with states coloured."""
     out = stream or sys.stdout
     cells = [[safe(cell) for cell in row] for row in rows]
     widths = [len(title) for title in header]
@@ -82,14 +82,14 @@ def table(
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> str:
-    """`name: value` lines, aligned; empty values are left out."""
+    """Return aligned `name: value` lines; empty values are omitted."""
     shown = [(name, safe(value)) for name, value in pairs if value not in {None, ""}]
     width = max((len(name) for name, _ in shown), default=0) + 1
     return "\n".join(f"{name + ':':<{width}}  {value}" for name, value in shown)
 
 
 def render(value: Any, style: str) -> str:
-    """`value` as `json` or `yaml`."""
+    """Return `value` as `json` or `yaml`."""
     return as_json(value) if style == "json" else as_yaml(value).rstrip("\n")
 
 
@@ -100,10 +100,10 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 
 def flush(stream: TextIO | None = None) -> None:
-    """Hand on what was written (for streams that others read live)."""
+    """Flush the stream (for output that others read live)."""
     (stream or sys.stdout).flush()
 
 
 def picked(view: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Some fields of a map, absent ones left out."""
+    """Return some fields of a map; absent ones are omitted."""
     return {name: view[name] for name in names if name in view}

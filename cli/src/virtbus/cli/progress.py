@@ -1,6 +1,6 @@
 """Steps and a status line on stderr while a command waits.
 
-On a terminal the last line shows the present state and is redrawn; elsewhere only whole lines are
+On a terminal the last line shows the current state and is redrawn. Elsewhere only whole lines are
 written.
 """
 
@@ -19,7 +19,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class Steps:
-    """Lines with the time since the start, and one line below them for what goes on now."""
+    """Lines with the time since the start, and a status line below them."""
 
     def __init__(self, *, shown: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -39,7 +39,7 @@ class Steps:
         self._started = time.monotonic()
 
     def step(self, what: str, detail: str = "") -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
         if not self._shown:
             return
         at = output.paint(f"{self.elapsed_s:8.3f} s", "2", self._stream)
@@ -49,12 +49,12 @@ class Steps:
         self._draw()
 
     def status(self, text: str) -> None:
-        """What goes on now."""
+        """Set the status line."""
         self._status = output.safe(text)
         self._draw()
 
     def transfer(self, what: str, done: int, total: int | None) -> None:
-        """How far a transfer is: a bar on a terminal, elsewhere a line every few seconds."""
+        """Show the progress of a transfer: a bar on a terminal, or a line every few seconds."""
         if not done:
             return
         text = bar(what, done, total)
@@ -69,7 +69,7 @@ class Steps:
         self._draw()
 
     def close(self) -> None:
-        """Leave no half line behind."""
+        """Complete the last line."""
         if self._live:
             self._stream.write(_CLEAR)
             self._stream.flush()
@@ -86,7 +86,7 @@ class Steps:
 
 
 def bar(what: str, done: int, total: int | None) -> str:
-    """`what [#####.....] 42 % 12MiB of 30MiB`; without the bar where the total is unknown."""
+    """Return `what [#####.....] 42 % 12MiB of 30MiB`; without the bar if the total is unknown."""
     if not total:
         return f"{what}  {units.size(done)}"
     part = min(1.0, done / total)

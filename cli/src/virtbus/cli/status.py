@@ -16,10 +16,10 @@ from virtbus.cli.wire.protocol import Message
 from virtbus.cli.wire.session import Session
 
 GATHER_S = 0.4
-"""How long services get to say that they are there (ADR-32 PING has no end of answers)."""
+"""Time that services have to answer (ADR-32's PING has no last answer)."""
 SKEW_ALARM_S = 2.0
 FILL_ALARM = 0.8
-"""Creates stop at this fill of a bucket (design §3 rule 9)."""
+"""Creates stop at this fill of a bucket."""
 AGE_ALARM_S = 60.0
 
 
@@ -34,10 +34,10 @@ AGE_ALARM_S = 60.0
 )
 @verb
 def command(invocation: Invocation) -> None:
-    """How the services, the bus and the nodes are.
+    """Show the services, the bus and the nodes.
 
-    Exit code 5 when no controller answers, no node is ready, or a service of a node is missing;
-    what is known is shown all the same.
+    Exit code 5 if no controller answers, no node is ready, or a service of a node is missing. The
+    known state is shown anyway.
     """
     session = invocation.session
     services = _services(session)
@@ -70,7 +70,7 @@ def command(invocation: Invocation) -> None:
 
 
 def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the nodes' records say of each service, also of one that is gone or silent."""
+    """Return the services in the nodes' reports, including those that are gone or silent."""
     listed = value.get("nodes") or ()
     answering = {(str(one["name"]), str(one["node"])) for one in value["services"]}
     found: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         for service, told in sorted((node.get("services") or {}).items()):
             name = f"virtbus-{'nodeagent' if service == 'agent' else service}"
             where = str(node.get("node"))
-            # one that does not say its node can only be told apart where there is one node
+            # an answer without a node can be assigned only if there is a single node
             here = (name, where) in answering or (len(listed) == 1 and (name, "") in answering)
             missing = _is_missing(told) and not here
             found.append(
@@ -95,12 +95,12 @@ def _told(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_missing(told: Mapping[str, Any]) -> bool:
-    """The agent has not heard of it: no word of its own, not even a version."""
+    """Return True if the agent has no report of the service, not even a version."""
     return told.get("state") != "ready" and bool(told.get("message")) and not told.get("version")
 
 
 def _services(session: Session) -> list[dict[str, Any]]:
-    """Every service instance that answers $SRV.INFO."""
+    """Return every service instance that answers $SRV.INFO."""
     found: list[dict[str, Any]] = []
 
     def receive(item: Message) -> None:
@@ -129,7 +129,7 @@ def _services(session: Session) -> list[dict[str, Any]]:
 
 
 def _alarms(bus: Mapping[str, Any]) -> list[str]:
-    """What a person should look at."""
+    """Return problems that need a person."""
     alarms = [
         f"stream {stream.get('name')} is {float(stream.get('fill') or 0):.0%} full:"
         " creates stop at 80 %; delete VMs or raise its limit"
@@ -157,7 +157,7 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
 
 
 def _pending_s(bus: Mapping[str, Any]) -> float | None:
-    """For how long the oldest pending VM waits; None where none does."""
+    """Return how long the oldest pending VM waits; None if none does."""
     created_ns = bus.get("oldest_pending_created_ns")
     return None if not created_ns else max(0.0, (time.time_ns() - int(created_ns)) / units.NS)
 
@@ -179,7 +179,7 @@ def _page(value: Mapping[str, Any]) -> str:
 
 
 def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Those that answer, with what their node says of them; then those that only it names."""
+    """Return the answering services with their nodes' reports, then those only reported."""
     told = {(one["name"], one["node"]): one for one in _told(value)}
     rows: list[tuple[str, ...]] = []
     for service in value["services"]:
@@ -197,7 +197,7 @@ def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 known["message"] or "",
             )
         )
-    # one that answers without its node's name may be any of these
+    # an answer without a node's name may be any of these
     unplaced = {str(service["name"]) for service in value["services"] if not service["node"]}
     for one in told.values():
         silent = one["state"] == "ready" and one["name"] not in unplaced
@@ -240,7 +240,7 @@ def _streams(streams: list[Mapping[str, Any]]) -> str:
 
 
 def _consumers(consumers: object) -> str:
-    """`name:pending …` of a list, or a plain count."""
+    """Return `name:pending …` of a list, or a count."""
     if not isinstance(consumers, list | tuple):
         return str(consumers or "-")
     texts = [

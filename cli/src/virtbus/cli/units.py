@@ -1,4 +1,4 @@
-"""Times and sizes as people read them."""
+"""Formats and parses times and sizes."""
 
 import time
 
@@ -6,14 +6,14 @@ NS = 1_000_000_000
 
 
 def ago(then_ns: int | None, now_ns: int | None = None) -> str:
-    """How long ago `then_ns` was, in its largest unit or two: 5s, 3m12s, 4h, 12d."""
+    """Return the time since `then_ns` in its one or two largest units: 5s, 3m12s, 4h, 12d."""
     if not then_ns:
         return "-"
     return duration(max(0.0, ((time.time_ns() if now_ns is None else now_ns) - then_ns) / NS))
 
 
 def duration(seconds: float) -> str:
-    """A rough duration: 850ms, 5s, 3m12s, 4h, 12d."""
+    """Return a rough duration: 850ms, 5s, 3m12s, 4h, 12d."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     whole = int(seconds)
@@ -27,20 +27,20 @@ def duration(seconds: float) -> str:
 
 
 def span_ms(milliseconds: float) -> str:
-    """A measured time: 3.2 ms, 412 ms, 5.31 s."""
+    """Return a measured time: 3.2 ms, 412 ms, 5.31 s."""
     if milliseconds < 10:
         return f"{milliseconds:.1f} ms"
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.2f} s"
 
 
 def clock(at_ns: int) -> str:
-    """The local time of day with milliseconds."""
+    """Return the local time of day with milliseconds."""
     at = time.localtime(at_ns // NS)
     return f"{time.strftime('%H:%M:%S', at)}.{at_ns // 1_000_000 % 1000:03d}"
 
 
 def size(count: int | None) -> str:
-    """Bytes in the largest binary unit: 256MiB, 1.5GiB."""
+    """Return bytes in the largest binary unit: 256MiB, 1.5GiB."""
     if count is None:
         return "-"
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -52,10 +52,10 @@ def size(count: int | None) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds in 90, 90s, 10m, 2h or 1d.
+    """Return the seconds in 90, 90s, 10m, 2h or 1d.
 
     Raises:
-        ValueError: none of these.
+        ValueError: the text has another form.
     """
     factor = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     number = float(text[:-1] if factor else text)

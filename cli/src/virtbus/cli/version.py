@@ -11,7 +11,7 @@ _PARTS = ("cli", "schemas", "bus", "controller", "nodeagent", "netd", "imaged")
 
 
 def of(part: str) -> str | None:
-    """The installed version of a member, None where it is not installed."""
+    """Return the installed version of a member, None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # 20 ms
 
     try:
@@ -25,7 +25,7 @@ def of(part: str) -> str | None:
     "-o", "--output", "style", type=click.Choice(("table", "json", "yaml")), default="table"
 )
 def command(style: str) -> None:
-    """The version of this command and of what is installed beside it."""
+    """Show the version of this command and of the installed services."""
     versions = {part: of(part) for part in _PARTS}
     if style != "table":
         python = sys.version.split(maxsplit=1)[0]

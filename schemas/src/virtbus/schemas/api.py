@@ -28,10 +28,10 @@ from virtbus.schemas.vm import (
 
 
 class VmCreate(Command):
-    """`vm.create`. Shorthand (`image`, `cpus`, …) fills what `spec` leaves open.
+    """`vm.create`. The shorthand fields (`image`, `cpus`, …) complete `spec`.
 
-    Without `uid` the server makes one; send your own (a UUID) to repeat safely: the same uid and
-    spec answers 200 with the VM as it is.
+    Without `uid` the server generates one. Send your own UUID to make the request repeatable: the
+    same uid and spec answers 200 with the existing VM.
     """
 
     name: Id
@@ -55,7 +55,7 @@ class VmCreate(Command):
 
 
 class VmRef(Command):
-    """Which VM: by `uid`, or by `name` in `namespace`."""
+    """A reference to a VM: `uid`, or `name` in `namespace`."""
 
     uid: Uid | None = None
     name: Id | None = None
@@ -63,7 +63,7 @@ class VmRef(Command):
 
 
 class VmUpdate(VmRef):
-    """`vm.update`: a whole new spec or labels over the `revision` that was read."""
+    """`vm.update`: replaces the spec or the labels at the `revision` that the client has read."""
 
     revision: Count
     spec: VmSpec | None = None
@@ -84,35 +84,39 @@ class VmStop(VmRef):
 
 
 class VmStart(VmRef):
-    """`vm.start`. `paused`: leave the guest paused; default: as the spec's start_strategy says."""
+    """`vm.start`. `paused` leaves the guest paused; the default is the spec's start_strategy."""
 
     paused: bool | None = None
 
 
 class VmRestart(VmRef):
-    """`vm.restart`: end the guest, `grace_s` as in `vm.delete`, and start it anew."""
+    """`vm.restart`: ends the guest, with `grace_s` as in `vm.delete`, and starts it again."""
 
     grace_s: Count | None = Field(None, ge=0, le=86_400)
 
 
 class VmCommand(VmRef):
-    """`vm.reset`, `vm.soft-reboot`: once, on the guest that runs now; safe to repeat by request id.
+    """`vm.reset`, `vm.soft-reboot`: acts once, on the running guest; repeat safely by request id.
 
-    `epoch` is the view's: with it a guest that runs elsewhere by then is refused (409 `moved`).
+    `epoch` is that of the view. If the guest runs on another node by then, the answer is 409
+    `moved`.
     """
 
     epoch: Count | None = Field(None, ge=1)
 
 
 class VmMove(VmRef):
-    """`vm.move`: stop the VM, start it on `to` (default: the best other node) from its images."""
+    """`vm.move`: stops the VM and starts it on `to` from its images.
+
+    Default: the best other node.
+    """
 
     to: Id | None = None
     discard_local_disks: bool = False
 
 
 class VmList(Command):
-    """`vm.list`. `continue_` of one page asks for the next."""
+    """`vm.list`. The field `continue_` of a page requests the next page."""
 
     namespace: Id | None = None
     labels: Labels = Field(default_factory=dict)
@@ -121,10 +125,10 @@ class VmList(Command):
 
 
 class VmWatch(Command):
-    """`vm.watch`: replies on the request's inbox, see `WatchReply`.
+    """`vm.watch`: replies arrive on the request's inbox, see `WatchReply`.
 
-    `after` is the `after` of an earlier reply; without it the watch starts with a full list.
-    `renew` (seconds it may run unrenewed) is fixed at 30.
+    `after` is the `after` of an earlier reply. Without it the watch starts with a full list.
+    `renew` is how many seconds the watch may run without renewal; it is fixed at 30.
     """
 
     namespace: Id | None = None
@@ -135,44 +139,47 @@ class VmWatch(Command):
 
 
 class NodeRef(Command):
-    """Which node."""
+    """A reference to a node."""
 
     node: Id
 
 
 class NodeDrain(NodeRef):
-    """`node.drain`. `discard_local_disks`: VMs without an eviction strategy leave as well."""
+    """`node.drain`.
+
+    `discard_local_disks`: VMs without an eviction strategy are evacuated as well.
+    """
 
     discard_local_disks: bool = False
 
 
 class NodeFence(NodeRef):
-    """`node.fence`: the word that a node is off. `confirm` says how that is known."""
+    """`node.fence`: declares a node powered off. `confirm` says how that is known."""
 
     confirm: Annotated[str, StringConstraints(min_length=3, max_length=500)]
     discard_local_disks: bool = False
 
 
 class NodeAudit(Command):
-    """`node.audit`: compare hosts with the records: `node`, or each; `repair` what is left over."""
+    """`node.audit`: compares one node, or all, with the records. `repair` removes orphans."""
 
     node: Id | None = None
     repair: bool = False
 
 
 class BusRebuild(Command):
-    """`bus.rebuild`: write back what the hosts know and the bus has lost, or only tell (`dry_run`).
+    """`bus.rebuild`: restores lost records from the hosts' copies; `dry_run` only reports them.
 
-    Then each node that answered follows this bus, whichever it had joined before.
+    Afterwards each node that answered belongs to this bus, even if it had joined another one.
     """
 
     dry_run: bool = False
     accept_unsigned: tuple[UnsignedRecord, ...] = Field((), max_length=1000)
-    """A person's word for what no controller of this bus has signed."""
+    """Records that no controller of this bus has signed and that a person accepts."""
 
 
 class Empty(Command):
-    """A request with nothing to say."""
+    """A message without fields."""
 
 
 class VmPage(Paged):
@@ -182,7 +189,7 @@ class VmPage(Paged):
 
 
 class VmCreated(Fact):
-    """The answer of `vm.create`: `created` False means it was there already, unchanged."""
+    """The answer of `vm.create`. `created` is False if the VM existed already, unchanged."""
 
     vm: VmView
     created: bool
@@ -191,8 +198,8 @@ class VmCreated(Fact):
 class WatchReply(Fact):
     """One reply of a watch; exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
-    `after` resumes behind this reply. `renew`, in the first reply, is the subject to send any
-    message to at least every 30 s; without it the watch ends 30 s after the last renewal.
+    A watch with this `after` resumes behind this reply. `renew`, in the first reply, is a subject:
+    send it any message at least every 30 s. The watch ends 30 s after the last renewal.
     """
 
     items: tuple[VmView, ...] | None = None
@@ -210,11 +217,11 @@ class NodePage(Paged):
 
     items: tuple[NodeView, ...] = ()
     alarms: tuple[str, ...] = ()
-    """What a person should look at, a sentence each."""
+    """Problems that need a person, one sentence each."""
 
 
 class NodeVm(Fact):
-    """A VM of a node. `leaving`: on its way to another; `stays`: why a drain leaves it there."""
+    """A VM of a node. `leaving`: it is being evacuated; `stays`: why a drain leaves it there."""
 
     uid: Uid
     namespace: str
@@ -225,20 +232,20 @@ class NodeVm(Fact):
 
 
 class NodeDetail(Fact):
-    """The answer of `node.get` and of every verb that changes what is wanted of a node."""
+    """The answer of `node.get` and of every verb that changes a node's desired state."""
 
     node: NodeView
     vms: tuple[NodeVm, ...] = ()
     unlisted: int = 0
-    """VMs that are there, too, and had no room in this answer."""
+    """Further VMs of the node that did not fit into this answer."""
 
 
 class NodeForgotten(Fact):
-    """The answer of `node.forget`: the bus knows nothing of the node any more."""
+    """The answer of `node.forget`: the bus has no data of the node any more."""
 
     node: str
     statuses: int = 0
-    """What it had said last of VMs, removed with it."""
+    """Statuses of VMs on the node that were removed."""
 
 
 class NetworkPage(Paged):
@@ -248,7 +255,7 @@ class NetworkPage(Paged):
 
 
 class ConsumerStatus(Fact):
-    """How far a consumer lags: messages not delivered yet, and requests that wait for some."""
+    """The lag of a consumer: undelivered messages, and pull requests that wait for messages."""
 
     name: str
     pending: int = 0
@@ -256,7 +263,7 @@ class ConsumerStatus(Fact):
 
 
 class StreamStatus(Fact):
-    """A stream of the bus; `fill` is the share of its limit in use."""
+    """A stream of the bus; `fill` is the used share of its limit."""
 
     name: str
     fill: float = 0.0
@@ -266,32 +273,32 @@ class StreamStatus(Fact):
 
 
 class BusStatus(Fact):
-    """The answer of `bus.status`: streams, nodes that fit (`node.list` has all), VMs in figures."""
+    """The answer of `bus.status`: streams, nodes that fit (`node.list` has all), counts of VMs."""
 
     streams: tuple[StreamStatus, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     unlisted_nodes: int = 0
     vms: dict[str, int] = Field(default_factory=dict)
-    """How many are in each state."""
+    """Number of VMs in each state."""
     queue_depth: int = 0
-    """VMs that shall run and do not yet."""
+    """VMs that should run and do not run yet."""
     oldest_pending_created_ns: int | None = None
     unplaced: int = 0
-    """VMs that wait for a node."""
+    """VMs without a node."""
     dead_letters: int = 0
-    """Messages that could not be handled, of the last 30 days."""
+    """Messages of the last 30 days that could not be handled."""
     skew_s: float = 0.0
     servers: int = 0
-    """On how many bus servers every stream lies."""
+    """Number of servers that hold a replica of every stream."""
     servers_current: int = 0
-    """How many of them are there and up to date."""
+    """Number of those servers that are online and up to date."""
     highly_available: bool = False
     alarms: tuple[str, ...] = ()
-    """What a person should look at, a sentence each."""
+    """Problems that need a person, one sentence each."""
 
 
 class RebuiltVm(Fact):
-    """What became of one VM: `step` is add, raise, move, end, keep or conflict."""
+    """The result for one VM: `step` is add, raise, move, end, keep or conflict."""
 
     uid: Uid
     namespace: str = ""
@@ -302,7 +309,7 @@ class RebuiltVm(Fact):
 
 
 class RebuiltNode(Fact):
-    """A node that was asked: `joined` when it follows this bus now."""
+    """A node that was asked. `joined`: it belongs to this bus now."""
 
     node: str
     vms: int = 0
@@ -311,7 +318,10 @@ class RebuiltNode(Fact):
 
 
 class BusRebuilt(Fact):
-    """The answer of `bus.rebuild`. VMs that the bus had as they are (`keep`) are only counted."""
+    """The answer of `bus.rebuild`.
+
+    VMs that the bus already had unchanged (`keep`) are only counted.
+    """
 
     vms: tuple[RebuiltVm, ...] = ()
     nodes: tuple[RebuiltNode, ...] = ()
@@ -319,7 +329,7 @@ class BusRebuilt(Fact):
 
 
 class NodeFindings(Fact):
-    """One node's audit; `message` says why there is none."""
+    """The audit of one node; `message` says why there is none."""
 
     node: str
     findings: tuple[Finding, ...] = ()
@@ -327,6 +337,6 @@ class NodeFindings(Fact):
 
 
 class NodeAudited(Fact):
-    """The answer of `node.audit`; well when no node has a finding or a message."""
+    """The answer of `node.audit`. All is well if no node has a finding or a message."""
 
     nodes: tuple[NodeFindings, ...] = ()

@@ -1,26 +1,26 @@
-"""Sizes of values by kind: what a request, a writer and a reader may have (ADR 0027).
+"""Size limits of stored values by kind, for requests, writers and readers (ADR 0027).
 
-A value grows between its admission and its last write, so each step has a larger bound than the
-one before: accepted < written < read. The largest view of a VM, a record and a status in JSON with
-every byte escaped to six, still fits in one message of the bus.
+A value grows between its admission and its last write. So each step has a larger limit than the one
+before: accepted < written < read. Even the largest view of a VM fits in one message of the bus:
+record and status as JSON, with each byte escaped to six.
 """
 
 from typing import NamedTuple
 
 KIB = 1024
 BUS_BYTES = 1024 * KIB
-"""One message of the bus, headers included (`max_payload` of the server)."""
+"""A message of the bus, headers included (`max_payload` of the server)."""
 REQUEST_BYTES = 512 * KIB
-"""A request, and any other message that is not stored."""
+"""A request, or any other message that is not stored."""
 RECORD_ACCEPTED_BYTES = 128 * KIB
-"""A VM's record right after a create or an update: what users gave and what admission added."""
+"""A VM's record after a create or update: the user's fields and admission's defaults."""
 
 LOGINS_BYTES = 256 * KIB
-"""A VM's pull secrets: they go to imaged in one request, beside the record."""
+"""A VM's pull secrets. They go to imaged in one request, together with the record."""
 
 
 class Bound(NamedTuple):
-    """How large values of one kind may be."""
+    """Size limits of one kind of value."""
 
     kind: str
     written_bytes: int
@@ -28,22 +28,22 @@ class Bound(NamedTuple):
 
 
 RECORD = Bound("record", RECORD_ACCEPTED_BYTES + 8 * KIB, 512 * KIB)
-"""Later writes add the node, requests, graces, a trace: less than 2 KiB of the 8."""
+"""Later writes add node, requests, graces and a trace: less than 2 KiB of these 8 KiB."""
 SECRET = Bound("secret inputs", 512 * KIB, BUS_BYTES)
-"""Written once and copied as it is; a request that brings more is refused by its size."""
+"""Written once and copied unchanged. A larger request is refused by its size."""
 STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 of them fit in the 16 MiB of their bucket."""
 SMALL = Bound("small value", 20 * KIB, 32 * KIB)
-"""Name claims, join records, wishes, reserved sums, leases, keys of a node's images."""
+"""Name claims, join records, node wishes, reserved sums, leases, image keys of a node."""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
-"""Every host's addresses, in one value a node: 500 hosts of ten IPv6 addresses each."""
+"""The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
 KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, HOSTS, EVENT, LETTER, OTHER)
 HEADER_BYTES = 4 * KIB
-"""Room for the headers of a stored message: id, expectations, a trace."""
+"""Space for the headers of a stored message: id, expectations, a trace."""
 STORED_BYTES = {
     "KV_vm": RECORD.read_bytes + HEADER_BYTES,
     "KV_sec": SECRET.written_bytes + HEADER_BYTES,
@@ -53,7 +53,7 @@ STORED_BYTES = {
     "EVT": EVENT.read_bytes + HEADER_BYTES,
     "DLQ": LETTER.read_bytes + HEADER_BYTES,
 }
-"""The largest message that the bus itself takes into a stream (`max_msg_size`), from anybody."""
+"""The largest message that the server accepts into a stream from any sender (`max_msg_size`)."""
 
 
 _BY_PLACE = {
@@ -68,7 +68,7 @@ _BY_PLACE = {
 
 
 def bound_of(subject: str) -> Bound:
-    """The bound of what is stored at a key of a bucket or under a subject of a stream."""
+    """Return the limits of a bucket's key, or of a subject of a stream."""
     tokens = subject.split(".")
     if tokens[-1] == "_hosts":
         return HOSTS

@@ -1,4 +1,4 @@
-"""Subjects with their parameters in braces: a sample value of each, and what it is."""
+"""Subject templates with parameters in braces; a sample value and a description of each."""
 
 import inspect
 from collections.abc import Callable
@@ -53,11 +53,11 @@ ASKERS = {
     "inspect": "tools and tests",
     "quarantine": "controller, nodeagent",
 }
-"""Who asks a node's services, by verb; else its agent."""
+"""The service that calls a verb of a node's services. Default: the agent."""
 
 
 def template(make: Callable[..., str], **fixed: str) -> str:
-    """The subject that `make` yields, with `{parameter}` for each argument that is not fixed."""
+    """Return the subject that `make` yields, with `{parameter}` for each free argument."""
     names = [name for name in inspect.signature(make).parameters if name not in fixed]
     subject = make(**fixed, **{name: SAMPLES[name] for name in names})
     for name in names:

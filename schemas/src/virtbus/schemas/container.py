@@ -1,4 +1,4 @@
-"""Container images: how they are named, and a disk that one of them brings (KubeVirt's).
+"""Container images: their references, and a disk from such an image (KubeVirt's containerDisk).
 
 The grammar is that of the distribution project's `reference` package, with Docker's short names:
 `fedora` is `docker.io/library/fedora:latest`.
@@ -14,7 +14,7 @@ from virtbus.schemas.model import Command
 from virtbus.schemas.registry_login import DOCKER_HUB, SECRET_BYTES, login_for
 
 SCHEME = "docker://"
-"""As skopeo, podman and KubeVirt's importer write an image in a registry."""
+"""The scheme that skopeo, podman and KubeVirt's importer use for an image in a registry."""
 _LATEST = "latest"
 _WORD = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _HOST = r"[A-Za-z0-9-]+"
@@ -30,7 +30,10 @@ _MAX_REPOSITORY = 255
 
 
 class ContainerRef(NamedTuple):
-    """A parsed reference. `tag` is empty where only a digest is given, `path` for "the one"."""
+    """A parsed reference.
+
+    `tag` is empty with a digest only; `path` is empty for the single disk.
+    """
 
     registry: str
     repository: str
@@ -51,10 +54,10 @@ class ContainerRef(NamedTuple):
 
 
 def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
-    """Read `docker://[registry/]repository[:tag][#path]`; `pinned`: a digest stands beside it.
+    """Read `docker://[registry/]repository[:tag][#path]`; `pinned`: a digest is given separately.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a reference.
     """
     name, hash_mark, path = text.removeprefix(SCHEME).partition("#")
     match = _REFERENCE.fullmatch(name)
@@ -76,7 +79,7 @@ def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
 
 
 def check_path(text: str) -> str:
-    """Return the absolute path of a file in an image, else raise ValueError (IMG-25)."""
+    """Return the absolute path of a file in an image, or raise ValueError (IMG-25)."""
     if _PATH.fullmatch(text) is None:
         msg = (
             "must be the absolute path of a file in the image, such as /disk/fedora.qcow2, "
@@ -96,7 +99,7 @@ def _split(image: str) -> tuple[ContainerRef, str]:
 
 
 def check_image(text: str) -> str:
-    """Return `text` if it names a container image, else raise ValueError."""
+    """Return `text` if it names a container image, or raise ValueError."""
     if "://" in text:
         msg = "must be a container image without a scheme, such as quay.io/containerdisks/fedora:40"
         raise ValueError(msg)
@@ -105,22 +108,23 @@ def check_image(text: str) -> str:
 
 
 class ImagePullPolicy(StrEnum):
-    """When a registry is asked for an image before a disk is made of it (Kubernetes' words)."""
+    """The rule for asking a registry again before a disk is made (Kubernetes' terms)."""
 
     ALWAYS = "Always"
-    """For each new disk: what the tag means now; nothing is transferred where it is unchanged."""
+    """Resolve the tag for each new disk; an unchanged image is not transferred again."""
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"
     """The image must have been pulled before."""
 
 
 class ContainerDisk(Command):
-    """A private overlay of the disk file that a container image holds (KubeVirt's containerDisk).
+    """A private overlay of the disk file in a container image (KubeVirt's containerDisk).
 
-    The file is the only one in the image's /disk, or `path`. What the guest writes is its own and
-    goes with the VM. Without `image_pull_policy`: Always for the tag latest, else IfNotPresent.
-    `image_pull_secret` is a `config.json` as `docker login` writes it; only its login for this
-    image is taken, in place of the node's own. It is a secret: a record shows it empty.
+    The file is the only one in the image's /disk, or `path`. The guest's writes are private and are
+    deleted with the VM. Without `image_pull_policy`: Always for the tag latest, otherwise
+    IfNotPresent. `image_pull_secret` is a `config.json` as written by `docker login`. Only its
+    login for this image is used, in place of the node's own. It is a secret: a record shows it
+    empty.
     """
 
     image: Annotated[str, StringConstraints(max_length=1024), AfterValidator(check_image)]
@@ -144,13 +148,13 @@ class ContainerDisk(Command):
         return login.config(ref.registry)
 
     def without_secrets(self) -> "ContainerDisk":
-        """What of it may stand in a record: that there is a secret, and not which."""
+        """Return the disk as a record may hold it: the secret's existence, not its content."""
         secret = None if self.image_pull_secret is None else ""
         return self.model_copy(update={"image_pull_secret": secret})
 
     @property
     def ref(self) -> str:
-        """The same as an image reference, `docker://…`, as stores of images list it."""
+        """Return it as an image reference, `docker://…`, as image stores list it."""
         ref, digest = _split(self.image)
         locator = ref._replace(path=self.path or "").locator
         return f"{locator}@{digest}" if digest else locator

@@ -14,7 +14,7 @@ BOOT_ORDER_MAX = 2**31 - 1
 
 
 class DiskBus(StrEnum):
-    """How the guest sees a disk."""
+    """The device type by which the guest sees a disk."""
 
     VIRTIO = "virtio"
     SATA = "sata"
@@ -27,15 +27,15 @@ class ErrorPolicy(StrEnum):
     STOP = "stop"
     """The guest pauses."""
     IGNORE = "ignore"
-    """The guest is not told."""
+    """The guest gets no error."""
     REPORT = "report"
     """The guest sees the error."""
     ENOSPACE = "enospace"
-    """The guest pauses where the host's disk is full, and sees every other error."""
+    """The guest pauses if the host's disk is full, and sees every other error."""
 
 
 class Disk(Command):
-    """A disk device; its contents are the volume of the same name. A CD-ROM drive may be empty."""
+    """A disk device; its content is the volume of the same name. A CD-ROM drive may be empty."""
 
     name: Id
     bus: DiskBus = DiskBus.VIRTIO

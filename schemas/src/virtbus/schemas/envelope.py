@@ -1,4 +1,4 @@
-"""The envelope of every message: CloudEvents 1.0 attribute names (design §3 "Messages")."""
+"""The envelope of every message, with the attribute names of CloudEvents 1.0."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from virtbus.schemas.wire import decode, validate
 
 
 class Envelope(Fact):
-    """`timeout_ms` counts on the receiver's monotonic clock from receipt (rule 6)."""
+    """The outer fields. `timeout_ms` counts on the receiver's monotonic clock from receipt."""
 
     id: str = Field("", max_length=128)
     source: str = Field("", max_length=256)
@@ -23,10 +23,10 @@ class Envelope(Fact):
 
 
 def open_envelope(body: bytes) -> Envelope:
-    """The envelope in `body`; a body that is no map with `data` is the data itself.
+    """Return the envelope in `body`. A body that is not a map with `data` is the data itself.
 
     Raises:
-        VirtbusError: as `decode`; 400 when the attributes are not CloudEvents'.
+        VirtbusError: as `decode`; 400 if the attributes are not those of CloudEvents.
     """
     value = decode(body) if body.strip() else {}
     if isinstance(value, dict) and "data" in value:

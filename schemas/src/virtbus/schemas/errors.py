@@ -1,4 +1,4 @@
-"""The one error shape, its codes and its reasons (design §3 "Errors", bus.md §6.5)."""
+"""The error shape of every answer, its codes and its reasons."""
 
 import re
 from enum import IntEnum, StrEnum
@@ -8,29 +8,29 @@ from pydantic import Field
 from virtbus.schemas.model import Fact
 
 MAX_DETAILS = 100
-"""Problems that one refusal lists."""
+"""Maximum number of problems in one error."""
 MAX_REASON_CHARS = 64
 MAX_MESSAGE_CHARS = 2000
 MAX_DETAIL_CHARS = 500
-"""Each of a detail's path, message and hint."""
+"""Maximum length of a detail's path, message and hint."""
 MAX_ERROR_BYTES = 64 * 1024
-"""A refusal as JSON or msgpack; a message on the bus may have 1 MiB."""
+"""Maximum size of an error as JSON or msgpack; a message on the bus may have 1 MiB."""
 _BODY_BYTES = 4096
-"""What a refusal's own fields and their names need beside its message."""
+"""Size of an error's own fields and their names without its message."""
 _DETAIL_BYTES = 40
-"""The names and quotes around one detail."""
+"""Size of the names and quotes around one detail."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Controls, which JSON writes with six bytes each, and lone surrogates, which no encoding takes."""
+"""Control characters, which JSON writes with six bytes each, and lone surrogates."""
 
 
 def quotable(text: str, most: int) -> str:
-    """`text` cut to `most` characters, without controls; at most four bytes a character."""
+    """Return `text` cut to `most` characters, without control characters; at most 4 bytes each."""
     kept = text if len(text) <= most else text[: most - 1] + "…"
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", kept)
 
 
 class Code(IntEnum):
-    """What class of problem it is; HTTP's numbers, so that people know them."""
+    """The class of the problem, numbered as in HTTP."""
 
     INVALID = 400
     DENIED = 403
@@ -46,7 +46,7 @@ class Code(IntEnum):
 
 
 class Retry(StrEnum):
-    """What a client may do: give up, repeat the very same request, or repeat it later."""
+    """The client's next step: give up, repeat the same request, or repeat it later."""
 
     NEVER = "never"
     SAME_ID = "same_id"
@@ -62,14 +62,14 @@ _RETRY = {
 
 
 class Detail(Fact):
-    """One problem: the field's path (`spec.domain.cpu.cores`) or the subject, and what to do."""
+    """One problem: the field's path (`spec.domain.cpu.cores`) or the subject, and the next step."""
 
     path: str = ""
     message: str
     hint: str = ""
 
     def bounded(self) -> "Detail":
-        """The same with texts of at most MAX_DETAIL_CHARS each."""
+        """Return it with texts of at most MAX_DETAIL_CHARS each."""
         return Detail(
             path=quotable(self.path, MAX_DETAIL_CHARS),
             message=quotable(self.message, MAX_DETAIL_CHARS),
@@ -88,9 +88,9 @@ class ErrorBody(Fact):
     details: tuple[Detail, ...] = Field(())
 
     def bounded(self) -> "ErrorBody":
-        """The same with at most MAX_ERROR_BYTES, whatever it quotes.
+        """Return it cut to at most MAX_ERROR_BYTES.
 
-        Texts are cut. Details that have no room are left out; the last one says how many.
+        Texts are shortened first. Details that do not fit are omitted; the last one says how many.
         """
         message = quotable(self.message, MAX_MESSAGE_CHARS)
         kept: list[Detail] = []
@@ -114,20 +114,20 @@ class ErrorBody(Fact):
 
 
 def _size_bytes(*texts: str) -> int:
-    """Bytes of clean texts as JSON: a quote, a backslash and a line break take two."""
+    """Return the size of clean texts as JSON. A quote, backslash or line break takes two bytes."""
     return sum(len(text.encode()) + sum(map(text.count, '"\\\n\t')) for text in texts)
 
 
 def unlisted(count: int) -> Detail:
-    """The detail that stands for `count` others."""
+    """Return the detail that stands for `count` others."""
     return Detail(message=f"{count} more are not listed; mend these first")
 
 
 class VirtbusError(Exception):
-    """A refusal that a person or a program can act on; raised anywhere, rendered by the bus.
+    """An error that a person or a program can act on; raised anywhere, rendered by the bus.
 
-    `reason` is a stable word (`name_taken`), `message` a sentence with the next step in it.
-    It may quote what a stranger sent: it is bounded where it is made, so every copy of it is.
+    `reason` is a stable word (`name_taken`). `message` is a sentence that includes the next step.
+    It may quote untrusted text, so its size is bounded at construction.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class VirtbusError(Exception):
 
     @classmethod
     def of(cls, body: ErrorBody) -> "VirtbusError":
-        """The error that a peer sent."""
+        """Return the error that a peer sent."""
         error = cls(
             Code(body.code) if body.code in set(Code) else Code.INTERNAL, body.reason, body.message
         )
@@ -170,5 +170,5 @@ class VirtbusError(Exception):
 
     @property
     def expected(self) -> bool:
-        """True for the caller's mistakes and for load: not our ERROR log."""
+        """Return True for the caller's mistakes and for overload; they are not logged as errors."""
         return self.body.code < Code.INTERNAL or self.body.code in {Code.UNAVAILABLE, Code.DEADLINE}

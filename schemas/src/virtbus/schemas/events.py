@@ -1,4 +1,4 @@
-"""Facts on `virtbus.evt.<node>.<uid>.<kind>`: a VM's life, and with uid `_` a node's."""
+"""Events on `virtbus.evt.<node>.<uid>.<kind>`: steps of a VM's life; with uid `_`, of a node."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import Fact
 
 
 class Kind(StrEnum):
-    """Each step of a VM's life, and of a node's."""
+    """The kinds of events of VMs and nodes."""
 
     VM_ACCEPTED = "vm.accepted"
     VM_SCHEDULED = "vm.scheduled"
@@ -46,7 +46,7 @@ class Kind(StrEnum):
     NODE_UNFENCED = "node.unfenced"
     NODE_FORGOTTEN = "node.forgotten"
     NODE_TRIMMED = "node.trimmed"
-    """It stored so many facts or statuses that others were short of room."""
+    """Some of the node's stored events or statuses were removed to make space for other nodes."""
     NODE_RIVAL = "node.rival"
     NODE_TAKEN_OVER = "node.taken-over"
     NODE_APPROVED = "node.approved"
@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 
 class Event(Fact):
-    """One fact. `at_ns` is the sender's clock, for people; order is the stream's sequence."""
+    """One event. `at_ns` is the sender's clock, for people; the stream's sequence is the order."""
 
     kind: Kind
     uid: str
@@ -72,7 +72,7 @@ class Event(Fact):
 
 
 class Span(Fact):
-    """A finished span (OpenTelemetry), stored as a fact so that `vm trace` needs no collector."""
+    """A finished span (OpenTelemetry), stored as an event so that `vm trace` needs no collector."""
 
     trace_id: str
     span_id: str
@@ -88,15 +88,15 @@ class Span(Fact):
 
 
 class Spans(Fact):
-    """The stored form: spans of one VM and service that ended together."""
+    """The stored form: spans of one VM and one service that ended together."""
 
     spans: tuple[Span, ...] = ()
 
 
 class DeadLetter(Fact):
-    """`virtbus.dlq.<service>`: a message that could not be handled, without its bytes.
+    """`virtbus.dlq.<service>`: a message that could not be handled, without its content.
 
-    What it held may be secret; it is still where `subject` and `revision` say.
+    The content may be secret. It is still at `subject` and `revision`.
     """
 
     subject: str

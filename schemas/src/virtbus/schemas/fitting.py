@@ -1,7 +1,7 @@
-"""Cuts what a service says of itself or of a VM to the size that may be written (ADR 0027).
+"""Cuts a status or a heartbeat to the size that may be written (ADR 0027).
 
-Long texts go first, then what is a hint only, then long lists. Ids and states are shorter than
-every cut, so a value that was cut is still of its VM or node.
+It shortens long texts first, then removes optional fields, then shortens long lists. Ids and states
+are never cut.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ from virtbus.schemas.wire import encode
 MARK = "…"
 KEY_BYTES = 256
 LEAST_ENTRIES = 16
-"""Of a map: as plain data the fields of a model are one, too."""
+"""Maps below this size are never cut: as plain data, a model is a map as well."""
 HINTS = frozenset({"detail", "attributes"})
-"""Fields that readers can do without."""
+"""Optional fields that readers can do without."""
 
 
 class Step(NamedTuple):
-    """The longest text and the longest list of a cut."""
+    """The longest text and the longest list after one step of cutting."""
 
     text_bytes: int
     items: int
@@ -42,7 +42,7 @@ Told = TypeVar("Told", VmStatus, NodeRecord)
 
 
 def fitted(value: Told) -> Told:
-    """The status or heartbeat, cut where it is larger than its kind may be written."""
+    """Return the status or heartbeat, cut if it is larger than its kind may be written."""
     most = (STATUS if isinstance(value, VmStatus) else HEARTBEAT).written_bytes
     made = value
     for smaller in smaller_forms(value):
@@ -53,12 +53,12 @@ def fitted(value: Told) -> Told:
 
 
 def smaller_forms(value: Any) -> Iterator[Any]:
-    """The value as plain data, smaller with each step."""
+    """Yield the value as plain data, smaller with each step."""
     return (_cut(value, step) for step in STEPS)
 
 
 def cut_text(text: str, most_bytes: int) -> str:
-    """The beginning of a text, with a mark where something was cut off."""
+    """Return the beginning of a text, with a mark if something was cut off."""
     data = text.encode(errors="replace")
     if len(data) <= most_bytes:
         return text

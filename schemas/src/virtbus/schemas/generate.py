@@ -1,10 +1,9 @@
-"""`python -m virtbus.schemas.generate [--check]`: write, or verify, what is made from the code.
+"""`python -m virtbus.schemas.generate [--check]`: write, or verify, the generated files.
 
-A build tool, so unlike the rest of this package it reads and writes files: `schemas/wire/`,
-`docs/reference/` and, of `deploy/kubernetes/`, `crds/` and `manifests/` of the workspace it lies
-in. It needs the whole workspace, because settings, the agent's lifecycle and KubeVirt's tables are
-the services' own.
-With `--fresh` goldens forget their earlier editions: only for shapes that no release ever wrote.
+A build tool: unlike the rest of this package it reads and writes files. It writes `schemas/wire/`,
+`docs/reference/`, and `crds/` and `manifests/` of `deploy/kubernetes/`. It needs the whole
+workspace, because it reads tables of the services. With `--fresh` golden files drop their earlier
+editions; use it only for shapes that no release wrote.
 """
 
 import argparse
@@ -31,9 +30,12 @@ FIELDS_PAGE = "virtbus.kubebridge.core.page"
 STATES_PAGE = "virtbus.kubebridge.core.states_page"
 CRDS = "virtbus.kubebridge.core.crd"
 
+HANDWRITTEN = frozenset({"faults.md", "glossary.md", "hostile-inputs.md", "invariants.md"})
+"""Reference pages that people write."""
+
 
 def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
-    """What belongs in schemas/wire, by path."""
+    """Return the contents of schemas/wire, by path."""
     wire = root / "schemas" / "wire"
     files = {wire / "asyncapi.yaml": generate_asyncapi.document()}
     for model in models():
@@ -45,12 +47,12 @@ def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
 
 
 def golden_path(root: Path, model: type[BaseModel]) -> Path:
-    """Where a message's golden bytes are."""
+    """Return the path of a message's golden bytes."""
     return root / "schemas" / "wire" / FOLDER / "golden" / f"{model.__name__}.json"
 
 
 def reference_files(root: Path) -> dict[Path, str]:
-    """What belongs in docs/reference, by path."""
+    """Return the contents of docs/reference, by path."""
     pages = {
         "subjects.md": generate_reference.subjects(),
         "errors.md": generate_reference.errors(root),
@@ -68,7 +70,7 @@ def reference_files(root: Path) -> dict[Path, str]:
 
 
 def kubernetes_files(root: Path) -> dict[Path, str]:
-    """The CRDs and the plain manifests, by path; the folder of both is the Helm chart."""
+    """Return the CRDs and the plain manifests, by path; the folder of both is the Helm chart."""
     chart = root / "deploy" / "kubernetes"
     folder = chart / "crds"
     note = f"# Written by `{COMMAND}` (make docs) from the code; edit that.\n"
@@ -81,7 +83,7 @@ def kubernetes_files(root: Path) -> dict[Path, str]:
 
 
 def differences(files: dict[Path, str], root: Path) -> list[str]:
-    """Paths whose content is not `files`', and paths in the same folders that should not be."""
+    """Return paths whose content differs from `files`, and unexpected paths in the same folders."""
     found = [
         f"{path.relative_to(root)} is not what the code says"
         for path, text in files.items()
@@ -92,13 +94,13 @@ def differences(files: dict[Path, str], root: Path) -> list[str]:
         for folder in {path.parent for path in files}
         if folder.exists()
         for other in folder.iterdir()
-        if other.is_file() and other not in files
+        if other.is_file() and other not in files and other.name not in HANDWRITTEN
     }
     return found + [f"{path.relative_to(root)} is of nothing in the code" for path in sorted(stray)]
 
 
 def broken(root: Path) -> Iterator[str]:
-    """Golden editions that today's models read otherwise than they were written."""
+    """Yield golden editions that today's models read differently."""
     for model in models():
         path = golden_path(root, model)
         if path.exists():
@@ -108,10 +110,12 @@ def broken(root: Path) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0, or 1 where `--check` found something."""
+    """Return the exit code: 0, or 1 if `--check` found something."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, tell what would be")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier golden editions")
+    parser.add_argument(
+        "--check", action="store_true", help=("change nothing, report the differences")
+    )
+    parser.add_argument("--fresh", action="store_true", help="drop earlier golden editions")
     options = parser.parse_args(argv)
     files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT) | kubernetes_files(ROOT)
     if options.check:

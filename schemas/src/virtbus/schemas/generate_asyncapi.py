@@ -1,6 +1,7 @@
-"""`schemas/wire/asyncapi.yaml`: the catalogue as an AsyncAPI 3.0 document, seen from virtbus.
+"""Writes `schemas/wire/asyncapi.yaml`: the catalogue as an AsyncAPI 3.0 document.
 
-An operation `receive` is what virtbus takes from others, `send` what its processes say.
+The document takes virtbus' point of view: an operation `receive` is sent by others, an operation
+`send` by its processes.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""The catalogue of the bus: every subject with its kind, its messages, and who speaks.
+"""The catalogue of the bus: every subject with its kind, its messages and its senders.
 
-docs/reference/subjects.md and asyncapi.yaml are written from it; a test holds that every function
-of `subjects` is in it.
+docs/reference/subjects.md and asyncapi.yaml are generated from it. A test checks that it contains
+every function of `subjects`.
 """
 
 import re
@@ -34,7 +34,7 @@ from virtbus.schemas.channel_parameters import ASKERS, template
 
 
 class Plane(StrEnum):
-    """How a subject is used."""
+    """The kind of use of a subject."""
 
     REQUEST = "request"
     """One request, one answer."""
@@ -50,7 +50,7 @@ class Plane(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One subject. `message` and `reply` None: a plain map, or (of a reply) none."""
+    """One subject. `message` None: a plain map; `reply` None: no reply."""
 
     id: str
     subject: str
@@ -69,7 +69,7 @@ class Channel:
 
     @property
     def enveloped(self) -> bool:
-        """Records are bare models: their subject says what they are (ADR 0002)."""
+        """Return True if messages have an envelope. Records do not (ADR 0002)."""
         return self.plane is not Plane.RECORD
 
 

@@ -1,8 +1,8 @@
-"""One full and one minimal instance of every message, made from its fields, always the same.
+"""Generates one full and one minimal instance of every message from its fields.
 
-A field's value comes from the tables here, by `Model.field` or by name, else from its type: so a
-new field is in the golden bytes without anyone writing it there. Full means that no field has its
-default; where fields exclude each other the instance is of the wire, not of a sane request.
+A field's value comes from the tables here, by `Model.field` or by name, otherwise from its type. So
+a new field appears in the golden bytes automatically. Full means that no field has its default. If
+fields exclude each other, the instance is valid on the wire but not as a request.
 """
 
 import types
@@ -156,16 +156,16 @@ _VALUES: dict[str, Any] = {
 }
 
 VERSION_FIELDS = frozenset({"schema_version", "tombstone"})
-"""Have one value only, and it is their default."""
+"""Fields with a single value, which is their default."""
 
 
 def full(model: type[M]) -> M:
-    """The instance in which every field is set."""
+    """Return the instance in which every field is set."""
     return model.model_validate(_plain(model, required_only=False))
 
 
 def minimal(model: type[M]) -> M:
-    """The instance with only what must be set."""
+    """Return the instance with required fields only."""
     return model.model_validate(_plain(model, required_only=True))
 
 
@@ -187,7 +187,7 @@ def _field(model: type[BaseModel], name: str, field: FieldInfo, *, required_only
 
 
 def _inner(annotation: Any) -> Any:
-    """The type inside Annotated and Optional."""
+    """Return the type inside Annotated and Optional."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _inner(get_args(annotation)[0])

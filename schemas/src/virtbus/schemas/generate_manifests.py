@@ -1,7 +1,7 @@
-"""`deploy/kubernetes/manifests/`: the Helm chart beside it, rendered with its own values.
+"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with its own values.
 
-Of Helm's language the chart uses what is read here, nothing else: a value, a value of the release,
-and a block that is there if a value is. tests/kubernetes/test_chart.py compares with Helm itself.
+The chart uses only this part of Helm's language: a value, a value of the release, and a block that
+depends on a value. tests/kubernetes/test_chart.py compares the result with Helm's.
 """
 
 import re
@@ -28,7 +28,7 @@ metadata:
 
 
 def manifests(chart: Path) -> str:
-    """All of a chart's templates, with a namespace before them."""
+    """Return all of a chart's templates, preceded by a namespace."""
     values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
     given = {"Values": values, "Release": {"Namespace": NAMESPACE}}
     files = sorted((chart / "templates").glob("*.yaml"))
@@ -36,7 +36,7 @@ def manifests(chart: Path) -> str:
 
 
 def rendered(template: str, given: Mapping[str, Any]) -> str:
-    """One template. ValueError: it says what Helm may understand and this does not."""
+    """Render one template; raise ValueError for syntax that is not supported here."""
     return "".join(_lines(template, given))
 
 

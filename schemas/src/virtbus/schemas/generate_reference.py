@@ -1,4 +1,4 @@
-"""docs/reference: subjects, errors, models and settings, each page from the code itself."""
+"""Generates docs/reference: subjects, errors, models and settings."""
 
 import ast
 import importlib
@@ -18,7 +18,7 @@ from virtbus.schemas.generate_wire import FOLDER, models
 
 
 def subjects() -> str:
-    """Every subject, by plane."""
+    """Return the page of subjects, by kind of use."""
     lines = [
         "# Subjects",
         "",
@@ -54,7 +54,7 @@ def _link(model: type[BaseModel] | None) -> str:
 
 # --- errors ----------------------------------------------------------------------------------
 class Raised(NamedTuple):
-    """A reason and where the code raises it."""
+    """A reason, and the place that raises it."""
 
     reason: str
     code: int
@@ -62,7 +62,7 @@ class Raised(NamedTuple):
 
 
 def errors(root: Path) -> str:
-    """The codes, and every reason that a service gives."""
+    """Return the page of error codes and reasons."""
     lines = [
         "# Errors",
         "",
@@ -98,7 +98,7 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _raised(path: Path) -> list[Raised]:
-    """Calls `VirtbusError(Code.X, "reason", …)` in a module, of subclasses too."""
+    """Find calls `VirtbusError(Code.X, "reason", …)` in a module, and those of subclasses."""
     package = path.parts[path.parts.index("virtbus", path.parts.index("src")) + 1]
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -115,7 +115,7 @@ def _raised(path: Path) -> list[Raised]:
 
 # --- models ----------------------------------------------------------------------------------
 def all_models() -> tuple[type[BaseModel], ...]:
-    """Every message, and every model inside one, by name."""
+    """Return every message, and every model inside one, by name."""
     found: set[type[BaseModel]] = set()
     waiting = list(models())
     while waiting:
@@ -137,7 +137,7 @@ def _inside(annotation: Any) -> list[type[BaseModel]]:
 
 
 def model_pages() -> str:
-    """Every model with its fields."""
+    """Return the page of models with their fields."""
     lines = [
         "# Models",
         "",
@@ -206,7 +206,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 # --- settings --------------------------------------------------------------------------------
 def settings(root: Path) -> str:
-    """The knobs of each service."""
+    """Return the page of each service's settings."""
     names = sorted(path.parent.name for path in root.glob("services/*/src/virtbus/*/settings.py"))
     common = importlib.import_module("virtbus.bus.settings").ServiceSettings.model_fields
     lines = [
@@ -253,7 +253,7 @@ def _shown(field: FieldInfo) -> str:
 
 
 def _table(heads: tuple[str, ...], rows: Any) -> list[str]:
-    """A Markdown table and an empty line."""
+    """Return a Markdown table and an empty line."""
     cells = [heads, tuple("---" for _ in heads), *rows]
     return [*("| " + " | ".join(_cell(one) for one in row) + " |" for row in cells), ""]
 

@@ -1,4 +1,4 @@
-"""docs/reference/states.md: both lifecycle tables, drawn and listed."""
+"""Generates docs/reference/states.md: both lifecycle tables, as diagrams and lists."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -8,14 +8,14 @@ from virtbus.schemas.states import FINAL, TRANSITIONS, VmState
 
 AGENT_TABLE = "virtbus.nodeagent.core.lifecycle"
 EVERYWHERE = 8
-"""An event that leads to one state from more states than this is told in a line, not drawn."""
+"""An event that leads to one state from more states than this is described, not drawn."""
 
 Rows = list[tuple[str, str, str, str]]
 """State, event, next state, actions."""
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     shown = [(str(s), str(e), str(to), "") for (s, e), to in TRANSITIONS.items()]
     final = ", ".join(f"`{state}`" for state in VmState if state in FINAL)
     agent = importlib.import_module(AGENT_TABLE)
@@ -67,7 +67,7 @@ def _node(state: str) -> str:
 
 
 def _drawn(rows: Rows, first: str) -> list[str]:
-    """A mermaid diagram; events from nearly everywhere as lines above it."""
+    """Return a mermaid diagram; events from nearly everywhere are lines above it."""
     sources: dict[tuple[str, str], list[str]] = {}
     for state, event, following, _ in rows:
         sources.setdefault((event, following), []).append(state)

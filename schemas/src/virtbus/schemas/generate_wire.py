@@ -1,7 +1,7 @@
-"""Golden bytes and JSON Schemas of every message, below `schemas/wire/`.
+"""Generates golden bytes and JSON Schemas of every message, below `schemas/wire/`.
 
-A golden file keeps an edition for every shape that a message ever had: a change of a model adds
-one and leaves the earlier ones, and the tests decode them all with the model of today.
+A golden file keeps an edition of every shape that a message ever had. A change of a model adds one,
+and the tests decode all of them with the current model.
 """
 
 import json
@@ -24,17 +24,17 @@ RETIRED = {
     **dict.fromkeys(("NodeRecord", "NodePage", "NodeDetail", "BusStatus"), _OF_NODES),
     "Tele": frozenset({"images"}),
 }
-"""Fields that earlier editions have and nobody reads any more, by message: ADR 0034."""
+"""Fields of earlier editions that nobody reads any more, by message: ADR 0034."""
 
 
 def models() -> tuple[type[BaseModel], ...]:
-    """Every model whose bytes go over the bus as a whole, by name."""
+    """Return every model that is sent as a whole, by name."""
     said = {model for one in CHANNELS for model in (one.message, one.reply) if model}
     return tuple(sorted({*said, Envelope, ErrorBody}, key=lambda model: model.__name__))
 
 
 def edition(model: type[BaseModel]) -> dict[str, Any]:
-    """The bytes of today's two instances, with what they say."""
+    """Return the bytes and content of the two instances of a model."""
     return {
         kind: {"msgpack": encode(instance).hex(), "value": json.loads(encode_json(instance))}
         for kind, instance in (("full", full(model)), ("minimal", minimal(model)))
@@ -42,20 +42,20 @@ def edition(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def golden(model: type[BaseModel], kept: list[dict[str, Any]]) -> str:
-    """The golden file, given the editions it has: with today's as the last."""
+    """Return the golden file: the kept editions, with the current one last."""
     today = edition(model)
     editions = kept if kept and kept[-1] == today else [*kept, today]
     return _json({"model": model.__name__, "editions": editions})
 
 
 def editions(text: str) -> list[dict[str, Any]]:
-    """The editions in a golden file."""
+    """Return the editions in a golden file."""
     found: list[dict[str, Any]] = json.loads(text)["editions"]
     return found
 
 
 def unread(model: type[BaseModel], one: dict[str, Any]) -> list[str]:
-    """The paths at which today's model reads an edition other than it was written."""
+    """Return the paths that the current model reads differently from an edition."""
     found = []
     for kind, written in one.items():
         instance = read(model, bytes.fromhex(written["msgpack"]))
@@ -66,7 +66,7 @@ def unread(model: type[BaseModel], one: dict[str, Any]) -> list[str]:
 
 
 def _lost(written: Any, now: Any, path: str) -> list[str]:
-    """Where `now` lacks or changes something of `written`; what it has more is no loss."""
+    """Yield the paths at which `now` lacks or changes something of `written`."""
     if isinstance(written, dict) and isinstance(now, dict):
         return [
             found
@@ -82,7 +82,7 @@ def _lost(written: Any, now: Any, path: str) -> list[str]:
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """The JSON Schema (2020-12) of what is read as `model`."""
+    """Return the JSON Schema (2020-12) of a model."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:virtbus:{FOLDER}:{model.__name__}",

@@ -1,4 +1,4 @@
-"""What a guest says of itself through QEMU's guest agent. It may say anything: all is bounded."""
+"""Answers of QEMU's guest agent. They are untrusted, so every field is bounded."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import Fact
 
 
 class GuestQuestion(StrEnum):
-    """What to ask. A ping is answered with the guest's host name."""
+    """The possible questions. The answer to a ping is the guest's host name."""
 
     PING = "ping"
     OS = "os"
@@ -18,9 +18,9 @@ class GuestQuestion(StrEnum):
 
 
 class GuestAsk(Fact):
-    """`rpc.agent.guest`: ask the agent in a VM's guest; without questions all that it can tell.
+    """`rpc.agent.guest`: asks a VM's guest agent `questions`, or for all it can answer.
 
-    `timeout_s` bounds the whole, whatever the guest does.
+    `timeout_s` bounds the whole request.
     """
 
     uid: str
@@ -29,7 +29,7 @@ class GuestAsk(Fact):
 
 
 class GuestOs(Fact):
-    """The guest's `os-release` and kernel, and its time zone, in its own words."""
+    """The guest's `os-release`, kernel and time zone, as the guest reports them."""
 
     id: str = ""
     name: str = ""
@@ -46,7 +46,7 @@ class GuestOs(Fact):
 
 
 class GuestUser(Fact):
-    """Who is logged in; `login_time_s` in seconds since 1970, by the guest's clock."""
+    """A logged-in user; `login_time_s` in seconds since 1970, by the guest's clock."""
 
     name: str
     domain: str = ""
@@ -54,7 +54,7 @@ class GuestUser(Fact):
 
 
 class GuestFilesystem(Fact):
-    """A mounted file system. `disks` are the targets, such as vda, that it lies on."""
+    """A mounted file system. `disks` are its target devices, such as vda."""
 
     name: str
     mountpoint: str = ""
@@ -65,7 +65,7 @@ class GuestFilesystem(Fact):
 
 
 class GuestInterface(Fact):
-    """A network interface as the guest has it; `addresses` with their prefix."""
+    """A network interface in the guest; `addresses` with their prefix."""
 
     name: str
     mac: str = ""
@@ -73,7 +73,7 @@ class GuestInterface(Fact):
 
 
 class GuestInfo(Fact):
-    """What the guest answered; what was not asked for, or it cannot tell, is empty."""
+    """The guest's answers. Fields that were not asked for, or have no answer, are empty."""
 
     hostname: str = ""
     os: GuestOs | None = None

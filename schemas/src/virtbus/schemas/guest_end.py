@@ -1,4 +1,4 @@
-"""What became of a guest, by itself or by others."""
+"""The end of a guest's run."""
 
 from typing import Literal
 
@@ -6,12 +6,12 @@ from virtbus.schemas.model import Fact
 
 
 class GuestEnd(Fact):
-    """How and when a run of the guest ended.
+    """The cause and time of the end of a guest's run.
 
-    `how`: it powered itself off (`shut down`), was destroyed (`ended`), its emulator died
-    (`crashed`), its kernel said by the pvpanic device that it failed (`panicked`), or its watchdog
-    powered it off (`watchdog`). To a run strategy the last two are crashes. `asked`: a stop, a
-    restart, a delete or a move wanted that.
+    `how`: the guest powered itself off (`shut down`); it was destroyed (`ended`); its emulator died
+    (`crashed`); its kernel reported a failure by the pvpanic device (`panicked`); its watchdog
+    powered it off (`watchdog`). A run strategy treats the last two as crashes. `asked`: a stop,
+    restart, delete or move requested the end.
     """
 
     how: Literal["shut down", "ended", "crashed", "panicked", "watchdog"]

@@ -8,7 +8,7 @@ from virtbus.schemas.quantity import Count
 
 
 class EventList(Command):
-    """`vm.events`: stored facts of one VM, or of all; `spans` adds trace spans."""
+    """`vm.events`: stored events of one VM, or of all; `spans` adds trace spans."""
 
     uid: Uid | None = None
     after: Count = Field(0, ge=0)
@@ -17,7 +17,7 @@ class EventList(Command):
 
 
 class EventItem(Fact):
-    """A stored fact: `event` or `span` as its own map."""
+    """A stored event: `event` or `span` as a map."""
 
     sequence: int
     subject: str
@@ -26,7 +26,7 @@ class EventItem(Fact):
 
 
 class EventPage(Fact):
-    """A page of `vm.events`; `next_after`, given as `after`, asks for the next, None: no more."""
+    """A page of `vm.events`; `next_after`, passed as `after`, requests the next; None: the last."""
 
     items: tuple[EventItem, ...] = ()
     next_after: int | None = None

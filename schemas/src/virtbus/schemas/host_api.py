@@ -1,4 +1,4 @@
-"""Requests about the host that a node is: taking over, and what it may offer."""
+"""Requests about a node's host: takeover by another host, and approved capacity."""
 
 from typing import Annotated
 
@@ -11,10 +11,10 @@ from virtbus.schemas.vm import Labels
 
 
 class NodeTakeover(NodeRef):
-    """`node.takeover`: give the node to the refused agent that waits for it.
+    """`node.takeover`: gives the node to the refused agent that waits for it.
 
-    `confirm` says how the host before is known to be off, and `instance` which agent is meant where
-    several wait.
+    `confirm` says how the previous host is known to be off. `instance` names the agent if several
+    wait.
     """
 
     confirm: Annotated[str, StringConstraints(min_length=3, max_length=500)]
@@ -22,7 +22,10 @@ class NodeTakeover(NodeRef):
 
 
 class NodeApprove(NodeRef):
-    """`node.approve`: what the node may offer; what is left out is as it reports it now."""
+    """`node.approve`: what the node may offer.
+
+    An omitted field keeps its currently reported value.
+    """
 
     labels: Labels | None = None
     cpus: Count | None = Field(None, ge=1)

@@ -1,4 +1,4 @@
-"""Which host a node id belongs to, which of its agents runs, and what it was approved for."""
+"""A node's host: its identity, the running instance of its agent, and its approved capacity."""
 
 from pydantic import Field
 
@@ -6,20 +6,20 @@ from virtbus.schemas.model import Fact
 
 
 class HostMarks(Fact):
-    """By what a host is known again: digests, compared and never read.
+    """Digests that identify a host; they are only compared.
 
-    `key` is of a random key in the agent's state folder. The others are of what the machine says
-    of itself, and empty where it says nothing.
+    `key` is of a random key in the agent's state folder. The others are of values that the machine
+    reports, and empty if it reports none.
     """
 
     key: str
     machine: str = ""
-    """Of /etc/machine-id."""
+    """Digest of /etc/machine-id."""
     hardware: str = ""
-    """Of the firmware's UUID of the machine (DMI)."""
+    """Digest of the firmware's UUID of the machine (DMI)."""
 
     def same(self, other: "HostMarks") -> bool:
-        """True where nothing says that they are of two hosts."""
+        """Return True unless a mark shows that the two are different hosts."""
         own, others = (self.machine, self.hardware), (other.machine, other.hardware)
         differ = any(a and b and a != b for a, b in zip(own, others, strict=True))
         return self.key == other.key and not differ
@@ -28,9 +28,9 @@ class HostMarks(Fact):
 class Instance(Fact):
     """One life of a node's agent.
 
-    At `$KV.st.<node>._instance` it is the one that acts for the node; each write is a
-    compare-and-set over the one before. At `$KV.st.<node>._rival` it is one that was refused,
-    with `why`; that key expires.
+    At `$KV.st.<node>._instance` it is the agent that acts for the node; each write is a
+    compare-and-set over the previous one. At `$KV.st.<node>._rival` it is an agent that was
+    refused, with `why`; that key expires.
     """
 
     schema_version: int = 1
@@ -38,21 +38,21 @@ class Instance(Fact):
     instance: str
     host: HostMarks
     boot: str = ""
-    """Of the host's boot; empty where it is not known."""
+    """Boot id of the host; empty if unknown."""
     folder: str = ""
     """Device and inode of the state folder's lock, which one agent at a time holds."""
     hostname: str = ""
     since_ns: int = 0
     token: str = ""
-    """Another in each write: a write whose answer was lost is known again."""
+    """Different in each write, so that a write whose answer was lost is recognised."""
     why: str = ""
 
 
 class Takeover(Fact):
-    """A person gave the node to this instance, and said how the host before is known to be off.
+    """The node was given to this instance by a person.
 
-    `over` is the revision of `_instance` that was given up: once that was written again, its
-    holder is back and the word is void.
+    The request said how the previous host is known to be off. `over` is the revision of `_instance`
+    that was given up. If that key is written again, its holder is back and the takeover is void.
     """
 
     instance: str
@@ -62,7 +62,7 @@ class Takeover(Fact):
 
 
 class Approved(Fact):
-    """What a node may offer: what it reports beyond this attracts no VM."""
+    """Capacity and labels that a node may offer. A report beyond this attracts no VM."""
 
     labels: dict[str, str] = Field(default_factory=dict)
     cpus: int = 0
@@ -71,11 +71,11 @@ class Approved(Fact):
 
 
 class HostRecord(Fact):
-    """`$KV.vm.<node>._host`: the half of a node's join record that a backup keeps.
+    """`$KV.vm.<node>._host`: the part of a node's join record that a backup keeps.
 
-    Written by controllers by compare-and-set: first what the node's first heartbeat says, then
-    only by a person's word. `trusted`: the host holds the admin's credentials of the bus anyway,
-    so what it reports counts as it is.
+    Controllers write it by compare-and-set: first the node's first heartbeat, then only a person's
+    decision. `trusted`: the host holds the bus admin's credentials anyway, so its report is
+    accepted unchanged.
     """
 
     schema_version: int = 1
@@ -85,7 +85,7 @@ class HostRecord(Fact):
     approved: Approved | None = None
     trusted: bool = False
     requests: tuple[str, ...] = ()
-    """Ids of the last requests about it: one that comes again changes nothing."""
+    """Ids of the last requests about it: a repeated request changes nothing."""
 
 
 class SigningKey(Fact):

@@ -1,7 +1,7 @@
 """Identifiers. One grammar for everything that becomes a subject token, a file name or a domain.
 
-An id with a dot silently adds subject tokens, `*` and `>` are delivered literally by the server,
-and a slash leaves a directory: so one type refuses them all, at every boundary (BUS-01).
+An id with a dot adds subject tokens, the server delivers `*` and `>` literally, and a slash leaves
+a directory. One type refuses them all, at every boundary (BUS-01).
 """
 
 import base64
@@ -16,7 +16,7 @@ _ID = re.compile(ID_PATTERN)
 _UID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 
 KNOWN = 4096
-"""A program says the same few ids over and over: those that were checked are not checked again."""
+"""Size of the cache of checked ids. A program uses the same few ids again and again."""
 UNPLACED = "_"
 """The node token of a VM that has no node yet, and of tombstones."""
 
@@ -42,7 +42,7 @@ def check_id(text: str) -> str:
 
 @functools.lru_cache(KNOWN)
 def check_uid(text: str) -> str:
-    """Return `text` in lower case if it is a UUID in its canonical form, else raise ValueError."""
+    """Return `text` in lower case if it is a canonical UUID, or raise ValueError."""
     lowered = text.lower()
     if _UID.fullmatch(lowered) is None:
         msg = "must be a UUID such as 0192f0c1-2d3e-7abc-8def-0123456789ab"
@@ -58,9 +58,9 @@ Uid = Annotated[str, StringConstraints(max_length=36), AfterValidator(check_uid)
 
 _CLAIM = r"^[a-z0-9][a-z0-9-]{0,62}(/[0-9a-f-]{36})?$"
 UnsignedRecord = Annotated[str, StringConstraints(max_length=100, pattern=_CLAIM)]
-"""`NODE/UID`, or `NODE`: what one host says of one VM, or of all."""
+"""`NODE/UID`, or `NODE`: a host's copy of one VM, or of all its VMs."""
 
 
 def name_token(name: str) -> str:
-    """The subject token of a VM name: lower-case base32 without padding (design §3 rule 2)."""
+    """Return the subject token of a VM name: lower-case base32 without padding."""
     return base64.b32encode(name.encode()).decode().rstrip("=").lower()

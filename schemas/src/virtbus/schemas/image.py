@@ -1,4 +1,4 @@
-"""Images: how they are named, and what a node knows of them."""
+"""Images: their references, and a node's list of the images that it has."""
 
 import hashlib
 import re
@@ -23,7 +23,8 @@ _SCHEMES = ("http://", "https://", "file://", CONTAINER_SCHEME)
 class ImageSource(NamedTuple):
     """A parsed reference: `locator` is a URL or a name, `digest` the pinned `sha256:<hex>`.
 
-    The digest of a container image (`docker://…`) is that of its manifest, else of the file.
+    The digest of a container image (`docker://…`) is that of its manifest, any other that of the
+    file.
     """
 
     locator: str
@@ -86,7 +87,7 @@ def check_image_ref(text: str) -> str:
 
 
 def shown_ref(ref: str) -> str:
-    """A reference as people may see it: without the query of its URL, which may be a signature."""
+    """Return a reference without its URL's query, which may be a signature."""
     source = parse_image_ref(ref)
     return source._replace(locator=source.locator.partition("?")[0]).ref
 
@@ -123,24 +124,24 @@ def check_stored_ref(text: str) -> str:
 
 
 StoredRef = Annotated[str, StringConstraints(max_length=2048), AfterValidator(check_stored_ref)]
-"""What names an image that is stored already."""
+"""The name of an image that is stored already."""
 
 
 MAX_IMAGE_KEYS = 512
 
 
 def image_key(ref: str) -> str:
-    """What stands for a reference, or for the digest of an image, in `NodeImages`: 8 bytes."""
+    """Return the 8-byte key of a reference or digest, as `NodeImages` lists it."""
     return hashlib.sha256(ref.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 ImageKeys = Annotated[tuple[ImageKey, ...], Field(max_length=MAX_IMAGE_KEYS)]
-"""Of the images that a node used last: by each name, and by digest."""
+"""Keys of the images that a node used last, by each name and by digest."""
 
 
 class ImageFormat(StrEnum):
-    """The disk formats virtbus accepts; everything else is refused by its header (IMG-09)."""
+    """The disk formats virtbus accepts. All others are refused by their header (IMG-09)."""
 
     QCOW2 = "qcow2"
     RAW = "raw"
@@ -152,14 +153,14 @@ class ImageInfo(Fact):
     digest: str
     names: tuple[str, ...] = ()
     more_names: int = 0
-    """How many are left out, as there are many."""
+    """Number of names that are omitted."""
     format: ImageFormat
     size_bytes: int
     virtual_size_bytes: int
 
 
 class Progress(Fact):
-    """`node.<id>.progress.<uid>.<step>`: how far a long step is. Droppable."""
+    """`node.<id>.progress.<uid>.<step>`: the progress of a long step. Droppable."""
 
     uid: str
     step: str

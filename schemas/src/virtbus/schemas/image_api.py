@@ -9,13 +9,13 @@ from virtbus.schemas.nodework import ForgottenImage
 
 
 class ImageList(Command):
-    """`image.list`. `continue_` of one page asks for the next."""
+    """`image.list`. The field `continue_` of a page requests the next page."""
 
     continue_: str | None = Field(None, alias="continue", pattern="^sha256:[0-9a-f]{64}$")
 
 
 class ImagePull(Command):
-    """`image.pull`: fetch `ref` onto `node` (default: every ready node)."""
+    """`image.pull`: fetches `ref` onto `node` (default: every ready node)."""
 
     ref: ImageRef
     node: Id | None = None
@@ -23,9 +23,9 @@ class ImagePull(Command):
 
 
 class ImageDelete(Command):
-    """`image.delete`: remove an image by name, URL or digest from `node` (default: every one).
+    """`image.delete`: removes an image by name, URL or digest from `node` (default: every node).
 
-    Its names go at once, its bytes once no VM's disk is made of it.
+    Its names are removed at once, its bytes when no VM's disk uses it.
     """
 
     ref: StoredRef
@@ -33,7 +33,7 @@ class ImageDelete(Command):
 
 
 class NodeImage(ImageInfo):
-    """An image and where it is."""
+    """An image and its node."""
 
     nodes: tuple[str, ...] = ()
 
@@ -48,14 +48,14 @@ class ImagePage(Fact):
 
 
 class PulledImages(Fact):
-    """The answer of `image.pull`: the image by node, and the nodes that failed with why."""
+    """The answer of `image.pull`: the image by node, and the error by node that failed."""
 
     images: dict[str, ImageInfo] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)
 
 
 class DeletedImages(Fact):
-    """The answer of `image.delete`: what went by node, and the nodes that failed with why."""
+    """The answer of `image.delete`: the removed names and the errors, by node."""
 
     nodes: dict[str, ForgottenImage] = Field(default_factory=dict)
     errors: dict[str, str] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A lease: which process may act for all of its kind."""
+"""A lease: the right of one process to act for a role."""
 
 from virtbus.schemas.model import Fact
 
@@ -8,4 +8,4 @@ class Lease(Fact):
 
     schema_version: int = 1
     holder: str
-    """The instance that holds it."""
+    """The instance that holds the lease."""

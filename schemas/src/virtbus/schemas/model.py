@@ -4,15 +4,15 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Command(BaseModel):
-    """What a client sends. Unknown fields are refused, so that a typo is never ignored (INJ-05)."""
+    """The base of client requests. Unknown fields are refused, so no typo is ignored (INJ-05)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=65536)
 
 
 class Fact(BaseModel):
-    """What virtbus itself says. Unknown fields are dropped, so that an older reader keeps reading.
+    """The base of virtbus' own messages. Readers drop unknown fields, so old readers keep working.
 
-    Additive changes only within a major: a field is added with a default, never renamed.
+    Within a major version changes are additive: a field is added with a default and never renamed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64")

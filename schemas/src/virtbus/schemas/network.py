@@ -1,4 +1,4 @@
-"""A VM's network as services tell each other of it."""
+"""A VM's network, as services describe it to each other."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from virtbus.schemas.model import Fact
 
 
 def check_mac(text: str) -> str:
-    """Return the unicast MAC in lower case, else raise ValueError (NET-05)."""
+    """Return the unicast MAC in lower case, or raise ValueError (NET-05)."""
     lowered = text.lower()
     octets = lowered.split(":")
     if len(octets) != 6 or any(
@@ -26,7 +26,7 @@ Mac = Annotated[str, StringConstraints(max_length=17), AfterValidator(check_mac)
 
 
 class InterfaceStatus(Fact):
-    """One attached interface. `addresses` are CIDR strings; `queues` tap queues handed over."""
+    """One attached interface. `addresses` are CIDR strings; `queues` counts the tap queues."""
 
     name: str
     network: str = "default"
@@ -44,6 +44,6 @@ class NetworkInfo(Fact):
     name: str
     kind: str
     namespaces: tuple[str, ...] = ()
-    """Who may use it beside `default`, which is everybody's: namespaces, or `*` for all."""
+    """Namespaces that may use it, or `*` for all. `default` is open to every namespace."""
     subnet: str = ""
     detail: dict[str, str] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A node: its liveness record, written by its nodeagent, and how the API shows it."""
+"""A node: its liveness record, written by its nodeagent, and its view in the API."""
 
 from enum import StrEnum
 
@@ -10,17 +10,17 @@ from virtbus.schemas.model import Fact
 
 
 class NodeState(StrEnum):
-    """A node as users see it; what its services say of themselves is one of the first four."""
+    """The state of a node. Its own services report one of the first four."""
 
     RECOVERING = "recovering"
     READY = "ready"
     DRAINING = "draining"
     LEFT = "left"
-    """Its agent was stopped, and said so."""
+    """The agent was stopped and reported that."""
     SUSPECT = "suspect"
-    """Not heard for 10 s: takes no VM, and what it said of its VMs is shown as Unknown."""
+    """Silent for 10 s: it gets no VM, and the states of its VMs are shown as Unknown."""
     DOWN = "down"
-    """Not heard for 25 s while the bus and most other nodes were there."""
+    """Silent for 25 s while the bus and most other nodes were reachable."""
 
 
 class ServiceState(Fact):
@@ -45,32 +45,31 @@ class NodeRecord(Fact):
     disk_bytes: int = 0
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
-    """What new VMs leave free of the disk; 0: the disk is not looked at (simulated nodes)."""
+    """Disk space that new VMs leave free. 0: disk space is not checked (simulated nodes)."""
     max_vcpus: int = 0
     accelerators: tuple[str, ...] = ("tcg",)
     labels: dict[str, str] = Field(default_factory=dict)
     networks: tuple[str, ...] = ("default",)
     network_namespaces: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Who may use a network beside `default`: namespaces, or `*` for all. None: nobody."""
+    """Namespaces that may use a network other than `default`, or `*` for all; empty: none."""
     addresses: tuple[str, ...] = ()
-    """The host's own IPv4 and IPv6 addresses of global scope, but those of guests' bridges."""
+    """The host's own global IPv4 and IPv6 addresses, without those of guests' bridges."""
     services: dict[str, ServiceState] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     started_ns: int = 0
     time_ns: int = 0
     held: int = 0
-    """VMs here that the bus has no record of: nothing starts or ends them but a person."""
+    """VMs here without a record on the bus: only a person may start or end them."""
     quarantined: int = 0
-    """Entries of the node's quarantine, and the bytes of the disk that they take."""
+    """Number of entries in the node's quarantine, and the disk space that they use."""
     quarantined_bytes: int = 0
     host: HostMarks | None = None
 
 
 class NodeImages(Fact):
-    """`$KV.st.<node>._images`: which images a node has, for placement. Written when it changes.
+    """`$KV.st.<node>._images`: the images that a node has, for placement. Written on change.
 
-    A key is of a reference or of a digest (`image_key`), so that however many there are and
-    however long, it stays below 16 KiB.
+    Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
     """
 
     schema_version: int = 1
@@ -79,9 +78,9 @@ class NodeImages(Fact):
 
 
 class Fence(Fact):
-    """Proof that a node is off, and which of its lives that ended.
+    """Proof that a node is off, and the agent's life that this ended.
 
-    `instance` is the agent's as last heard, empty where no controller that was there heard it.
+    `instance` is the last one heard of the agent, or empty if no present controller heard it.
     """
 
     instance: str = ""
@@ -91,22 +90,22 @@ class Fence(Fact):
     why: str
     time_ns: int
     discard_local_disks: bool = False
-    """The user's word for all VMs of the node; else each VM's eviction strategy says."""
+    """The user's permission for all VMs. Without it, each VM's eviction strategy decides."""
 
 
 class Drain(Fact):
-    """The wish that a node's VMs leave; `discard_local_disks` is the user's word for them all."""
+    """A request to evacuate a node; `discard_local_disks` is the permission for all its VMs."""
 
     discard_local_disks: bool = False
     since_ns: int
 
 
 class NodeWish(Fact):
-    """`$KV.vm.<node>._wish`: what is wanted of a node. Written by controllers, by CAS.
+    """`$KV.vm.<node>._wish`: the desired state of a node. Written by controllers, by CAS.
 
-    It lies in the node's own subtree, so that a node reads in one list what it shall run and
-    whether it is fenced: a fenced node starts nothing (F25). No key: the node takes VMs.
-    One that wants nothing expires: it is there for its `requests` only.
+    It is in the node's own subtree. So a node reads in one list the VMs that it should run, and
+    whether it is fenced: a fenced node starts nothing (F25). Without the key, the node takes VMs. A
+    value that requests nothing exists only for its `requests`, and expires.
     """
 
     schema_version: int = 1
@@ -115,18 +114,18 @@ class NodeWish(Fact):
     draining: Drain | None = None
     fenced: Fence | None = None
     lease_revision: int = 0
-    """The revision of the lease under which a singleton wrote it; 0 for a person's word."""
+    """The revision of the lease under which a singleton wrote it; 0 for a person's request."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests about the node: one that comes again changes nothing."""
+    """Ids of the last requests about the node: a repeated request changes nothing."""
 
     @property
     def idle(self) -> bool:
-        """True where nothing is wanted."""
+        """Return True if nothing is requested."""
         return not (self.cordoned or self.draining or self.fenced)
 
     @property
     def closed(self) -> str:
-        """Why the node takes no VM, as in "n1 is cordoned"; empty where it does."""
+        """Return why the node takes no VM, as in "n1 is cordoned"; empty if it does."""
         if self.fenced is not None:
             return f"is fenced ({self.fenced.why})"
         if self.draining is not None:
@@ -137,8 +136,8 @@ class NodeWish(Fact):
 class HostAddresses(Fact):
     """`$KV.vm.<node>._hosts`: addresses that guests of the node may not reach.
 
-    Written by controllers, by CAS. `own` are the node's, kept while it is silent; `fleet` are
-    those of every host, the node's own among them.
+    Written by controllers, by CAS. `own` are the node's addresses, kept while it is silent. `fleet`
+    are those of every host, this node's included.
     """
 
     schema_version: int = 1
@@ -148,9 +147,9 @@ class HostAddresses(Fact):
 
 
 class Reserved(Fact):
-    """`$KV.vm._reserved.node.<node>`: the sum of what strict VMs have on a node.
+    """`$KV.vm._reserved.node.<node>`: the sum of the resources of strict VMs on a node.
 
-    Written in one atomic batch with their records only; memory with QEMU's overhead.
+    Written only in one atomic batch with their records. Memory includes QEMU's overhead.
     """
 
     schema_version: int = 1
@@ -165,16 +164,16 @@ class NodeView(NodeRecord):
 
     wish: NodeWish | None = None
     images: int = 0
-    """How many images it has, by each name and by digest; 512 at the most are told of."""
+    """Number of its images, by each name and by digest; at most 512 are reported."""
     vms: int = 0
     committed_vcpus: int = 0
     committed_memory_bytes: int = 0
     age_s: float = 0.0
     skew_s: float = 0.0
     cut: tuple[str, ...] = ()
-    """Fields left out, because the view was too large to be sent."""
+    """Fields that were omitted because the view was too large for one message."""
     approved: Approved | None = None
     unapproved: tuple[str, ...] = ()
-    """What it reports beyond what it was approved for: that attracts no VM."""
+    """Reported capacity and labels beyond the approved ones. They attract no VM."""
     rivals: tuple[Instance, ...] = ()
-    """Agents of the same id that were refused of late."""
+    """Agents of the same id that were refused recently."""

@@ -1,4 +1,4 @@
-"""What the services of one node say to each other (`virtbus.node.<id>.…`)."""
+"""Messages between the services of one node (`virtbus.node.<id>.…`)."""
 
 from enum import StrEnum
 from typing import Literal
@@ -15,7 +15,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Ensure(Fact):
-    """`rpc.<imaged|netd>.ensure`: make what this record needs; the answer is the ready event.
+    """`rpc.<imaged|netd>.ensure`: make everything this record needs; the answer is the ready event.
 
     `image_pull` are the secrets that the VM brings, by volume, for imaged, which reads none itself:
     logins of container disks, queries of images' URLs.
@@ -26,14 +26,14 @@ class Ensure(Fact):
 
 
 ANY_EPOCH = 2**62
-"""In a release: of whatever epoch it is, as long as no record stands for it (audits)."""
+"""In a release: any epoch, if no record of the VM exists (audits)."""
 
 
 class Release(Fact):
-    """`rpc.<imaged|netd>.release`: remove all that bears `uid`.
+    """`rpc.<imaged|netd>.release`: remove everything of `uid`.
 
-    `epoch` fences an older asker; what is asked for later makes nothing of that epoch again.
-    With `keep` imaged moves disks that were written to into the quarantine (ADR 0033).
+    `epoch` fences late requests: after the release, nothing is made for that epoch again. With
+    `keep` imaged moves written disks into the quarantine (ADR 0033).
     """
 
     uid: str
@@ -42,14 +42,14 @@ class Release(Fact):
 
 
 class Released(Fact):
-    """Nothing that bears `uid` is left (or ever was), but for the quarantine's entry `kept`."""
+    """Nothing of `uid` is left, except the quarantine's entry `kept`."""
 
     uid: str
     kept: str = ""
 
 
 class GuestCommand(Fact):
-    """`rpc.agent.command`: do `verb` on the guest that runs under `epoch`, once for each `id`."""
+    """`rpc.agent.command`: run `verb` on the guest that runs under `epoch`, once for each `id`."""
 
     uid: str
     epoch: int
@@ -58,9 +58,9 @@ class GuestCommand(Fact):
 
 
 class Inspect(Fact):
-    """`rpc.<service>.inspect`: what the service holds on the host, from the host itself.
+    """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
-    With `mend` netd first makes again what is missing of it.
+    With `mend` netd first repairs missing resources.
     """
 
     uid: str | None = None
@@ -68,10 +68,10 @@ class Inspect(Fact):
 
 
 class Held(Fact):
-    """The uids a service holds something of, and that thing, for audits and orphan sweeps.
+    """The uids that a service has resources of, and those resources, for audits and orphan sweeps.
 
-    `faults` are what is missing of it by uid, and under the empty one what is wrong with the host's
-    own side (netd: bridge, nftables, forwarding).
+    `faults` are missing resources by uid. The empty uid stands for the host's own resources (netd:
+    bridge, nftables, forwarding).
     """
 
     things: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -81,7 +81,7 @@ class Held(Fact):
 class MadeDisk(Fact):
     """A disk of a VM, a qcow2 file; `digest` and `image_format` are of its image, if it has one.
 
-    There is no path in it: the agent knows where a VM's disks and images are (ADR 0030).
+    It contains no path: the agent derives the paths of disks and images (ADR 0030).
     """
 
     virtual_size_bytes: int = Field(ge=0)
@@ -90,7 +90,7 @@ class MadeDisk(Fact):
 
 
 class ImageReady(Fact):
-    """`ready.<uid>.image`: every disk of the VM exists, or why not. `disks` by volume name."""
+    """`ready.<uid>.image`: every disk of the VM exists, or an error. `disks` by volume name."""
 
     uid: str
     epoch: int
@@ -101,16 +101,16 @@ class ImageReady(Fact):
 
 
 class NetPhase(StrEnum):
-    """How far a VM's network is."""
+    """The progress of a VM's network."""
 
     BEGUN = "begun"
-    """MACs are settled and the wrapper may wait for its fds; addresses are not known yet."""
+    """MACs are known and the wrapper may wait for its descriptors; addresses are not known yet."""
     READY = "ready"
     FAILED = "failed"
 
 
 class NetReady(Fact):
-    """`ready.<uid>.net`: interfaces in the order of the spec, or why not."""
+    """`ready.<uid>.net`: interfaces in the order of the spec, or an error."""
 
     uid: str
     epoch: int
@@ -121,7 +121,7 @@ class NetReady(Fact):
 
 
 class Tele(Fact):
-    """`tele.<service>`: every 4 s and at each change; the nodeagent tells controllers of it."""
+    """`tele.<service>`: sent every 4 s and on change; the nodeagent forwards it to controllers."""
 
     service: str
     state: ServiceState
@@ -130,17 +130,17 @@ class Tele(Fact):
     quarantined: int = 0
     quarantined_bytes: int = 0
     addresses: tuple[str, ...] = ()
-    """The host's own, as netd sees them."""
+    """The host's own addresses, as netd sees them."""
 
 
 class ListImages(Fact):
-    """`rpc.imaged.list`: a page of the images, by digest, behind the digest `after`."""
+    """`rpc.imaged.list`: a page of the images in order of digest, after the digest `after`."""
 
     after: str = ""
 
 
 class HeldImages(Fact):
-    """A page of a node's images; `next` is the `after` of the next one, empty at the end."""
+    """A page of a node's images; `next` is the `after` of the next page, empty on the last."""
 
     images: tuple[ImageInfo, ...] = ()
     next: str = ""
@@ -154,13 +154,16 @@ class PullImage(Fact):
 
 
 class ForgetImage(Fact):
-    """`rpc.imaged.delete`: let go of every name that `ref` (name, URL or digest) stands for."""
+    """`rpc.imaged.delete`: remove every name of the image that `ref` denotes.
+
+    `ref` is a name, a URL or a digest.
+    """
 
     ref: str
 
 
 class ForgottenImage(Fact):
-    """What that let go of. An image that disks are made of stays until the last is deleted."""
+    """The removed names. An image in use by disks stays until the last of them is deleted."""
 
     names: tuple[str, ...] = ()
     freed_bytes: int = 0
@@ -176,9 +179,9 @@ class ArmNic(Fact):
 
 
 class Arm(Fact):
-    """Admin socket of netd: allow the wrapper of (uid, epoch) to fetch its tap fds once, in 30 s.
+    """Admin socket of netd: the wrapper of (uid, epoch) may fetch its tap fds once, in 30 s.
 
-    `domain_id_hint` is the libvirt domain name whose cgroup the peer must be in.
+    `domain_name` is the libvirt domain name whose cgroup the peer must be in.
     """
 
     uid: str
@@ -196,7 +199,7 @@ class Armed(Fact):
 
 
 class RecordsRead(Fact):
-    """`rpc.agent.records`: what this host knows of its VMs, so that a lost bus is made anew.
+    """`rpc.agent.records`: a host's copies of its VMs' records, to rebuild a lost bus.
 
     Pages of at most `limit` records, those with a uid above `after`.
     """
@@ -206,10 +209,10 @@ class RecordsRead(Fact):
 
 
 class KnownRecords(Fact):
-    """One page. `removed` (in the first page): uids that left this host of late, with their epoch.
+    """One page. `removed` (first page only): uids that left this host recently, with their epoch.
 
-    `wish`: what the bus that the node had joined wanted of it, None where that was nothing.
-    `nonce` is the bus incarnation that the node joined; `more` when a further page follows.
+    `wish` is the node's desired state on the bus that it had joined, or None. `nonce` is the bus
+    incarnation that the node joined. `more` is set if another page follows.
     """
 
     node: str
@@ -221,13 +224,13 @@ class KnownRecords(Fact):
 
 
 class JoinBus(Fact):
-    """`rpc.agent.join`: take this bus, whose nonce is given, as the node's own from now on."""
+    """`rpc.agent.join`: accept the bus with this nonce as the node's own."""
 
     nonce: str
 
 
 class JoinedBus(Fact):
-    """The node follows the bus that it was told of; `vms` actors go on."""
+    """The node belongs to the given bus now; `vms` actors resumed."""
 
     node: str
     nonce: str
@@ -237,8 +240,8 @@ class JoinedBus(Fact):
 class Finding(Fact):
     """Something on a host or the bus that no record of a VM accounts for, or that is missing.
 
-    `kind` is domain, network, disk, file, status, record, service, bus or fault; `repair` says what
-    `--repair` does about it, empty where it does nothing; `repaired` that it is gone.
+    `kind` is domain, network, disk, file, status, record, service, bus or fault. `repair` says what
+    `--repair` does, empty if it does nothing. `repaired`: the finding is gone.
     """
 
     kind: str
@@ -249,9 +252,9 @@ class Finding(Fact):
 
 
 class Audit(Fact):
-    """`rpc.agent.audit`: compare the host with the records; `repair` removes what is left over.
+    """`rpc.agent.audit`: compare the host with the records; `repair` removes orphans.
 
-    `statuses` are the uids of which the bus has a status of this node and no record.
+    `statuses` are the uids with a status of this node and without a record.
     """
 
     repair: bool = False
@@ -259,6 +262,6 @@ class Audit(Fact):
 
 
 class Audited(Fact):
-    """What an audit found; empty when all is well."""
+    """The findings of an audit; empty if all is well."""
 
     findings: tuple[Finding, ...] = ()

@@ -1,4 +1,4 @@
-"""Lists in pages: what is asked, and where the next page begins."""
+"""Lists in pages: the request, and the position of the next page."""
 
 from pydantic import ConfigDict, Field
 
@@ -6,13 +6,13 @@ from virtbus.schemas.model import Command, Fact
 
 
 class PageAsk(Command):
-    """A list without a filter. `continue` of one page asks for the next."""
+    """A list without a filter. The `continue` of a page requests the next one."""
 
     continue_: str | None = Field(None, alias="continue", max_length=1024)
 
 
 class Paged(Fact):
-    """A page of a list; a page is bounded in bytes. `continue` is there while more follow."""
+    """A page of a list, bounded in bytes. `continue` is set if more pages follow."""
 
     continue_: str | None = Field(None, alias="continue")
 

@@ -14,7 +14,7 @@ _QUANTITY = re.compile(r"^\s*([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*([A-Za-z]{0,3})\
 
 
 Count = Annotated[int, Strict()]
-"""A whole number in a command; `true`, `"2"` and `2.0` are mistakes, not numbers."""
+"""A whole number in a request; `true`, `"2"` and `2.0` are errors."""
 
 
 def parse_bytes(value: object) -> int:
@@ -49,7 +49,7 @@ def parse_bytes(value: object) -> int:
 
 
 def _whole(count: int) -> int:
-    """`count` where it is one that the wire can carry."""
+    """Return `count` if the wire format can carry it."""
     if not 0 <= count < 2**63:
         msg = "must be between 0 and 8 EiB"
         raise ValueError(msg)
@@ -57,7 +57,7 @@ def _whole(count: int) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """`count` in the largest binary unit that keeps at most one decimal: 268435456 → 256MiB."""
+    """Return `count` in the largest unit that needs at most one decimal: 268435456 → 256MiB."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":

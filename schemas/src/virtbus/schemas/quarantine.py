@@ -10,25 +10,25 @@ from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.vm import VmRecord
 
 ENTRY_PATTERN = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(\.[1-9][0-9]{0,3})?$"
-"""The uid of the VM; a further entry of the same uid has `.2`, `.3` … behind it."""
+"""The uid of the VM; further entries of the same uid have the suffix `.2`, `.3`, …."""
 ENTRY = re.compile(ENTRY_PATTERN)
 LIST_MAX = 500
 ORPHANED = "virtbus.io/orphaned"
-"""The annotation of a VM whose maker does not know it any more; its value says why."""
+"""The annotation of a VM whose creator no longer knows it; its value is the reason."""
 
 
 class Keep(Fact):
-    """In a release: move the disks to the quarantine. `record` is the VM's, where it is known."""
+    """In a release: move the disks to the quarantine. `record` is the VM's record, if known."""
 
     why: str
     record: VmRecord | None = None
 
 
 class Kept(Fact):
-    """One entry of a quarantine, or a VM without a record that is held where it is (`held`).
+    """One entry of a quarantine, or a VM without a record that is held in place (`held`).
 
-    `bytes` are those that the disks take of the host. `digests` are the images that they rest on.
-    `adoptable`: the record was saved with them.
+    `bytes` is the disk space of its disks. `digests` are their images. `adoptable`: the record was
+    saved with them.
     """
 
     entry: str
@@ -48,7 +48,7 @@ class Kept(Fact):
 class QuarantineWork(Fact):
     """`rpc.imaged.quarantine`: list entries, get one, restore its disks to `uid`, or purge it.
 
-    What `restore` finds in the place of the disks goes to the quarantine, as `keep` says.
+    `restore` moves existing disks of `uid` into the quarantine, as `keep` says.
     """
 
     do: Literal["list", "get", "restore", "purge"]
@@ -58,7 +58,7 @@ class QuarantineWork(Fact):
 
 
 class Quarantine(Fact):
-    """What is in quarantine on a node, in order of the entries' names; `record` of a `get`."""
+    """Entries of a node's quarantine, by name; `record` answers a `get`."""
 
     entries: tuple[Kept, ...] = ()
     total: int = 0
@@ -66,10 +66,10 @@ class Quarantine(Fact):
 
 
 class QuarantineAsk(Fact):
-    """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a VM of its own.
+    """`rpc.agent.quarantine`. `name` and `new_uid` make an adopted entry a new VM.
 
-    `keep` ends a guest that no record stands for; below `below_epoch` also one that runs elsewhere
-    by now, which only controllers may know.
+    `keep` ends a guest without a record. With `below_epoch` it also ends one that runs elsewhere by
+    now; only controllers can know that.
     """
 
     do: Literal["list", "adopt", "keep", "purge"]
@@ -80,7 +80,7 @@ class QuarantineAsk(Fact):
 
 
 class NodeQuarantine(Command):
-    """`node.quarantine`: `entry` is the uid, or what `list` shows in its place."""
+    """`node.quarantine`: `entry` is the uid, or the entry's name in `list`."""
 
     node: Id
     do: Literal["list", "adopt", "keep", "purge"] = "list"
@@ -96,7 +96,7 @@ class NodeQuarantine(Command):
 
 
 class NodeQuarantined(Fact):
-    """The answer of `node.quarantine`: what is there now, and the VM that was adopted."""
+    """The answer of `node.quarantine`: the current entries, and the VM that was adopted."""
 
     node: str
     entries: tuple[Kept, ...] = ()

@@ -1,4 +1,4 @@
-"""Values as they are stored: read with the bounds of their kind, refused one at a time."""
+"""Stored values: read with the limits of their kind, and refused one at a time."""
 
 from typing import Any, TypeVar
 
@@ -10,13 +10,13 @@ from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import decode, validate
 
 DELETED = b"deleted"
-"""What the purge marker of a record says after a delete; after a move it says nothing."""
+"""The content of a record's purge marker after a delete; after a move it is empty."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_stored(model: type[Model], key: str, value: bytes) -> Model:
-    """What stands at a key.
+    """Return the value of a key.
 
     Raises:
         VirtbusError: 413 larger than its kind may be read; 400 malformed or of another shape; 422
@@ -26,12 +26,12 @@ def read_stored(model: type[Model], key: str, value: bytes) -> Model:
 
 
 def plain_stored(key: str, value: bytes) -> Any:
-    """The same as plain data, of whatever shape."""
+    """Return the value as plain data of any shape."""
     return decode(value, bound_of(key).read_bytes)
 
 
 def as_stored(model: type[Model], data: Any) -> Model:
-    """Plain data as the model of this or an older schema; raises VirtbusError."""
+    """Return plain data as the model of this or an older schema; raises VirtbusError."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     known = model.model_fields["schema_version"].default
     if isinstance(version, int) and version > known:
@@ -41,11 +41,11 @@ def as_stored(model: type[Model], data: Any) -> Model:
 
 
 def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
-    """The record, or the tombstone of one.
+    """Return a record, or its tombstone.
 
     Raises:
-        VirtbusError: as `read_stored`; 400 `foreign_record`: key and record name two VMs or nodes,
-            as when one of them came garbled, so neither is to be believed (BUS-04).
+        VirtbusError: as `read_stored`; 400 `foreign_record`: key and record name different VMs or
+            nodes, for example after corruption, so neither is trusted (BUS-04).
     """
     data = plain_stored(key, value)
     if isinstance(data, dict) and data.get("tombstone"):

@@ -1,4 +1,4 @@
-"""Logins for registries, in the form that `docker login` writes and Kubernetes keeps."""
+"""Logins for registries, in the format of `docker login` and Kubernetes."""
 
 import base64
 import binascii
@@ -7,36 +7,36 @@ from typing import NamedTuple
 
 DOCKER_HUB = "docker.io"
 HUB_KEY = "https://index.docker.io/v1/"
-"""How `docker login` names it."""
+"""The name that `docker login` gives Docker Hub."""
 SECRET_BYTES = 64 * 1024
 
 
 class Login(NamedTuple):
-    """A user's name and password, for one registry."""
+    """A user's name and password for one registry."""
 
     user: str
     password: str
 
     @property
     def auth(self) -> str:
-        """Base64 of `user:password`, as files and headers have it."""
+        """Return base64 of `user:password`, as used in files and headers."""
         return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
     @property
     def header(self) -> str:
-        """The value of `Authorization`."""
+        """Return the value of the header `Authorization`."""
         return f"Basic {self.auth}"
 
     def config(self, registry: str) -> str:
-        """The file that holds this login only."""
+        """Return a `config.json` with this login only."""
         return json.dumps({"auths": {registry: {"auth": self.auth}}})
 
 
 def login_for(image: str, text: bytes) -> Login | None:
-    """The login for `registry/repository` in a `config.json`: the longest name that fits.
+    """Return the login for `registry/repository` in a `config.json`: the longest match.
 
     Raises:
-        ValueError: it cannot be read; what it holds is not repeated.
+        ValueError: the file cannot be read; its content is not repeated.
     """
     auths = _auths(text)
     parts = image.split("/")

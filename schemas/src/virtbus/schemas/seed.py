@@ -1,6 +1,6 @@
-"""What the platform writes for a guest to read, each as a small ISO disk: seeds and files.
+"""Data that the platform provides to a guest on small ISO disks: seeds and files.
 
-Their contents are secrets: they travel in `$KV.sec` only, and no record or status has them.
+Their contents are secrets: they are only in `$KV.sec`, never in a record or status.
 """
 
 import base64
@@ -28,7 +28,7 @@ def decode_base64(text: str) -> bytes:
 
 
 def check_base64(text: str) -> str:
-    """Return `text` where it is base64, else raise ValueError."""
+    """Return `text` if it is base64, or raise ValueError."""
     decode_base64(text)
     return text
 
@@ -42,7 +42,7 @@ SshKey = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")]
 
 
 class CloudInit(Command):
-    """What cloud-init is told at a first boot, in whatever datasource's form.
+    """Data for cloud-init at first boot, independent of the datasource.
 
     User and network data are given as text or as base64 (not both), which may be anything (gzip).
     """
@@ -56,16 +56,19 @@ class CloudInit(Command):
 
     @property
     def user_bytes(self) -> bytes | None:
-        """The user data, whichever way it was given."""
+        """Return the user data, from text or base64."""
         return _bytes(self.user_data, self.user_data_base64)
 
     @property
     def network_bytes(self) -> bytes | None:
-        """The network data, whichever way it was given."""
+        """Return the network data, from text or base64."""
         return _bytes(self.network_data, self.network_data_base64)
 
     def without_secrets(self) -> Self:
-        """What of it may stand in a record: keys are users' inputs of any size, as the rest is."""
+        """Return the seed without secrets, as a record may hold it.
+
+        SSH keys are left out as well, because their size is unbounded.
+        """
         return self.model_copy(update={**dict.fromkeys(_SECRET), "ssh_keys": ()})
 
 
@@ -97,7 +100,7 @@ class CloudInitConfigDrive(CloudInit):
 FileName = Annotated[
     str, StringConstraints(pattern=r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$", max_length=64)
 ]
-"""A key of a ConfigMap or Secret, as long as Joliet's names may be."""
+"""A key of a ConfigMap or Secret, within the length of Joliet's names."""
 
 
 class FilesVolume(Command):
@@ -127,7 +130,7 @@ class FilesVolume(Command):
         return text | {name: decode_base64(value) for name, value in self.binary_data.items()}
 
     def without_secrets(self) -> Self:
-        """What of it may stand in a record."""
+        """Return the volume without secrets, as a record may hold it."""
         return self.model_copy(update={"data": {}, "binary_data": {}})
 
 

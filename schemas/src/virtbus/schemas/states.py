@@ -1,14 +1,14 @@
-"""The VM as users see it: one table, state and event to state.
+"""The states of a VM as users see them, and the transitions between them.
 
-The diagram in docs/reference/states.md is drawn from TRANSITIONS, and the test visits each row;
-nothing else decides which state follows which.
+The diagram in docs/reference/states.md is drawn from TRANSITIONS. The agent's own state machine is
+`virtbus.nodeagent.core.lifecycle`, and its phases map to these states.
 """
 
 from enum import StrEnum
 
 
 class VmState(StrEnum):
-    """What `virtbus vm list` shows."""
+    """The states that `virtbus vm list` shows."""
 
     PENDING = "Pending"
     SCHEDULED = "Scheduled"
@@ -25,7 +25,7 @@ class VmState(StrEnum):
 
 
 class VmEvent(StrEnum):
-    """What moves a VM from state to state."""
+    """The causes of a change of state."""
 
     SCHEDULE = "schedule"
     PREPARE = "prepare"
@@ -81,7 +81,7 @@ TRANSITIONS: dict[tuple[VmState, VmEvent], VmState] = {
     (S.UNKNOWN, E.STOPPED): S.STOPPED,
     (S.UNKNOWN, E.FAIL): S.FAILED,
 }
-# Whatever the state, a delete wins, and a silent node makes what it reported unknown.
+# In any state, a delete wins, and a silent node makes its reported state Unknown.
 TRANSITIONS |= {(state, E.DELETE): S.DELETING for state in S}
 TRANSITIONS |= {
     (state, E.LOST): S.UNKNOWN for state in S if state not in {S.PENDING, S.DELETING, S.UNKNOWN}
@@ -91,5 +91,5 @@ FINAL = frozenset({S.SUCCEEDED, S.FAILED, S.STOPPED})
 
 
 def advance(state: VmState, event: VmEvent) -> VmState:
-    """The state after `event`, or `state` itself where the table has no row."""
+    """Return the state after `event`, or `state` itself if the table has no row."""
     return TRANSITIONS.get((state, event), state)

@@ -1,13 +1,13 @@
-"""What the keeper of a bus server says of the disk that the bus is stored on."""
+"""Reports about the disk of a bus server, sent by the process that runs the server."""
 
 from virtbus.schemas.model import Fact
 
 
 class BusStorage(Fact):
-    """`virtbus.tele.bus.storage`: said each few seconds and at changes; droppable.
+    """`virtbus.tele.bus.storage`: sent every few seconds and at changes; droppable.
 
-    `low`: too little is free for creates; deletes still fit. `stalled`: the server stores nothing
-    in these streams. `message` is the cause and the next step, empty when all is well.
+    `low`: too little space for creates; deletes still fit. `stalled`: the server stores nothing in
+    these streams. `message` is the cause and the next step, empty if all is well.
     """
 
     free_bytes: int = 0

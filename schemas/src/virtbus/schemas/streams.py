@@ -1,7 +1,8 @@
-"""Streams of bytes between a client and a VM, by way of its node (ADR 0023).
+"""Streams of bytes between a client and a VM, through its node (ADR 0023).
 
-A request that opens one (`StreamOpen`) is answered by many `StreamData`; the first names the
-subject that takes the client's own. Both ends count bytes from 0 and say up to which they may come.
+A request that opens a stream (`StreamOpen`) is answered by many `StreamData`. The first names the
+subject for the client's own data. Both ends count bytes from 0 and announce how far the other may
+send.
 """
 
 import base64
@@ -15,10 +16,10 @@ MAX_WINDOW_BYTES = 16 * 1024 * 1024
 
 
 class StreamOpen(Fact):
-    """What every stream's opening says.
+    """The common fields of a request that opens a stream.
 
-    `window` is how many bytes may come before the client grants more; 0: it takes what comes, as
-    clients did before there was flow control. `owner` names who opens it, for people.
+    `window` is how many bytes the node may send before the client grants more. 0 means no flow
+    control, as in the first clients. `owner` names the opener, for people.
     """
 
     uid: str
@@ -27,11 +28,10 @@ class StreamOpen(Fact):
 
 
 class ConsoleOpen(StreamOpen):
-    """`rpc.agent.console`: look at a VM's serial console, with any number of others.
+    """`rpc.agent.console`: open a VM's serial console, shared with other clients.
 
-    `tail_bytes` of what was written before come first. Of those who `write`, the one who came last
-    does; what the others type is dropped. `session` is for agents of 0.1.0, which name the stream
-    by it.
+    `tail_bytes` of earlier output come first. Of the clients that `write`, the latest one does;
+    input of the others is dropped. `session` is for agents of 0.1.0, which name the stream by it.
     """
 
     session: str = ""
@@ -49,8 +49,8 @@ class LogsRead(StreamOpen):
 class PortOpen(StreamOpen):
     """`rpc.agent.port`: a connection to a port of the guest, made by its node.
 
-    Each `StreamData` of a `udp` stream is one datagram; one that does not fit, or is empty, is
-    lost, as any may be.
+    Each `StreamData` of a `udp` stream is one datagram. A datagram that is empty or too large is
+    lost.
     """
 
     port: int = Field(ge=1, le=65_535)
@@ -58,11 +58,12 @@ class PortOpen(StreamOpen):
 
 
 class StreamData(Fact):
-    """A piece of a stream, either way; without `data` it is a sign that its sender is there.
+    """A piece of a stream, in either direction; without `data` it is a keep-alive.
 
-    `at` is how many bytes its sender sent before; `upto` how many the other may have sent, ever.
-    `eof`: no more of them follow. `closed` says why the stream is over, in both directions. `note`
-    is for people. `input_subject` is in the first only, and takes the client's pieces.
+    `at` is how many bytes its sender sent before. `upto` is how many bytes the other end may have
+    sent in total. `eof`: the sender sends no more. `closed` says why the stream ended, in both
+    directions. `note` is for people. `input_subject` is only in the first piece; it takes the
+    client's pieces.
     """
 
     data: bytes = b""
@@ -76,5 +77,5 @@ class StreamData(Fact):
     @field_validator("data", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
-        """JSON has no bytes: base64 there, as we write it."""
+        """Decode base64, which stands for bytes in JSON."""
         return base64.b64decode(value) if isinstance(value, str) else value

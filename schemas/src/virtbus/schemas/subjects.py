@@ -25,12 +25,12 @@ def api(resource: str, verb: str) -> str:
 
 
 def vm_record(node: str, uid: str) -> str:
-    """The desired VM: `$KV.vm.<node>.<uid>`."""
+    """The desired state of a VM: `$KV.vm.<node>.<uid>`."""
     return f"$KV.vm.{_node(node)}.{check_uid(uid)}"
 
 
 def vm_anywhere(uid: str) -> str:
-    """Filter over every node for one uid; never matches a name claim (one token more)."""
+    """Filter for one uid on every node; never matches a name claim (one token more)."""
     return f"$KV.vm.*.{check_uid(uid)}"
 
 
@@ -45,17 +45,17 @@ def name_claim(namespace: str, name: str) -> str:
 
 
 def join_nonce(node: str) -> str:
-    """`$KV.vm.<node>._join`: which bus incarnation the node joined."""
+    """`$KV.vm.<node>._join`: the bus incarnation that the node joined."""
     return f"$KV.vm.{check_id(node)}.{JOIN_KEY}"
 
 
 def node_wish(node: str) -> str:
-    """`$KV.vm.<node>._wish`: what controllers want of a node; absent: that it takes VMs."""
+    """`$KV.vm.<node>._wish`: a node's desired state; without it, the node takes VMs."""
     return f"$KV.vm.{check_id(node)}.{WISH_KEY}"
 
 
 def node_host(node: str) -> str:
-    """`$KV.vm.<node>._host`: which host the node is, and what it was approved for."""
+    """`$KV.vm.<node>._host`: the node's host and its approved capacity."""
     return f"$KV.vm.{check_id(node)}.{HOST_KEY}"
 
 
@@ -70,7 +70,7 @@ def hosts_all() -> str:
 
 
 def node_reserved(node: str) -> str:
-    """`$KV.vm._reserved.node.<node>`: what strict VMs have on a node."""
+    """`$KV.vm._reserved.node.<node>`: the resources of strict VMs on a node."""
     return f"$KV.vm.{RESERVED}.node.{check_id(node)}"
 
 
@@ -105,7 +105,7 @@ def node_rival(node: str) -> str:
 
 
 def node_images(node: str) -> str:
-    """`$KV.st.<node>._images`: which images the node has."""
+    """`$KV.st.<node>._images`: the images that the node has."""
     return f"$KV.st.{check_id(node)}.{IMAGES_KEY}"
 
 
@@ -140,7 +140,7 @@ def progress(node: str, uid: str, step: str) -> str:
 
 
 def tele(node: str, service: str) -> str:
-    """`virtbus.node.<id>.tele.<service>`: what a node's service says of itself; droppable."""
+    """`virtbus.node.<id>.tele.<service>`: the report of a node's service; droppable."""
     return f"{PREFIX}.node.{check_id(node)}.tele.{check_id(service)}"
 
 
@@ -156,7 +156,7 @@ def event(node: str, uid: str, kind: str) -> str:
 
 
 def node_event(node: str, kind: str) -> str:
-    """`virtbus.evt.<node>._.<kind>`: a fact about the node itself, such as `node.down`."""
+    """`virtbus.evt.<node>._.<kind>`: an event of the node itself, such as `node.down`."""
     tokens = ".".join(check_id(part) for part in kind.split("."))
     return f"{PREFIX}.evt.{check_id(node)}.{UNPLACED}.{tokens}"
 
@@ -167,7 +167,7 @@ def events(uid: str | None = None) -> str:
 
 
 def dead_letter(service: str) -> str:
-    """`virtbus.dlq.<service>`: what could not be handled."""
+    """`virtbus.dlq.<service>`: messages that could not be handled."""
     return f"{PREFIX}.dlq.{check_id(service)}"
 
 
@@ -177,7 +177,7 @@ def watch_renewal(instance: str, token: str) -> str:
 
 
 def stream_input(node: str, verb: str, session: str) -> str:
-    """`virtbus.node.<id>.rpc.agent.<verb>.<session>`: what the client of a stream sends."""
+    """`virtbus.node.<id>.rpc.agent.<verb>.<session>`: data from the client of a stream."""
     return f"{rpc(node, 'agent', verb)}.{check_id(session)}"
 
 
@@ -187,10 +187,10 @@ def client_span() -> str:
 
 
 def bus_storage() -> str:
-    """`virtbus.tele.bus.storage`: the disk of the bus, as who runs its server sees it."""
+    """`virtbus.tele.bus.storage`: the disk of the bus, reported by the server's supervisor."""
     return f"{PREFIX}.tele.bus.storage"
 
 
 def storage_probe(bucket: str) -> str:
-    """`$KV.<bucket>._probe`: purged, with a marker of a second, to see whether it is stored."""
+    """`$KV.<bucket>._probe`: purged, with a marker that expires after 1 s, to test storage."""
     return f"$KV.{check_id(bucket)}._probe"

@@ -1,7 +1,7 @@
-"""A virtual machine: what is wanted (spec, record) and what is seen (status).
+"""A virtual machine: desired state (spec, record) and observed state (status).
 
-The vocabulary is KubeVirt's where both have the thing, in snake_case, so that the Kubernetes
-bridge translates names and invents nothing.
+The vocabulary is KubeVirt's where KubeVirt has the same concept, in snake_case. The Kubernetes
+bridge then only translates names.
 """
 
 from enum import StrEnum
@@ -30,7 +30,7 @@ DISK_MIN, DISK_MAX = MIB, 64 * 1024**4
 CORES_MAX = 256
 SCHEMA_VERSION = 1
 GUEST_ENDED = "guest_ended"
-"""The reason of a status: the guest crashed, powered itself off, or was ended by others."""
+"""The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
 
 LabelKey = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
@@ -43,7 +43,7 @@ Annotations = Annotated[dict[str, str], Field(max_length=64)]
 
 
 class RunStrategy(StrEnum):
-    """When the VM should run (KubeVirt's runStrategy)."""
+    """The rule for running the VM (KubeVirt's runStrategy)."""
 
     ALWAYS = "Always"
     RERUN_ON_FAILURE = "RerunOnFailure"
@@ -53,21 +53,21 @@ class RunStrategy(StrEnum):
 
 
 class EvictionStrategy(StrEnum):
-    """What a drain or the loss of its node does with the VM (KubeVirt's evictionStrategy).
+    """The effect of a drain, or of the loss of its node, on the VM (KubeVirt's evictionStrategy).
 
-    A VM's disks are overlays on its node: moved without live migration, it starts elsewhere from
-    its images anew. So a VM with writable disks and no strategy stays, until a command says
+    A VM's disks are overlays on its node. Moved without live migration, it starts elsewhere from
+    its images. So a VM with writable disks and no strategy stays, unless a command says
     `discard_local_disks`.
     """
 
     NONE = "None"
-    """It is stopped and started elsewhere; what it wrote to its disks is given up."""
+    """It is stopped and started elsewhere; its written disks are lost."""
     LIVE_MIGRATE = "LiveMigrate"
-    """It leaves only by live migration, which virtbus has not yet: it stays."""
+    """It leaves only by live migration, which virtbus does not support yet: it stays."""
     LIVE_MIGRATE_IF_POSSIBLE = "LiveMigrateIfPossible"
     """As None for as long as there is no live migration."""
     EXTERNAL = "External"
-    """Somebody else moves it (`vm.move`): it stays."""
+    """It stays; an external controller moves it with `vm.move`."""
 
 
 class Cpu(Command):
@@ -105,12 +105,12 @@ class Devices(Command):
     disks: tuple[Disk, ...] = Field((), max_length=24)
     interfaces: tuple[Interface, ...] = Field((), max_length=8)
     autoattach_graphics_device: bool | None = None
-    """A VGA display with VNC. Unset: none, as it costs each guest 3 MiB (ADR 0023)."""
+    """A VGA display with VNC. Default: none, because it costs each guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
 
 
 class Firmware(Command):
-    """What the guest's firmware shows. `uuid` may repeat on one host; the VM's uid may not."""
+    """Values that the guest's firmware shows. `uuid` may repeat on a host; the VM's uid may not."""
 
     uuid: Uid | None = None
     serial: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
@@ -141,13 +141,13 @@ class ImageVolume(Command):
 
 
 class EmptyDisk(Command):
-    """An empty disk that lives as long as the VM."""
+    """An empty disk that is deleted with the VM."""
 
     capacity: Bytes = Field(ge=DISK_MIN, le=DISK_MAX)
 
 
 class Volume(Command):
-    """The contents of the disk of the same name; exactly one source is set."""
+    """The content of the disk of the same name; exactly one source is set."""
 
     name: Id
     image: ImageVolume | None = None
@@ -159,49 +159,52 @@ class Volume(Command):
 
     @property
     def cloud_init(self) -> CloudInit | None:
-        """The seed, in whatever form."""
+        """Return the seed, of either datasource."""
         return self.cloud_init_no_cloud or self.cloud_init_config_drive
 
     @property
     def is_iso(self) -> bool:
-        """True for a disk that the platform writes anew for each start of the guest."""
+        """Return True for a disk that the platform writes for each start of the guest."""
         return self.cloud_init is not None or self.files is not None
 
     @property
     def image_ref(self) -> str:
-        """The image that the disk is an overlay of, or empty."""
+        """Return the image that the disk is an overlay of, or an empty string."""
         source = self.image or self.container_disk
         return source.ref if source is not None else ""
 
 
 class Network(Command):
-    """What the interface of the same name joins: `default`, or a node's CNI conflist by name."""
+    """The network that the interface of the same name joins.
+
+    It is `default`, or the name of a CNI conflist on the node.
+    """
 
     name: Id
     network: Id = "default"
 
 
 class Overcommit(StrEnum):
-    """How much of a node may be promised."""
+    """The overcommit policy of a VM."""
 
     SHARED = "shared"
-    """CPUs are shared, up to eight vCPUs each; a stopped VM gives its CPUs and memory free."""
+    """CPUs are shared, up to eight vCPUs each; a stopped VM frees its CPUs and memory."""
     STRICT = "strict"
-    """The VM's CPUs and memory are its own, from placement to delete, whether it runs or not."""
+    """The VM's CPUs and memory are reserved for it from placement to delete, even when stopped."""
 
 
 class PlacementRules(Command):
-    """How a VM is placed."""
+    """Constraints on the placement of a VM."""
 
     overcommit: Overcommit = Overcommit.SHARED
 
 
 class VmSpec(Command):
-    """What a VM shall be."""
+    """The specification of a VM."""
 
     run_strategy: RunStrategy = RunStrategy.ALWAYS
     start_strategy: Literal["Paused"] | None = None
-    """Paused: each start leaves the guest paused before its first instruction, as KubeVirt's."""
+    """Paused: each start leaves the guest paused before its first instruction, as in KubeVirt."""
     domain: Domain = Domain()
     volumes: tuple[Volume, ...] = Field((), max_length=24)
     networks: tuple[Network, ...] = Field((), max_length=8)
@@ -212,7 +215,7 @@ class VmSpec(Command):
 
     @property
     def local_disks(self) -> tuple[str, ...]:
-        """The volumes that the guest may write to; they are on its node only."""
+        """Return the volumes that the guest may write to; they exist on its node only."""
         fixed = {
             disk.name
             for disk in self.domain.devices.disks
@@ -226,8 +229,8 @@ class VmSpec(Command):
 class VmRecord(Fact):
     """`$KV.vm.<node>.<uid>`: the desired VM and its assignment. Written by controllers only.
 
-    `epoch` rises with every (re)assignment, `generation` with every change of the spec. Secrets
-    are not in here: `sec_digest` is the hex SHA-256 of the entry in `$KV.sec.<node>.<uid>`.
+    `epoch` rises with every assignment, `generation` with every change of the spec. Secrets are
+    stored separately: `sec_digest` is the hex SHA-256 of the entry in `$KV.sec.<node>.<uid>`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -243,43 +246,43 @@ class VmRecord(Fact):
     generation: int = 1
     created_ns: int
     powered: bool = True
-    """Whether the guest should run now: set at creation by the run strategy, then by start/stop."""
+    """True if the guest should run: set at creation by the run strategy, then by start and stop."""
     power_epoch: int = 0
-    """Rises with every start or stop, so that a start of a VM that stopped by itself is seen."""
+    """Rises with every start or stop, so that a start is seen even if the VM stopped by itself."""
     stop_grace_s: int | None = None
     restart_epoch: int = 0
-    """The power epoch of the last restart: a guest that was started for an earlier one ends."""
+    """The power epoch of the last restart: a guest that was started for an earlier one is ended."""
     paused: bool = False
-    """Whether the guest's CPUs should stand still, also those of its next run (ADR 0021)."""
+    """True if the guest's CPUs should be paused, also those of its next run (ADR 0021)."""
     pause_epoch: int = 0
-    """Rises with every pause and unpause, so that a guest paused by others is let go on."""
+    """Rises with every pause and unpause: an unpause also resumes guests paused by others."""
     requests: tuple[str, ...] = ()
-    """Ids of the last changes but updates: one that comes again changes nothing."""
+    """Ids of the last changes except updates: a repeated request changes nothing."""
     deleting: bool = False
     delete_grace_s: int | None = None
     leaving: bool = False
-    """The node ends the guest and lets all of it go; then a controller moves the record."""
+    """Evacuation: the node ends the guest and releases it; then a controller moves the record."""
     leaving_to: str | None = None
-    """The node that it was asked to go to; None: wherever placement says."""
+    """The requested target node of the evacuation; None: placement decides."""
     reserved: bool = False
-    """Its CPUs and memory are in `$KV.vm._reserved.node.<node>`, and nobody else's."""
+    """Its CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
     lease: int = 0
     """The revision of the lease under which a singleton last moved it; 0: none did."""
     owner: str = ""
-    """The bridge that made it, which alone among bridges may touch it; controllers set it."""
+    """The bridge that created it. No other bridge may change it; controllers set this field."""
     traceparent: str | None = None
     sec_digest: str | None = None
     signature: str = ""
-    """The controllers' over all else, and the last field: `virtbus.bus.signing` adds it."""
+    """The controllers' signature over all other fields; `virtbus.bus.signing` adds it."""
 
     @property
     def ending(self) -> bool:
-        """True when nothing of the VM shall stay on its node: it is deleted, or leaves."""
+        """Return True if nothing of the VM should stay on its node: it is deleted or evacuated."""
         return self.deleting or self.leaving
 
 
 class Tombstone(Fact):
-    """`$KV.vm._.<uid>` of a uid whose name claim was taken over: nobody may commit it (rule 2)."""
+    """`$KV.vm._.<uid>` of a uid whose name claim was taken over: nobody may commit that uid."""
 
     schema_version: int = SCHEMA_VERSION
     tombstone: Literal[True] = True
@@ -287,14 +290,14 @@ class Tombstone(Fact):
 
 
 class NameClaim(Fact):
-    """`$KV.vm._name.<namespace>.<token>`: who holds a name."""
+    """`$KV.vm._name.<namespace>.<token>`: the holder of a name."""
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
 
 
 class JoinNonce(Fact):
-    """`$KV.vm.<node>._join`: the bus incarnation that the node joined (design §4, Delete)."""
+    """`$KV.vm.<node>._join`: the bus incarnation that the node joined."""
 
     schema_version: int = SCHEMA_VERSION
     nonce: str
@@ -313,7 +316,7 @@ class VmSecrets(Fact):
 
 
 class Condition(Fact):
-    """One aspect of a VM: what is so, why, and since when."""
+    """One aspect of a VM: its value, the reason, and the time of the last change."""
 
     type: str
     status: bool
@@ -324,7 +327,10 @@ class Condition(Fact):
 
 
 class VmStatus(Fact):
-    """`$KV.st.<node>.<uid>`: what the owning node sees. Written by its nodeagent only."""
+    """`$KV.st.<node>.<uid>`: the state that the owning node observes.
+
+    Written by its nodeagent only.
+    """
 
     schema_version: int = SCHEMA_VERSION
     uid: Uid
@@ -344,17 +350,17 @@ class VmStatus(Fact):
     updated_ns: int = 0
     restarts: int = 0
     reboots: int = 0
-    """How often this run of the guest booted anew, asked to or by itself; `rebooted_ns`: last."""
+    """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last one."""
     rebooted_ns: int | None = None
     last_end: GuestEnd | None = None
     released: bool = False
-    """True when nothing of the VM is left on the host: the controller may purge the record."""
+    """Nothing of the VM is left on the host: the controller may purge the record."""
     refused: bool = False
-    """The node never began it, for the `reason` told: a controller moves it to another node."""
+    """The node rejected the VM for `reason`: a controller moves it to another node."""
 
     @property
     def ended(self) -> bool:
-        """True when the guest ended by itself and stays so; one that is tried again has not."""
+        """Return True if the guest ended by itself and is not started again."""
         crashed = self.state is VmState.FAILED and self.reason == GUEST_ENDED
         return crashed or self.state is VmState.SUCCEEDED
 
@@ -380,7 +386,7 @@ class VmView(Fact):
     powered: bool = True
     paused: bool = False
     caught_up: bool = True
-    """Its node has acted on the last start, stop, restart, pause and unpause."""
+    """The node has acted on the last start, stop, restart, pause and unpause."""
     restarts: int = 0
     reboots: int = 0
     rebooted_ns: int | None = None
@@ -393,4 +399,4 @@ class VmView(Fact):
     observed_generation: int = 0
     spec: VmSpec
     cut: tuple[str, ...] = ()
-    """Fields left out, because the view was too large to be sent."""
+    """Fields that were omitted because the view was too large for one message."""

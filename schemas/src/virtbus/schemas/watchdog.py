@@ -1,4 +1,4 @@
-"""A guest's watchdog: what happens when its guest no longer resets it (KubeVirt's)."""
+"""A guest's watchdog: its action if the guest no longer resets it (KubeVirt's)."""
 
 from typing import Literal
 
@@ -12,6 +12,6 @@ class I6300esb(Command):
 
 
 class Watchdog(Command):
-    """It counts once the guest has opened it; in Linux `/dev/watchdog`, module i6300esb."""
+    """A watchdog counts once the guest has opened it; in Linux `/dev/watchdog`, module i6300esb."""
 
     i6300esb: I6300esb = I6300esb()

@@ -1,7 +1,7 @@
-"""Bytes in and out: msgpack and JSON with bounds before trust (MSG-01 … MSG-04).
+"""Decodes and encodes msgpack and JSON, with limits on untrusted bytes (MSG-01 to MSG-04).
 
-All decoding of foreign bytes in virtbus goes through `decode`; it is one-shot, so that no state
-survives a bad message, and it raises one exception class.
+All decoding of foreign bytes in virtbus goes through `decode`. It keeps no state between messages,
+and it raises one exception class.
 """
 
 import difflib
@@ -26,12 +26,12 @@ MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 MAX_HINTS = 10
-"""Unknown fields that get a hint; each costs a comparison with every known name."""
+"""Maximum number of unknown fields with a hint; each is compared with every known name."""
 HINT_CHARS = 64
-"""No field of ours has a longer name."""
+"""The longest field name of any model."""
 
 _ALWAYS = frozenset({"schema_version", "tombstone"})
-"""Written even at their default: what a record is and of which version must be in its bytes."""
+"""Fields that are written even at their default: a record's bytes must contain its version."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -41,7 +41,7 @@ class _PairsError(ValueError):
 
 
 class _Budget:
-    """Counts values while a body is read, so that a hostile one is left before it is all built."""
+    """Counts values while a body is read, and stops at the limit."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -87,9 +87,9 @@ def _malformed(message: str) -> VirtbusError:
 
 
 def _check_shape(root: Any, sure: frozenset[type]) -> None:
-    """Raise when the value nests too deep, holds too many items, or what cannot be said again.
+    """Raise if the value nests too deep, has too many items, or cannot be encoded again.
 
-    `sure`: scalars that need no look.
+    `sure`: scalar types that need no check.
     """
     seen, level = 0, [root]
     for _ in range(MAX_DEPTH):
@@ -117,7 +117,7 @@ _SURE_IN_MSGPACK: frozenset[type] = frozenset({*_SURE_IN_JSON, bytes, str})
 
 
 def _check_scalar(value: Any) -> None:
-    """Raise for what one encoding says and the other cannot."""
+    """Raise for a value that only one of the two encodings supports."""
     match value:
         case str():
             _check_text(value)
@@ -140,12 +140,12 @@ def _check_text(text: str) -> None:
 
 
 def is_json(body: bytes) -> bool:
-    """True when the first byte that is not white space opens a JSON object."""
+    """Return True if the first byte that is not white space opens a JSON object."""
     return body[:64].lstrip()[:1] == b"{"
 
 
 def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
-    """The value of a msgpack or JSON body.
+    """Return the value of a msgpack or JSON body.
 
     Raises:
         VirtbusError: 413 over `most_bytes`; 400 malformed in any way.
@@ -182,7 +182,7 @@ def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Msgpack bytes of a plain value or a model, defaults left out."""
+    """Return the msgpack bytes of a plain value or a model, without defaults."""
     if isinstance(value, BaseModel):
         kept = {name: getattr(value, name) for name in type(value).model_fields if name in _ALWAYS}
         value = kept | value.model_dump(exclude_defaults=True, by_alias=True)
@@ -191,7 +191,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON bytes of a plain value or a model, defaults included."""
+    """Return the JSON bytes of a plain value or a model, with defaults."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", by_alias=True)
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
@@ -211,7 +211,7 @@ def validate(model: type[Model], value: Any, prefix: str = "") -> Model:
 
 
 def invalid(details: tuple[Detail, ...]) -> VirtbusError:
-    """400 with all problems in one answer."""
+    """Return an error 400 with all problems in one answer."""
     count = len(details)
     first = f"{details[0].path}: {details[0].message}" if details[0].path else details[0].message
     more = f" (and {count - 1} more)" if count > 1 else ""
@@ -221,10 +221,10 @@ def invalid(details: tuple[Detail, ...]) -> VirtbusError:
 def problems(
     error: ValidationError, prefix: str = "", *, model: type[BaseModel] | None = None
 ) -> tuple[Detail, ...]:
-    """Pydantic's errors as details; the input itself is never repeated (it may be a secret).
+    """Return pydantic's errors as details. The input is not repeated because it may be a secret.
 
-    With `model`, the first MAX_HINTS unknown fields get a hint at the known one that looks alike.
-    At most MAX_DETAILS are made; the last one counts the others.
+    With `model`, the first MAX_HINTS unknown fields get the most similar known name as a hint. At
+    most MAX_DETAILS are made; the last one counts the others.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
     details, hints = [], 0
@@ -249,7 +249,7 @@ def _near(name: str, model: type[BaseModel]) -> str:
 
 @functools.cache
 def _field_names(model: type[BaseModel]) -> tuple[str, ...]:
-    """Every field name of a model and of the models inside it."""
+    """Return every field name of a model and of the models inside it."""
     schema = model.model_json_schema(by_alias=True)
     names: set[str] = set(schema.get("properties", {}))
     for inner in schema.get("$defs", {}).values():
@@ -282,11 +282,11 @@ HASHED_WHEN_SET = frozenset(
         "error_policy",
     }
 )
-"""Fields that came after the first release: unset they leave older hashes as they are."""
+"""Fields that were added after the first release. Unset, they do not change older hashes."""
 
 
 def spec_hash(value: BaseModel) -> str:
-    """Hex SHA-256 over the canonical JSON of a model: equal for equal meaning."""
+    """Return the hex SHA-256 of a model's canonical JSON: equal for equal content."""
     plain = _hashed(value.model_dump(mode="json"))
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""YAML from outside, read under a budget: the only door to a YAML reader (ADR 0029).
+"""Reads YAML from outside under a budget; no other module uses a YAML reader (ADR 0029).
 
-The cost is linear in the size of the text. A value is counted once more for each alias of it and
-for each merge key that brings it, before anything is copied, so a text never stands for more
-values than the budget. Never libyaml's reader: it recurses on the C stack.
+The cost is linear in the size of the text. Each alias of a value, and each merge key that includes
+it, counts the value again before anything is copied. So no text expands beyond the budget.
+libyaml's reader is never used: it recurses on the C stack.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ import yaml
 
 MAX_DEPTH = 32
 MAX_NUMBER = 128
-"""Characters of a number: PyYAML's reading of `1:1:1…` is quadratic."""
+"""Maximum length of a number: PyYAML reads `1:1:1…` in quadratic time."""
 
 
 class YamlError(ValueError):
-    """The text is no YAML, or more than its reader may spend.
+    """The text is not YAML, or exceeds the budget.
 
-    `line` counts from 1, 0: unknown. `shown` is the message on several lines, with the place.
+    `line` counts from 1; 0: unknown. `shown` is the message on several lines, with the position.
     """
 
     def __init__(self, message: str, line: int = 0, shown: str = "") -> None:
@@ -31,13 +31,13 @@ class _OverBudgetError(yaml.MarkedYAMLError):
 
 
 def read_yaml(text: str, *, max_values: int) -> Any:
-    """The value of a YAML document of plain types.
+    """Return the value of a YAML document of plain types.
 
-    `max_values` counts scalars, lists and maps, those that an alias repeats included.
+    `max_values` counts scalars, lists and maps, including those that an alias repeats.
 
     Raises:
-        YamlError: it is no YAML, holds more than one document, refers to itself, nests deeper
-            than MAX_DEPTH, or holds more values than the budget.
+        YamlError: the text is not YAML, holds more than one document, refers to itself, nests
+            deeper than MAX_DEPTH, or exceeds the budget.
     """
     loader = _Loader(text, max_values)
     try:
@@ -54,7 +54,7 @@ def read_yaml(text: str, *, max_values: int) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts while it composes, which is before merge keys are expanded and values are made."""
+    """Counts while composing, before merge keys are expanded and values are made."""
 
     def __init__(self, text: str, max_values: int) -> None:
         try:
@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
             raise _over(message, event)
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        """The scanner reads ahead of the composer, and each token costs it all open brackets."""
+        """Limit open brackets: the scanner reads ahead, and each token costs time per bracket."""
         if self.flow_level > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH}"
             mark: Any = self.get_mark()

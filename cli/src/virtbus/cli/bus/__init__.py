@@ -1,4 +1,4 @@
-"""`virtbus bus VERB`: the verbs about the bus itself, its records and its files.
+"""`virtbus bus VERB`: the verbs for the bus, its records and its files.
 
-Belongs here: what a verb asks or writes, and prints. Must not enter: verbs about VMs and hosts.
+Belongs here: requests, files and output of these verbs. Must not enter: verbs for VMs and hosts.
 """

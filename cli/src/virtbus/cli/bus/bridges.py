@@ -21,10 +21,10 @@ from virtbus.schemas.ids import check_id
 @directory
 @local
 def add_bridge(invocation: Invocation, cluster: str, place: str) -> None:
-    """Give a further Kubernetes cluster's bridge an account of its own.
+    """Create an account for a further Kubernetes cluster's bridge.
 
     Every bus has the user `bridge` for one cluster. Each bridge sees and changes only the VMs that
-    its own account made, so two clusters never share one.
+    its own account created, so two clusters never share a VM.
     """
     prepared = Prepared(Path(place))
     user = bridge(check_id(cluster)).user

@@ -23,7 +23,7 @@ DECLARE_S = 60.0
 @directory
 @local
 def check(invocation: Invocation, place: str) -> None:
-    """Look for what is wrong with a bus's files: keys open to others, certificates, ways in."""
+    """Check a bus's files: file modes, certificates, unauthenticated access."""
     prepared = Prepared(Path(place))
     with refusals():
         found = list(prepared.problems(binary()))
@@ -39,7 +39,7 @@ def check(invocation: Invocation, place: str) -> None:
 @directory
 @local
 def declare(invocation: Invocation, place: str) -> None:
-    """Make the streams on a new bus, or bring them to this version. Changes nothing else."""
+    """Create the streams of a new bus, or update them to this version. Changes nothing else."""
     prepared = Prepared(Path(place))
     with refusals():
         asyncio.run(_declared(BusSettings(creds=prepared.creds("admin"))))
@@ -52,7 +52,8 @@ async def _declared(settings: BusSettings) -> None:
         while True:
             try:
                 await declaration.ensure(admin)
-            except (UnavailableError, OutcomeUnknownError):  # servers still find each other
+            except (UnavailableError, OutcomeUnknownError):
+                # the servers are still electing a leader
                 if asyncio.get_running_loop().time() > until_s:
                     raise
                 await asyncio.sleep(1)

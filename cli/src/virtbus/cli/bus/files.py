@@ -1,4 +1,4 @@
-"""`virtbus bus backup` and `virtbus bus restore`: the bus's records as one file."""
+"""`virtbus bus backup` and `virtbus bus restore`: the bus' records as one file."""
 
 import asyncio
 import os
@@ -32,11 +32,11 @@ T = TypeVar("T")
 @click.option("--without-secrets", is_flag=True, help="Leave cloud-init user data out.")
 @verb
 def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None:
-    """Write what the bus keeps of VMs and hosts to FILE, while all goes on.
+    """Write the bus' records of VMs and hosts to FILE while the bus is running.
 
-    Run it where the bus's admin credentials are. In it are the VMs, their names, what was deleted
-    of late, the wishes for hosts, and the VMs' secrets (cloud-init user data) in the clear: the
-    file is readable by its owner only; keep it so. An existing FILE is replaced at the end.
+    Run it on the host with the bus's admin credentials. The file contains the VMs, their names,
+    recent deletes, the desired state of hosts, and the VMs' secrets (cloud-init user data) in plain
+    text. Only its owner can read it; keep it so. An existing FILE is replaced at the end.
     """
     from virtbus.bus.backup import take
 
@@ -66,11 +66,11 @@ def backup(invocation: Invocation, *, file: Path, without_secrets: bool) -> None
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @verb
 def restore(invocation: Invocation, *, file: Path) -> None:
-    """Write FILE into a bus that is empty.
+    """Write FILE into an empty bus.
 
-    Run it where the bus's admin credentials are; it may be repeated. Hosts that had joined the
-    lost bus hold their VMs until `virtbus bus rebuild`, which lets what they know win wherever it
-    is newer than the backup: VMs that moved, changed or were deleted since.
+    Run it on the host with the bus's admin credentials; it may be repeated. Hosts that had joined
+    the lost bus hold their VMs until `virtbus bus rebuild`. That command prefers a host's copy if
+    it is newer than the backup: for VMs that were moved, changed or deleted since.
     """
     from virtbus.bus.backup import BackupError, parse, put_back
 
@@ -89,7 +89,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
 
 
 def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]") -> T:
-    """What `work` gives on a connection as the bus's admin."""
+    """Return the result of `work` on a connection as the bus's admin."""
     from virtbus.bus.client import connect
     from virtbus.bus.ports import BusError
 
@@ -105,7 +105,7 @@ def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]")
 
 
 def _write(path: Path, taken: "Backup") -> int:
-    """Write the file whole or not at all, for its owner only; its size in bytes."""
+    """Write the file atomically, readable by its owner only; return its size in bytes."""
     from virtbus.bus.backup import lines
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -30,4 +30,4 @@ _HERE = "virtbus.cli.bus"
     ),
 )
 def command() -> None:
-    """The bus itself: how it is set up, what it keeps, and how it is got back."""
+    """Set up, check, back up and restore the bus."""

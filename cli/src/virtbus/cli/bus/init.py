@@ -25,18 +25,22 @@ from virtbus.schemas.ids import check_id
     ),
 )
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.option("--host", "hosts", multiple=True, help="Names of a server, with commas; repeatable.")
+@click.option(
+    "--host", "hosts", multiple=True, help=("Names of a server, separated by commas; repeatable.")
+)
 @click.option("--servers", type=click.Choice(["1", "3"]), default="1", show_default=True)
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="A host of VMs; repeatable.")
 @click.option("--bridge", "bridges", multiple=True, metavar="CLUSTER", help="A further cluster.")
-@click.option("--port", type=int, default=CLIENT_PORT, show_default=True, help="Clients' port.")
+@click.option(
+    "--port", type=int, default=CLIENT_PORT, show_default=True, help=("The port for clients.")
+)
 @click.option("--route-port", type=int, default=ROUTE_PORT, show_default=True)
 @click.option(
-    "--monitor-port", type=int, default=8222, show_default=True, help="On 127.0.0.1; 0: none."
+    "--monitor-port", type=int, default=8222, show_default=True, help="Port on 127.0.0.1; 0: none."
 )
 @click.option("--bind-names", is_flag=True, help="Listen at each server's first name only.")
-@click.option("--store", default=STORE, show_default=True, help="Where servers keep streams.")
-@click.option("--installed-at", default="", help="Where a server's folder will be on its host.")
+@click.option("--store", default=STORE, show_default=True, help="Folder of the servers' streams.")
+@click.option("--installed-at", default="", help="Path of a server's folder on its host.")
 @local
 def command(
     invocation: Invocation,
@@ -47,10 +51,11 @@ def command(
     bridges: tuple[str, ...],
     **more: Any,
 ) -> None:
-    """Write the configuration of a production bus into DIRECTORY: it starts as it stands.
+    """Write the complete configuration of a production bus into DIRECTORY.
 
-    A CA of its own, a certificate a server, an account a node, keys, limits, and one credentials
-    file for each user. Where DIRECTORY has a bus, its own choices count and options are not read.
+    It contains a CA, a certificate per server, an account per node, keys, limits, and a credentials
+    file per user. If DIRECTORY already has a bus, its own settings are used and options are
+    ignored.
     """
     prepared = Prepared(Path(directory))
     with refusals():

@@ -18,7 +18,7 @@ from virtbus.schemas.ids import check_id
 
 
 def reload(prepared: Prepared) -> list[str]:
-    """Let servers read their files; the names of those that did, none where none answers."""
+    """Reload the servers; return the names of those that did, none if none answers."""
     settings = BusSettings(creds=prepared.creds("sys"), connect_timeout_s=WAIT_S)
     try:
         return asyncio.run(reload_servers(settings))
@@ -38,10 +38,10 @@ def reload(prepared: Prepared) -> list[str]:
 @directory
 @local
 def add_node(invocation: Invocation, name: str, place: str) -> None:
-    """Give a host of VMs its account and credentials, and let the servers know.
+    """Create an account and credentials for a host of VMs, and reload the servers.
 
-    Servers that run from DIR read it at once. Where they run from a copy, bring them accounts.conf
-    and repeat this command: it says which servers do not know the node yet.
+    Servers that run from DIR reload at once. If they run from a copy, copy accounts.conf to them
+    and repeat this command: it lists the servers that do not know the node yet.
     """
     prepared = Prepared(Path(place))
     with refusals():
@@ -71,7 +71,7 @@ def add_node(invocation: Invocation, name: str, place: str) -> None:
 @directory
 @local
 def remove_node(invocation: Invocation, name: str, place: str) -> None:
-    """Take a host's account away: its credentials open nothing any more, its connections end.
+    """Remove a host's account: its credentials are refused and its connections end.
 
     Its VMs and their records stay; drain or fence the node first.
     """
@@ -97,10 +97,10 @@ def remove_node(invocation: Invocation, name: str, place: str) -> None:
 @directory
 @local
 def revoke_node(invocation: Invocation, name: str, place: str) -> None:
-    """Give a host other credentials: who has the old ones is a stranger, and is cut off.
+    """Replace a host's credentials: the old ones are refused and their connections end.
 
-    For credentials that were stolen, or are old. The host's VMs run on; it is silent until it has
-    its new files. A repeat goes on where one has not reached every server yet.
+    Use it for credentials that were stolen, or are old. The host's VMs keep running. The host is
+    silent until it has its new files. If a server was not reached, repeat the command.
     """
     prepared = Prepared(Path(place))
     with refusals():
@@ -113,9 +113,9 @@ def revoke_node(invocation: Invocation, name: str, place: str) -> None:
 def _end(
     invocation: Invocation, prepared: Prepared, name: str, changed: list[Path], creds: list[str]
 ) -> None:
-    """Let servers read that a host's old credentials are void, and look at each whether they are.
+    """Reload the servers, and check that each refuses a host's old credentials.
 
-    The old ones are kept until then, so that a repeat can look again.
+    The old ones are kept until then, so that a repeat can check again.
     """
     with refusals():
         reloaded = reload(prepared)
@@ -137,9 +137,9 @@ def _end(
 
 
 async def _still_taking(prepared: Prepared, plan: Plan, name: str) -> list[str]:
-    """The servers that were not seen to refuse the credentials which were withdrawn.
+    """Return the servers that were not seen to refuse the withdrawn credentials.
 
-    One that does not answer may be away from here only.
+    A server that does not answer may be unreachable from here only.
     """
     if not prepared.withdrawn(name).exists():
         return []

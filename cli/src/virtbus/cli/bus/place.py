@@ -1,4 +1,4 @@
-"""What the verbs that prepare a bus have in common: its directory, and what they say of files."""
+"""Shared parts of the verbs that prepare a bus: its directory, and messages about files."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from virtbus.cli.failures import CliError, Exit
 
 DEFAULT = "/etc/virtbus/bus"
 WAIT_S = 3.0
-"""How long any server gets to answer."""
+"""Time that each server has to answer."""
 BUSY_S = 10.0
-"""How long each gets once one did: a busy one, over TLS, takes seconds."""
+"""Time that each server has once one has answered: a busy one, over TLS, takes seconds."""
 
 directory = click.option(
     "--dir", "place", default=DEFAULT, show_default=True, metavar="DIR", help="The bus's directory."
@@ -26,7 +26,7 @@ directory = click.option(
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what the bus says into the command's errors."""
+    """Turn errors of the bus into errors of the command."""
     try:
         yield
     except (UnavailableError, DeniedError) as error:
@@ -36,18 +36,18 @@ def refusals() -> Iterator[None]:
 
 
 def written(changed: Sequence[Path]) -> str:
-    """Which files are new or otherwise, for eyes."""
+    """Return the list of new or changed files, for display."""
     return "\n".join(f"written: {path}" for path in changed) or "nothing changed"
 
 
 async def knows(prepared: Prepared, plan: Plan, user: str) -> dict[str, str]:
-    """Server → why it does not let a user in; empty where all do."""
+    """Return the reason by server that refuses a user; empty if all accept it."""
     told = await answers(prepared, plan, user)
     return {server: str(error) for server, error in told.items() if error is not None}
 
 
 async def answers(prepared: Prepared, plan: Plan, user: str) -> dict[str, BusError | None]:
-    """What each server says to a user's credentials: None where it lets them in."""
+    """Return each server's answer to a user's credentials: None if it accepts them."""
     servers = [names[0] for names in plan.servers]
 
     async def answer(server: str) -> BusError | None:
@@ -65,7 +65,7 @@ async def answers(prepared: Prepared, plan: Plan, user: str) -> dict[str, BusErr
 
 
 def copy_hint(prepared: Prepared, plan: Plan, servers: Sequence[str]) -> list[str]:
-    """The commands that bring a changed accounts.conf to servers elsewhere."""
+    """Return the commands that copy a changed accounts.conf to servers elsewhere."""
     at = plan.installed_at or "/etc/virtbus/nats"
     numbers = {names[0]: n for n, names in enumerate(plan.servers, start=1)}
     return [

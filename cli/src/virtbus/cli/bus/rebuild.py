@@ -25,30 +25,31 @@ NODE_HEADER = ("NODE", "VMS", "FOLLOWS THIS BUS", "WHY NOT")
         """
     )
 )
-@click.option("--dry-run", is_flag=True, help="Only tell; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Only report; write nothing.")
 @click.option(
     "--accept-unsigned",
     "accepted",
     multiple=True,
     metavar="NODE[/UID]",
-    help="Believe this host of this VM, or of all of its VMs, without a signature.",
+    help="Trust this host's copy of this VM, or of all its VMs, without a signature.",
 )
 @verb
 def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...]) -> None:
-    """Write back the VMs that the hosts know and the bus has lost.
+    """Restore the VMs that hosts know and the bus has lost.
 
-    For a bus that was made anew, restored from a backup, or lost records. Every host keeps a copy
-    of the records it acts on; the newer copy of each VM counts, whoever has it. No guest is
-    restarted. A host that held its VMs because this is another bus than it had joined follows
-    this one afterwards. Start all hosts first; the verb may be repeated.
+    For a bus that was created again, restored from a backup, or lost records. Every host keeps a
+    copy of its VMs' records; the newest copy of each VM is used. No guest is restarted. Hosts that
+    held their VMs because they had joined another bus belong to this bus afterwards. Start all
+    hosts first; the command may be repeated.
 
-    Secrets (cloud-init user data) are on no host but inside the seed disks, so they are not
-    written back: a VM keeps the seed that it has, and cannot move to another host.
+    Secrets (cloud-init user data) exist on hosts only inside the seed disks, so they are not
+    restored: a VM keeps its seed, and cannot move to another host.
 
-    STEP: add, the bus had lost it. raise and move, its host had moved on. end, its host had
-    let go of it, so it was deleted. unsigned: a host's copy would win, and no controller of this
-    bus has signed it, so the host may be lying, or the key was lost with the bus (a backup has
-    it); see --accept-unsigned. conflict, you decide: WHY says between what.
+    STEP is add (the bus had lost the VM), raise or move (its host had a newer record), end (its
+    host had released it, so it was deleted), unsigned or conflict. With unsigned, a host's copy is
+    newer, but no controller of this bus has signed it. The host may be lying, or the key was lost
+    with the bus (a backup has it); see --accept-unsigned. With conflict, you decide: WHY names the
+    two copies.
     """
     asked: dict[str, object] = {"dry_run": dry_run}
     if accepted:
@@ -70,7 +71,7 @@ def command(invocation: Invocation, *, dry_run: bool, accepted: tuple[str, ...])
 
 
 def table(answer: Mapping[str, Any]) -> str:
-    """What was done for VMs, then the nodes."""
+    """Return the steps of VMs, then the nodes."""
     vms = [
         tuple(str(vm.get(key) or "-") for key in ("name", "namespace", "node", "step", "message"))
         for vm in answer.get("vms") or ()

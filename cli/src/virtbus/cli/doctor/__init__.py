@@ -1,5 +1,5 @@
-"""`virtbus doctor`: one look at this host, one finding for each thing that virtbus needs.
+"""`virtbus doctor`: checks this host, with one finding for each requirement of virtbus.
 
-Belongs here: reading and probing, and the line that mends what is missing. Must not enter: any
-change to the host; doctor only looks.
+Belongs here: reading and probing, and the command that repairs a finding. Must not enter: any
+change to the host; doctor only reads.
 """

@@ -17,7 +17,7 @@ TINY = "tiny.qcow2"
 
 
 def nats() -> Finding:
-    """A bus that runs and lets us in, or a free port for one."""
+    """Find a running bus that accepts us, or a free port for one."""
     path = access.default_creds(os.environ)
     try:
         found = access.find(None, None, os.environ)
@@ -49,7 +49,7 @@ def _port(path: Path) -> Finding:
 
 
 def creds() -> Finding:
-    """The client's credentials: readable for us, and not for everybody."""
+    """Check the client's credentials: readable for us, and not for everybody."""
     path = access.default_creds(os.environ)
     try:
         mode = path.stat().st_mode & 0o777
@@ -65,7 +65,7 @@ def creds() -> Finding:
 
 
 def instance() -> Finding:
-    """Whether this host's agent acts for its node, in the agent's own words."""
+    """Report if this host's agent acts for its node, by the agent's own file."""
     path = access.default_creds(os.environ).parent / "instance"
     try:
         word, _, why = path.read_text(errors="replace").partition("\n")
@@ -77,7 +77,7 @@ def instance() -> Finding:
 
 
 def nats_server() -> Finding:
-    """The embedded server's program."""
+    """Find the embedded server's program."""
     from virtbus.bus.ports import BusError
     from virtbus.bus.server import binary
 
@@ -88,7 +88,7 @@ def nats_server() -> Finding:
 
 
 def tiny(state_dir: Path) -> Finding:
-    """The default guest, where imaged looks for it."""
+    """Find the default guest image in imaged's folder."""
     own = state_dir / "images" / "src" / TINY
     for path in (own, _SHIPPED / TINY):
         if path.exists():

@@ -16,7 +16,7 @@ Check = Callable[[], Finding]
 
 
 def checks(state_dir: Path) -> tuple[Check, ...]:
-    """Every check, in the order of the report."""
+    """Return every check, in the order of the report."""
     return (
         container.container,
         host.root,
@@ -46,7 +46,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
 
 
 def quick(state_dir: Path, *, own_bus: bool = True) -> list[Finding]:
-    """What `virtbus up` asks before it starts anything; a bus elsewhere needs no server here."""
+    """Run the checks that precede `virtbus up`; a remote bus needs no local server."""
     wanted: tuple[Check, ...] = (
         host.root,
         emulator.qemu,
@@ -60,7 +60,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[Finding]:
 
 
 def _look(check: Check) -> Finding:
-    """A check that cannot look is itself a finding: one of them never hides the others."""
+    """Run a check. One that fails is itself a finding, so it never hides the others."""
     try:
         return check()
     except OSError as error:
@@ -82,10 +82,10 @@ def _look(check: Check) -> Finding:
     "-o", "--output", "style", type=click.Choice(("table", "json", "yaml")), default="table"
 )
 def command(state_dir: str | None, style: str) -> None:
-    """What this host lacks to run VMs, and the line that mends it.
+    """Report missing requirements of this host, and the commands that repair them.
 
-    Looks only, changes nothing. Exit code 1 if something fails; warnings are drawbacks that VMs
-    can run with; what cannot be seen from here, as from inside a container, is unknown.
+    It only reads and changes nothing. Exit code 1 if something fails. Warnings are drawbacks with
+    which VMs can run. A check that cannot be made from here, as inside a container, is unknown.
     """
     place = Path(state_dir or os.environ.get("VIRTBUS_STATE_DIR") or "/var/lib/virtbus")
     findings = [container.judged(_look(check)) for check in checks(place)]

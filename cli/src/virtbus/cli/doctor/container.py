@@ -1,4 +1,4 @@
-"""Doctor inside a container of compose: what is on the host or in another container is unknown."""
+"""Checks inside a compose container: resources of the host or of other containers are unknown."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ COMPOSE = "VIRTBUS_COMPOSE"
 """Set by docker-compose.yml. /.dockerenv is also in containers that are whole hosts."""
 
 OWN = frozenset({"root", "python", "nats-server", "bus", "credentials", "container"})
-"""Checks of the container itself, or of what every container of the host shares."""
+"""Checks of the container itself, or of resources that every container of the host shares."""
 SERVICES = {
     "qemu": "libvirt",
     "kvm": "libvirt",
@@ -22,17 +22,17 @@ SERVICES = {
     "forward policy": "netd",
     "image tiny": "imaged",
 }
-"""Check → the service of docker-compose.yml that has what it looks for."""
+"""Check → the service of docker-compose.yml that has the checked resource."""
 LOOKS = {
     "kvm": "docker compose exec libvirt virt-host-validate qemu",
     "forward policy": "docker compose exec netd nft list chain ip filter FORWARD",
     "image tiny": "docker compose exec nats virtbus image list",
 }
-"""Check → the line that looks in the right place; else the health of that service."""
+"""Check → the command that checks in the right place; otherwise the health of that service."""
 
 
 def judged(finding: Finding, environ: Mapping[str, str] = os.environ) -> Finding:
-    """The same finding, but unknown where it is only this container that lacks something."""
+    """Return the finding, as unknown if only this container lacks the resource."""
     if COMPOSE not in environ or finding.level == OK or finding.name in OWN:
         return finding
     service = SERVICES.get(finding.name)
@@ -45,7 +45,7 @@ def judged(finding: Finding, environ: Mapping[str, str] = os.environ) -> Finding
 
 
 def container() -> Finding:
-    """Where doctor looks from."""
+    """Return the container that doctor runs in."""
     if COMPOSE in os.environ:
         return ok("container", "one of compose; `docker compose ps` has the health of each")
     return ok("container", "not of compose: this is looked at as the host itself")

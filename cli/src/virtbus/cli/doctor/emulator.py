@@ -15,7 +15,7 @@ _KVM_GET_API_VERSION, _KVM_CREATE_VM, _KVM_API = 0xAE00, 0xAE01, 12
 
 
 def qemu() -> Finding:
-    """The emulator."""
+    """Find the emulator."""
     code, text = run(("qemu-system-x86_64", "--version"))
     if code != 0:
         return fail("qemu", first_line(text), "apt-get install qemu-system-x86 qemu-utils")
@@ -23,7 +23,7 @@ def qemu() -> Finding:
 
 
 def kvm() -> Finding:
-    """Hardware virtualization: that the device exists proves nothing, so it is opened and asked."""
+    """Open /dev/kvm and create a VM: the existence of the device proves nothing."""
     try:
         mode = Path(KVM).stat().st_mode
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def kvm() -> Finding:
 
 
 def _kvm_answers() -> int:
-    """Its API version, after it has made a VM; OSError where it cannot."""
+    """Return KVM's API version after it has made a VM; raise OSError if it cannot."""
     descriptor = os.open(KVM, os.O_RDWR | os.O_CLOEXEC)
     try:
         version = fcntl.ioctl(descriptor, _KVM_GET_API_VERSION, 0)
@@ -66,7 +66,7 @@ def _kvm_answers() -> int:
 
 
 def wrapper() -> Finding:
-    """vmwrapper: root's, executable, and reachable for the user that QEMU runs as."""
+    """Check vmwrapper: owned by root, executable, and reachable for QEMU's user."""
     if not WRAPPER.exists():
         return warn("vmwrapper", f"{WRAPPER} is not installed; netd installs it when it starts")
     for path in (WRAPPER, *WRAPPER.parents):

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 import sys
 from typing import Any, NamedTuple
@@ -9,9 +9,11 @@ OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
 
 
 class Finding(NamedTuple):
-    """`level` ok, warn (works, but …), fail (no VM can run) or unknown (cannot be seen from here).
+    """A result.
 
-    `mend` is a line to type.
+    `level` ok, warn (works, but …), fail (no VM can run) or unknown (not visible here).
+
+    `mend` is a command to type.
     """
 
     level: str
@@ -23,14 +25,14 @@ class Finding(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value}
 
     def as_text(self) -> str:
-        """One line, and the mending line below it."""
+        """Return one line, and the repairing command below it."""
         level = output.paint_state(f"{self.level:<7}", sys.stdout)
         text = f"{level}  {self.name:<18}  {output.safe(self.what)}"
         return f"{text}\n         {'':<18}  mend: {self.mend}" if self.mend else text
 
 
 def ok(name: str, what: str) -> Finding:
-    """As it should be."""
+    """Return a finding without problems."""
     return Finding(OK, name, what)
 
 
@@ -45,5 +47,5 @@ def fail(name: str, what: str, mend: str = "") -> Finding:
 
 
 def unknown(name: str, what: str, mend: str = "") -> Finding:
-    """Cannot be seen from here; neither good nor bad."""
+    """Return a finding that cannot be checked from here."""
     return Finding(UNKNOWN, name, what, mend)

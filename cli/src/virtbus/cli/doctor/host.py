@@ -1,4 +1,4 @@
-"""Checks of the host itself: who runs us, space, cgroups, clock, PID 1."""
+"""Checks of the host itself: user, disk space, cgroups, clock, PID 1."""
 
 import os
 import shutil
@@ -14,14 +14,14 @@ _REAPERS = ("systemd", "init", "tini", "dumb-init", "s6-svscan", "runit")
 
 
 def root() -> Finding:
-    """Netd and libvirt's system mode need root."""
+    """Check for root, which netd and libvirt's system mode need."""
     if os.geteuid() == 0:
         return ok("root", "runs as root")
     return fail("root", "a real node needs root", "sudo virtbus up   (or: virtbus up --simulate)")
 
 
 def python() -> Finding:
-    """The interpreter, and the one that vmwrapper runs with."""
+    """Check the interpreter, and the one that vmwrapper uses."""
     version = ".".join(map(str, sys.version_info[:3]))
     if not Path("/usr/bin/python3").exists():
         return fail(
@@ -31,7 +31,7 @@ def python() -> Finding:
 
 
 def disk(state_dir: Path) -> Finding:
-    """Space for images and overlays."""
+    """Check disk space for images and overlays."""
     there = next(path for path in (state_dir, *state_dir.parents) if path.exists())
     usage = shutil.disk_usage(there)
     text = f"{units.size(usage.free)} of {units.size(usage.total)} free for {state_dir}"
@@ -41,7 +41,7 @@ def disk(state_dir: Path) -> Finding:
 
 
 def quarantine(state_dir: Path) -> Finding:
-    """Disks that no record accounts for take room until a person decides (ADR 0033)."""
+    """Report disks in quarantine: they use space until a person decides (ADR 0033)."""
     folder = state_dir / "disks" / "quarantine"
     try:
         entries = [one for one in folder.iterdir() if one.is_dir()]
@@ -58,7 +58,7 @@ def quarantine(state_dir: Path) -> Finding:
 
 
 def cgroups() -> Finding:
-    """QEMU's place; netd checks a wrapper's cgroup."""
+    """Check cgroups, by which netd identifies a wrapper."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return ok("cgroups", "version 2")
     if Path("/sys/fs/cgroup/memory").exists() or Path("/sys/fs/cgroup/cpu").exists():
@@ -71,7 +71,7 @@ def cgroups() -> Finding:
 
 
 def clock() -> Finding:
-    """Skew over 2 s between hosts is an alarm; a time service keeps it small."""
+    """Check for a time service: skew above 2 s between hosts is an alarm."""
     code, text = run(("timedatectl", "show", "-p", "NTPSynchronized", "--value"), 3.0)
     if code == 0 and text == "yes":
         return ok("clock", "synchronized")
@@ -85,7 +85,7 @@ def clock() -> Finding:
 
 
 def reaper() -> Finding:
-    """Libvirt waits for the reaping of each ended guest by its parent."""
+    """Check that the parent of guests reaps them: libvirt waits for that."""
     name = first_line(read("/proc/1/comm") or "")
     if name in _REAPERS or _libvirtd_parent() in _REAPERS:
         return ok("pid 1", f"{name}; ended guests are reaped at once")
@@ -97,7 +97,7 @@ def reaper() -> Finding:
 
 
 def _libvirtd_parent() -> str:
-    """The name of what started the running libvirtd."""
+    """Return the name of the process that started libvirtd."""
     pid = first_line(read("/run/libvirtd.pid") or read("/run/libvirt/libvirtd.pid") or "")
     stat = read(f"/proc/{pid}/stat") if pid.isdigit() else None
     if not stat:

@@ -14,7 +14,7 @@ _INSTALL = "apt-get install libvirt-daemon-system libvirt-clients"
 
 
 def libvirtd() -> Finding:
-    """The daemon answers, and which version it is."""
+    """Check that the daemon answers, and report its version."""
     why = unix_answers(SOCKET)
     if why is not None:
         if _DENIED in why and not is_root():
@@ -35,7 +35,7 @@ def libvirtd() -> Finding:
 
 
 def limits() -> Finding:
-    """How much one connection, and all, may do at a time: starts in flight are capped by it."""
+    """Check the limits of concurrent calls, which limit concurrent starts."""
     requests = _configured("max_client_requests", _WANTED_REQUESTS)
     workers = _live_workers() or _configured("max_workers", _WANTED_WORKERS)
     text = f"max_client_requests {requests}, max_workers {workers}"
@@ -61,7 +61,7 @@ def _configured(name: str, default: int) -> int:
 
 
 def virtlogd() -> Finding:
-    """Holds the guests' console logs, so that libvirtd can be restarted."""
+    """Check virtlogd: it holds the guests' console logs, so that libvirtd can be restarted."""
     why = unix_answers("/run/libvirt/virtlogd-sock")
     if why is None:
         return ok("virtlogd", "answers")

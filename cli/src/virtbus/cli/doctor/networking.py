@@ -1,4 +1,4 @@
-"""Checks of what netd needs: nftables, CNI plugins, forwarding, namespaces."""
+"""Checks of netd's requirements: nftables, CNI plugins, forwarding, namespaces."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _CNI_PLUGINS = ("bridge", "host-local", "loopback")
 
 
 def nftables() -> Finding:
-    """The firewall that holds anti-spoofing and masquerade."""
+    """Check the firewall, which does anti-spoofing and masquerading."""
     code, text = run(("nft", "list", "tables"))
     if code == 127:
         return fail("nftables", "nft is not installed", "apt-get install nftables")
@@ -28,7 +28,7 @@ def nftables() -> Finding:
 
 
 def cni() -> Finding:
-    """The plugins of networks other than the built-in one."""
+    """Check the plugins of networks other than the built-in one."""
     found = next((d for d in CNI_DIRS if all((Path(d) / p).exists() for p in _CNI_PLUGINS)), None)
     if found is None:
         return warn(
@@ -40,7 +40,7 @@ def cni() -> Finding:
 
 
 def forwarding() -> Finding:
-    """Guests reach the world through the host; netd switches it on and restores it."""
+    """Check forwarding to the outside; netd enables it and restores it."""
     if first_line(read("/proc/sys/net/ipv4/ip_forward") or "") == "1":
         return ok("ip_forward", "on")
     if os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK):

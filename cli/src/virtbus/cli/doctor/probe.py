@@ -1,4 +1,4 @@
-"""How checks look: commands with a deadline, small files, sockets."""
+"""Primitives of checks: commands with a time limit, small files, sockets."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ TIMEOUT_S = 10.0
 
 
 def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    """Exit code and output of a command; 127 where it is missing, 124 where it hangs."""
+    """Return exit code and output of a command; 127 if it is missing, 124 if it hangs."""
     try:
         ended = subprocess.run(  # noqa: S603  fixed commands, no shell
             list(command),
@@ -34,22 +34,22 @@ def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]
 
 
 def needs_root(name: str, what: str) -> Finding:
-    """The finding where only the rights to look are missing."""
+    """Return the finding for a check that needs root."""
     return warn(name, f"cannot be checked without root: {what}", "sudo virtbus doctor")
 
 
 def is_root() -> bool:
-    """Whether failures are not just for want of rights."""
+    """Return True for root, whose failures are not caused by missing rights."""
     return os.geteuid() == 0
 
 
 def first_line(text: str) -> str:
-    """The first line that is not empty."""
+    """Return the first line that is not empty."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def read(path: str | Path) -> str | None:
-    """A small file's text, None where it cannot be read."""
+    """Return a small file's text, None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -57,7 +57,7 @@ def read(path: str | Path) -> str | None:
 
 
 def unix_answers(path: str) -> str | None:
-    """None when something listens on a unix socket, else why not."""
+    """Return None if a unix socket has a listener, or the reason."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(2.0)
         try:

@@ -1,4 +1,5 @@
-"""`virtbus node VERB`: the verbs that say what is wanted of a host.
+"""`virtbus node VERB`: the verbs that change a host's desired state.
 
-Belongs here: what a verb asks, waits for and prints. Must not enter: checks that the server makes.
+Belongs here: requests, waiting and output of these verbs. Must not enter: checks that the server
+makes.
 """

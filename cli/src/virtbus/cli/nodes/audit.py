@@ -24,19 +24,16 @@ HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
     )
 )
 @click.argument("name", required=False, shell_complete=known.nodes)
-@click.option(
-    "--repair", is_flag=True, help="Put away what is left over, make again what is missing."
-)
+@click.option("--repair", is_flag=True, help="Remove orphans, restore missing resources.")
 @verb
 def command(invocation: Invocation, *, name: str | None, repair: bool) -> None:
     """Compare the host NAME, or every host, with the records of its VMs.
 
-    Prints each domain, network, disk, file and status that bears a VM's uid and that no record
-    accounts for, and VMs that the bus has lost (kind record: `virtbus bus rebuild` writes them
-    back), and what is missing of networks that should stand (kind fault: bridge, nftables, links).
-    Hosts repair by themselves what stays for 10 minutes; --repair does it now. Neither ends a
-    guest that runs, and disks go to the quarantine (`virtbus node quarantine`). What others made
-    on the host is never looked at.
+    Prints each domain, network, disk, file and status with a VM's uid that no record accounts for.
+    Also prints VMs that the bus has lost (kind record: `virtbus bus rebuild` restores them), and
+    missing parts of networks (kind fault: bridge, nftables, links). Hosts repair by themselves what
+    persists for 10 minutes; --repair does it now. Neither ends a running guest, and disks go to the
+    quarantine (`virtbus node quarantine`). Resources that others made on the host are ignored.
     """
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)

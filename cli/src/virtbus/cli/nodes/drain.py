@@ -1,4 +1,4 @@
-"""`virtbus node drain`: ask, then follow the VMs as they leave."""
+"""`virtbus node drain`: requests the drain, then follows the VMs as they leave."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from virtbus.cli.progress import Steps
 
 _POLL_S = 0.5
 _STILL = 3
-"""Looks in a row without anything on its way: what is left then stays."""
+"""Number of checks in a row without a leaving VM, after which the remaining VMs stay."""
 
 
 @click.command(
@@ -33,20 +33,20 @@ _STILL = 3
 @click.option(
     "--discard-local-disks",
     is_flag=True,
-    help="VMs without an eviction strategy leave too; what they wrote to their disks is lost.",
+    help="Evacuate VMs without an eviction strategy too; their written disks are lost.",
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all have left.")
-@click.option("--timeout", default=600.0, show_default=True, metavar="S", help="How long to wait.")
+@click.option("--timeout", default=600.0, show_default=True, metavar="S", help="Time limit.")
 @verb
 def command(
     invocation: Invocation, *, name: str, discard_local_disks: bool, wait: bool, timeout: float
 ) -> None:
-    """Let the host NAME take no new VM, and the VMs there leave it.
+    """Stop new VMs on the host NAME, and evacuate its VMs.
 
     Each VM is stopped with its grace, and started on another host from its images: a running guest
     is not migrated. A VM with writable disks stays, unless its spec says eviction_strategy None or
-    you say --discard-local-disks. What stays runs on, and is listed with its reason (exit code 1).
-    The controllers go on with it whether or not this command waits; repeat it to look again.
+    you say --discard-local-disks. VMs that stay keep running and are listed with the reason (exit
+    code 1). The controllers continue whether or not this command waits; repeat it to check.
     """
     asked = {"node": name, "discard_local_disks": discard_local_disks}
     detail: Mapping[str, Any] = invocation.call("node", "drain", asked)
@@ -67,7 +67,7 @@ def command(
 def _emptied(
     invocation: Invocation, name: str, detail: Mapping[str, Any], timeout_s: float
 ) -> Mapping[str, Any]:
-    """The node once nothing more leaves it."""
+    """Return the node once no VM is leaving it."""
     steps = Steps(shown=invocation.for_eyes)
     seen: dict[str, Mapping[str, Any]] = {}
     told: set[str] = set()

@@ -23,20 +23,21 @@ from virtbus.cli.nodes.wishes import show
     "--confirm",
     required=True,
     metavar="HOW",
-    help="How you know that the host is off: kept with the fence, for others to read.",
+    help="How you know that the host is off: stored with the fence, for others to read.",
 )
 @click.option(
     "--discard-local-disks",
     is_flag=True,
-    help="Start elsewhere also VMs without an eviction strategy; their disks are given up.",
+    help="Start VMs without an eviction strategy elsewhere too; their disks are lost.",
 )
 @verb
 def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disks: bool) -> None:
-    """Say that the silent host NAME is off, so that its VMs may start elsewhere.
+    """Declare the silent host NAME off, so that its VMs may start elsewhere.
 
-    Only do so when no guest can run there any more: power, not only its network, is off. VMs whose
+    Do so only when no guest can run there any more: power, not only its network, is off. VMs whose
     spec says eviction_strategy None start on other hosts from their images; the others wait for the
-    host. Back again it starts nothing, and removes what runs elsewhere by now; then unfence it.
+    host. When the host is back, it starts nothing and removes VMs that run elsewhere by now; then
+    unfence it.
     """
     asked = {"node": name, "confirm": confirm, "discard_local_disks": discard_local_disks}
     show(invocation, invocation.call("node", "fence", asked))
@@ -54,7 +55,7 @@ def fence(invocation: Invocation, *, name: str, confirm: str, discard_local_disk
 def unfence(invocation: Invocation, *, name: str) -> None:
     """Let the host NAME, which is back, take part again.
 
-    Refused until it answers, has compared itself with its records, and has let go of what was moved
-    away while it was off. The VMs that waited for it start there again.
+    This is refused until the host answers, has compared itself with its records, and has released
+    the VMs that were moved while it was off. The VMs that waited for it start there again.
     """
     show(invocation, invocation.call("node", "unfence", {"node": name}))

@@ -19,10 +19,10 @@ from virtbus.cli.nodes.target import node_argument
 @node_argument
 @verb
 def command(invocation: Invocation, *, name: str) -> None:
-    """Remove what the bus has of the host NAME, which is gone for good.
+    """Remove all data of the host NAME, which is gone for good, from the bus.
 
-    Refused while the host is heard of, or has VMs. A host that comes back all the same holds what
-    it has until `virtbus bus rebuild`; take its credentials away (`virtbus bus remove-node`).
+    This is refused while the host has a heartbeat, or has VMs. If the host comes back, it holds its
+    VMs until `virtbus bus rebuild`; remove its credentials (`virtbus bus remove-node`).
     """
     answer = invocation.call("node", "forget", {"node": name})
     invocation.show(answer, lambda: f"{name} is forgotten; next: virtbus bus remove-node {name}")

@@ -21,16 +21,16 @@ from virtbus.cli.nodes.wishes import show
     "--confirm",
     required=True,
     metavar="HOW",
-    help="How you know that the host before is off: kept with the word, for others to read.",
+    help="How you know that the previous host is off: stored, for others to read.",
 )
-@click.option("--instance", metavar="ID", help="Which agent is meant, where several wait.")
+@click.option("--instance", metavar="ID", help="The waiting agent, if there are several.")
 @verb
 def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str | None) -> None:
     """Give the node NAME to the host whose agent was refused and waits.
 
-    For a host that was replaced, installed anew or restored from a backup. Only do so when no guest
-    can run on the host before: power, not only its network, is off. The node's VMs start on the
-    new host with the disks that are there. Refused while the node is heard.
+    For a host that was replaced, reinstalled or restored from a backup. Do so only when no guest
+    can run on the previous host: power, not only its network, is off. The node's VMs start on the
+    new host with the disks that exist there. This is refused while the node has a heartbeat.
     """
     asked = {"node": name, "confirm": confirm, "instance": instance}
     show(invocation, invocation.call("node", "takeover", asked))
@@ -51,14 +51,14 @@ def takeover(invocation: Invocation, *, name: str, confirm: str, instance: str |
     "labels",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Approve these labels and no other; once for each. Default: as it reports.",
+    help="Approve only these labels; repeatable. Default: the reported ones.",
 )
 @verb
 def approve(invocation: Invocation, *, name: str, labels: tuple[str, ...]) -> None:
-    """Let the node NAME offer the labels, CPUs, memory and disk that it reports now.
+    """Approve the labels, CPUs, memory and disk that the node NAME reports now.
 
-    What a node reported when it was first heard is approved. More attracts no VM until a person
-    says so, for a node's credentials may be stolen.
+    The first report of a node is approved automatically. Anything beyond it attracts no VM until a
+    person approves it, because a node's credentials may be stolen.
     """
     asked: dict[str, object] = {"node": name}
     if labels:

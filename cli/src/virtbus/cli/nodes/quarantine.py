@@ -32,7 +32,10 @@ HEADER = ("ENTRY", "VM", "STATE", "SIZE", "SINCE", "WHY")
     ),
 )
 def command() -> None:
-    """What a host holds without a record on the bus: nothing but a person ends or removes it."""
+    """Manage VMs and disks on a host without a record on the bus.
+
+    Only a person ends or removes them.
+    """
 
 
 def _entry(function: Any) -> Any:
@@ -51,9 +54,9 @@ def _entry(function: Any) -> Any:
 @node_argument
 @verb
 def listing(invocation: Invocation, *, name: str) -> None:
-    """List what the host NAME holds without a record.
+    """List VMs and disks without a record on the host NAME.
 
-    `held` VMs are where they were, with their guests, if these run. `kept` are disks alone.
+    `held` VMs are in place, and their guests may be running. `kept` are disks only.
     """
     answer = invocation.call("node", "quarantine", {"node": name})
     if not answer.get("entries"):
@@ -78,8 +81,8 @@ def listing(invocation: Invocation, *, name: str) -> None:
 def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None) -> None:
     """Make a VM of the entry UID on the host NAME.
 
-    A held VM goes on as it is. Kept disks become the VM that they were, switched off; where that
-    VM exists again on this host, and is off, they take the place of its disks, which are kept.
+    A held VM continues unchanged. Kept disks become their former VM, switched off. If that VM
+    exists again on this host, and is off, they replace its disks, which are kept.
     """
     more = {"name": new_name} if new_name else {}
     answer = _do(invocation, "adopt", name, entry, **more)
@@ -98,7 +101,7 @@ def adopt(invocation: Invocation, *, name: str, entry: str, new_name: str | None
 @_entry
 @verb
 def keep(invocation: Invocation, *, name: str, entry: str) -> None:
-    """End the VM UID, which the host NAME holds without a record, and keep its disks."""
+    """End the VM UID, which has no record, on the host NAME, and keep its disks."""
     answer = _do(invocation, "keep", name, entry)
     invocation.show(answer, lambda: f"{entry} is ended; its disks, if written to, are kept")
 
@@ -125,7 +128,7 @@ def _do(invocation: Invocation, what: str, node: str, entry: str, **more: Any) -
 
 
 def table(answer: Mapping[str, Any]) -> str:
-    """A line an entry."""
+    """Return a table with a row for each entry."""
     entries = list(answer.get("entries") or ())
     text = output.table(HEADER, [_row(entry) for entry in entries])
     more = int(answer.get("total") or 0) - len(entries)

@@ -1,4 +1,4 @@
-"""Which node is meant: NAME, completed from the bus."""
+"""The argument NAME of a node, completed from the bus."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,5 +9,5 @@ from virtbus.cli import known
 
 
 def node_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """NAME of a node."""
+    """Add the argument NAME of a node."""
     return click.argument("name", shell_complete=known.nodes)(function)

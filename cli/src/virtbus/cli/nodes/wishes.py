@@ -23,7 +23,7 @@ from virtbus.cli.nodes.target import node_argument
 @node_argument
 @verb
 def get(invocation: Invocation, *, name: str) -> None:
-    """Show the host NAME, what is wanted of it, and its VMs."""
+    """Show the host NAME, its desired state, and its VMs."""
     show(invocation, invocation.call("node", "get", {"node": name}))
 
 
@@ -39,7 +39,7 @@ def get(invocation: Invocation, *, name: str) -> None:
 @node_argument
 @verb
 def cordon(invocation: Invocation, *, name: str) -> None:
-    """Let the host NAME take no new VM; what is there runs on."""
+    """Stop new VMs on the host NAME; its VMs keep running."""
     show(invocation, invocation.call("node", "cordon", {"node": name}))
 
 
@@ -53,7 +53,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 @node_argument
 @verb
 def uncordon(invocation: Invocation, *, name: str) -> None:
-    """Let the host NAME take VMs again. A drain ends; what has left does not come back."""
+    """Allow new VMs on the host NAME. A drain ends; evacuated VMs do not return."""
     show(invocation, invocation.call("node", "uncordon", {"node": name}))
 
 
@@ -63,7 +63,7 @@ def show(invocation: Invocation, detail: Mapping[str, Any]) -> None:
 
 
 def table(detail: Mapping[str, Any]) -> str:
-    """The node's line, and a line a VM."""
+    """Return the node's row, and a row for each VM."""
     node: Mapping[str, Any] = detail.get("node") or {}
     text = nodes.table([node])
     fence = (node.get("wish") or {}).get("fenced")

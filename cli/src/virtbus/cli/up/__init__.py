@@ -1,5 +1,5 @@
 """`virtbus up`: a bus, the controller and this host's node services on one terminal.
 
-Belongs here: starting, watching and stopping processes, and saying so. Must not enter: what a
-service does; it is only known by its name, its environment and its sd_notify messages.
+Belongs here: starting, watching and stopping processes, and reporting on them. Must not enter: the
+work of a service; it is known only by its name, environment and sd_notify messages.
 """

@@ -1,4 +1,4 @@
-"""What `up` says once everything is ready: how to use it, from this command and from any client."""
+"""The text of `up` once everything is ready: examples for this command and for any client."""
 
 import json
 from itertools import groupby
@@ -12,7 +12,10 @@ _FRAME = len("│  │")
 
 
 def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
-    """The lines of the box. One holds the client's password: this terminal is its owner's."""
+    """Return the lines of the box.
+
+    One contains the client's password; the terminal is its owner's.
+    """
     urls = str(creds["url"]).split(",")
     scheme, _, address = urls[0].partition("://")
     login = f"{scheme}://{creds['user']}:{creds['password']}@{address}"
@@ -40,7 +43,7 @@ def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
 
 
 def node_lines(place: Place) -> list[str]:
-    """The lines of the box of a node on a bus elsewhere."""
+    """Return the lines of the box for a node of a remote bus."""
     return [
         f"virtbus is up: node {place.node}"
         + (" (simulated: no real VMs)" if place.simulate else "")
@@ -54,16 +57,16 @@ def node_lines(place: Place) -> list[str]:
 
 
 def _environment(place: Place) -> list[str]:
-    """What the other terminal must know where the files are not where everybody looks."""
+    """Return the environment that another terminal needs if the files are not in default places."""
     if place.run_dir == Path(DEFAULT_RUN_DIR):
         return []
     return [f"  export VIRTBUS_CREDS={place.client_creds}"]
 
 
 def box(text: list[str], *, drawn: bool, columns: int = 80) -> str:
-    """The lines in frames that fit `columns`; a wider line stands between them, to be copied.
+    """Return the lines in frames of `columns`; wider lines are between frames, to be copied.
 
-    Bare where they are not read on a terminal.
+    Without a terminal there are no frames.
     """
     if not drawn:
         return "\n".join(text)

@@ -1,4 +1,4 @@
-"""What `virtbus up` and `virtbus node up` do alike before the run: names, the host, the run."""
+"""Shared start of `virtbus up` and `virtbus node up`: names, preflight, and the run."""
 
 import asyncio
 import os
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def node_name(state: Path) -> str:
-    """This host's node id: the environment's, the state's, else the hostname's slug."""
+    """Return this host's node id: from the environment, the state folder, or the hostname."""
     from virtbus.bus.settings import node_id  # imports pydantic
 
     return os.environ.get("VIRTBUS_NODE") or node_id(state)
 
 
 def check_name(node: str, option: str = "--node") -> None:
-    """Refuse what is no id.
+    """Refuse an invalid id.
 
     Raises:
         CliError: usage.
@@ -40,10 +40,10 @@ def check_name(node: str, option: str = "--node") -> None:
 
 
 def preflight(place: Place, *, force: bool) -> None:
-    """Say what is wrong before anything starts.
+    """Report problems of the host before anything starts.
 
     Raises:
-        CliError: something without which no VM can run is missing.
+        CliError: a requirement for running VMs is missing.
     """
     from virtbus.cli.doctor.command import quick  # runs virsh
 
@@ -62,8 +62,8 @@ def preflight(place: Place, *, force: bool) -> None:
 
 
 def run(place: Place, bus: "Callable[[Terminal], AbstractAsyncContextManager[Keeper]]") -> None:
-    """Run until told to stop."""
-    # heavy imports: they would only slow down --help and refusals
+    """Run until a signal arrives."""
+    # heavy imports: they would only slow down --help and errors
     from virtbus.bus.logs import setup
     from virtbus.cli.up.run import up
     from virtbus.cli.up.terminal import Terminal

@@ -1,7 +1,7 @@
-"""Watches the disk under the bus, and starts the server again when it stalled and there is room.
+"""Watches the disk of the bus, and restarts a stalled server once there is space.
 
-A server whose disk was full leaves every later write to that stream without an answer until it is
-started again (measured on 2.15). VMs do not depend on it, so the restart costs only a moment.
+A server whose disk was full does not answer any later write to that stream until it is restarted
+(measured on 2.15). VMs do not depend on it, so a restart costs only a moment.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from virtbus.schemas.storage import BusStorage
 LOOK_S = 1.0
 PROBE_S = 2.0
 LOW_PROBE_S = 5.0
-"""How often a disk with little room is tried without further cause."""
+"""Interval of test writes while little space is left."""
 TELL_S = 5.0
 BUCKETS = ("vm", "sec", "st", "lease")
 _FAILED = re.compile(
@@ -34,7 +34,7 @@ _FAILED = re.compile(
 
 
 class Says(Protocol):
-    """Where a line for people goes."""
+    """Prints a line for people."""
 
     def say(self, text: str, level: str = "INFO") -> None: ...
 
@@ -63,7 +63,7 @@ class BusDisk:
         self._said = ""
 
     async def keep(self) -> None:
-        """Look each second until cancelled."""
+        """Check each second until cancelled."""
         while True:
             try:
                 await self._look()
@@ -104,12 +104,12 @@ class BusDisk:
         )
 
     def _take(self, size_bytes: int) -> None:
-        """Write the reserve; without one the next full disk only waits for room."""
+        """Create the reserve file. Without it, a full disk recovers only when space is freed."""
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
 
     def _heard(self) -> set[str]:
-        """Streams that the server's log has named since it was last read."""
+        """Return the streams with errors in new lines of the server's log."""
         size = _size(self._files.log)
         if size == self._log_bytes:
             return set()
@@ -120,7 +120,7 @@ class BusDisk:
         return set(_FAILED.findall(text))
 
     async def _try(self, room: Room) -> None:
-        """Write to each bucket where there is a reason to doubt that it stores."""
+        """Write to each bucket if it may have stopped storing."""
         now_s = asyncio.get_running_loop().time()
         late = now_s - self._probed_s > LOW_PROBE_S
         if not self._admin.connected or not (self._named or self._stuck or (room.low and late)):
@@ -139,12 +139,12 @@ class BusDisk:
         async with asyncio.TaskGroup() as group:
             for bucket in BUCKETS:
                 group.create_task(probe(bucket))
-        # of a server that ended meanwhile nothing is known
+        # a server that has ended reports nothing
         if self._admin.connected and self._admin.generation == generation:
             self._stuck = stuck
 
     async def _tell(self, told: BusStorage) -> None:
-        """Say it to the controllers, and at changes on the terminal."""
+        """Report to the controllers, and changes to the terminal."""
         now_s = asyncio.get_running_loop().time()
         kind = "stalled" if told.stalled else "low" if told.low else ""
         if kind != self._said:

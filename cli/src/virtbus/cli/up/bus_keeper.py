@@ -1,4 +1,4 @@
-"""The embedded NATS server while `up` runs: declared, joined, and started again when it dies."""
+"""The embedded NATS server while `up` runs: declared, joined, and restarted when it dies."""
 
 import asyncio
 import secrets
@@ -24,7 +24,7 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The bus server that is to run here."""
+    """The bus server to run here."""
 
     port: int = DEFAULT_PORT
     host: str = "127.0.0.1"
@@ -60,7 +60,7 @@ class BusKeeper:
 
     @property
     def url(self) -> str:
-        """Where the bus is."""
+        """Return the URL of the bus."""
         return self.server.url
 
     async def keep(self) -> None:
@@ -94,7 +94,7 @@ class BusKeeper:
                 try:
                     await self.declare()
                 except BusError as error:
-                    if str(error) != self._waits:  # once, however often it is tried
+                    if str(error) != self._waits:  # report once, not at every attempt
                         self._waits = str(error)
                         self._terminal.say(f"the bus cannot be declared yet: {error}", "WARNING")
                 else:
@@ -123,7 +123,7 @@ class BusKeeper:
                 self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
-        """How many VMs this node has; None where nobody can say."""
+        """Return how many VMs this node has; None if unknown."""
         try:
             page = await self.admin.request("virtbus.api.v1.node.list", {}, timeout_s=1.0)
         except Exception as error:  # noqa: BLE001  a count for a farewell line; any failure is "unknown"
@@ -136,12 +136,12 @@ class BusKeeper:
 
 @asynccontextmanager
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
-    """A declared bus that this node has joined, for as long as the context is open.
+    """Run a declared bus that this node has joined, for as long as the context is open.
 
-    A member of a cluster is declared later, by `keep`: it needs the others for that.
+    A member of a cluster is declared later, by `keep`, because it needs the other members.
 
     Raises:
-        CliError: the server does not start, or cannot become what is declared.
+        CliError: the server does not start, or the declaration fails.
     """
     files = ServerFiles(place.state_dir, place.run_dir)
     own = (place.node,) if place.runs == ALL else ()

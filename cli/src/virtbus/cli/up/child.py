@@ -1,4 +1,4 @@
-"""One service as a child process: started, read, found ready, restarted, stopped."""
+"""One service as a child process: started, monitored, restarted, stopped."""
 
 import asyncio
 import os
@@ -13,12 +13,12 @@ from virtbus.cli.up.readiness import Readiness
 from virtbus.cli.up.terminal import Terminal
 
 STOP_S = 10.0
-"""What a service gets between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 _LINE_BYTES = 256 * 1024
 
 
 class Child:
-    """A service that is kept running until it is told to stop."""
+    """A service that is kept running until `stop`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Child:
                         await self._stopping.wait()
 
     async def _live(self) -> int:
-        """One life of the process; its exit code."""
+        """Run the process once; return its exit code."""
         self.readiness.forget()
         env = environment(
             self._place,
@@ -78,7 +78,7 @@ class Child:
             stdout=PIPE,
             stderr=STDOUT,
             pass_fds=(self._parent_fd,),
-            # a session of its own: Ctrl-C reaches us alone, and we stop services in order
+            # its own session: only this process gets Ctrl-C, and stops services in order
             start_new_session=True,
             limit=_LINE_BYTES,
         )

@@ -1,4 +1,4 @@
-"""`virtbus up`: options, what must be so before, and the run."""
+"""`virtbus up`: options, preflight, and the run."""
 
 import os
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ LOCALHOST = "127.0.0.1"
     metavar="ADDRESS",
     default=LOCALHOST,
     show_default=True,
-    help="The bus' address; other hosts need one that they reach.",
+    help="The bus' address; it must be reachable for other hosts.",
 )
 @click.option(
     "--nodes",
@@ -57,7 +57,7 @@ LOCALHOST = "127.0.0.1"
 @click.option(
     "--cluster",
     metavar="ADDRESS:PORT",
-    help="Be one of three NATS servers, which reach this one here.",
+    help="Be one of three NATS servers; the others reach this one here.",
 )
 @click.option("--routes", metavar="ADDRESS:PORT,…", help="The --cluster of each of the three.")
 @click.option("--simulate", is_flag=True, help="Run libvirt's test driver: no root, no real VMs.")
@@ -81,7 +81,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     """Run a NATS bus, the controller and this host's node services on this terminal.
 
     Ctrl-C stops the services, then the bus, and leaves VMs running; the next `virtbus up` on the
-    same directories takes them up again. A service that dies is started again.
+    same directories adopts them. A service that dies is restarted.
 
     A second instance on one host needs --data, --node, and a bridge and subnet of its own:
     VIRTBUS_BRIDGE=virtbus1 VIRTBUS_SUBNET=10.128.0.1/16.
@@ -105,7 +105,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 
 
 def _cluster(listen: str | None, routes: str | None, port: int) -> "Cluster | None":
-    """What --cluster and --routes say.
+    """Return the cluster of --cluster and --routes.
 
     Raises:
         CliError: usage: one without the other, an address without a port, not three servers.

@@ -1,4 +1,4 @@
-"""One `virtbus up` per data directory."""
+"""A lock that allows one `virtbus up` per data directory."""
 
 import fcntl
 import os
@@ -10,10 +10,10 @@ from virtbus.cli.failures import CliError, Exit
 
 
 def make(*directories: Path) -> None:
-    """Ensure directories that may be written.
+    """Ensure writable directories.
 
     Raises:
-        CliError: one cannot be made or written.
+        CliError: one cannot be created or written.
     """
     for directory in directories:
         try:
@@ -35,7 +35,7 @@ def _not_ours(directory: Path, why: str) -> CliError:
 
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel frees it however we end.
+    """Hold the directory's lock; the kernel releases it with the process.
 
     Raises:
         CliError: another `virtbus up` holds it; the message names its process.

@@ -28,18 +28,18 @@ from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose
         """
     ),
 )
-@click.option("--name", metavar="NAME", help="This node's id.  [default: what --creds says]")
+@click.option("--name", metavar="NAME", help="This node's id.  [default: from --creds]")
 @click.option(
     "--nats",
     metavar="URL,…",
-    help="The bus' servers; one that is away is passed over.  [default: what --creds says]",
+    help="The bus' servers; unreachable ones are skipped.  [default: from --creds]",
 )
 @click.option(
     "--creds",
     metavar="FILE",
     required=True,
     envvar="VIRTBUS_CREDS",
-    help="This node's credentials: node-NAME.creds of where the bus runs. [env: VIRTBUS_CREDS]",
+    help="This node's credentials: node-NAME.creds from the host of the bus. [env: VIRTBUS_CREDS]",
 )
 @click.option("--data", metavar="DIR", help="Keep state and run files below DIR.")
 @click.option("--state-dir", metavar="DIR", help="[default: /var/lib/virtbus]")
@@ -49,8 +49,10 @@ from virtbus.cli.up.plan import NODE_ONLY, OURS_ALONE, Place, choose
     "--count",
     type=click.IntRange(1, 1000),
     default=1,
-    help="With --simulate: so many nodes, NAME-000 and on, in one process; --creds is then the "
-    "folder with node-NAME-000.creds and on.",
+    help=(
+        "With --simulate: number of nodes, NAME-000 and so on, in one process; --creds is "
+        "then the folder with node-NAME-000.creds and so on."
+    ),
 )
 @click.option("--log-level", type=click.Choice(("DEBUG", "INFO", "WARNING")), default="INFO")
 @click.option("--force", is_flag=True, help="Start although the preflight fails.")
@@ -66,11 +68,11 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     log_level: str,
     force: bool,
 ) -> None:
-    """Run this host's services on a bus elsewhere: its VMs then run here too.
+    """Run this host's services on a remote bus: its VMs then run here too.
 
-    A controller of that bus joins the node as soon as it shows itself. Ctrl-C stops the services
-    and leaves VMs running; the next `virtbus node up` takes them up again. A service that dies is
-    started again, and a bus that is away for a while is waited for.
+    A controller of that bus joins the node as soon as it appears. Ctrl-C stops the services and
+    leaves VMs running; the next `virtbus node up` adopts them. A service that dies is restarted,
+    and an unreachable bus is awaited.
     """
     if count > 1:
         fleet(simulate=simulate, name=name, nats=nats, creds=creds, count=count)
@@ -91,10 +93,10 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
 def fleet(
     *, simulate: bool, name: str | None, nats: str | None, creds: str, count: int
 ) -> NoReturn:
-    """Become the process of many simulated nodes.
+    """Replace this process by the one for many simulated nodes.
 
     Raises:
-        CliError: an option that it needs is missing.
+        CliError: a required option is missing.
     """
     folder = Path(creds).absolute()
     if not simulate or not name or not folder.is_dir():

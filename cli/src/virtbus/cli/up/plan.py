@@ -1,4 +1,4 @@
-"""Which processes run here, with what environment, and how long a dead one rests."""
+"""The processes to run here, their environment, and the delay before a restart."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ CONTROLLER = "controller"
 REAL_SERVICES = ("imaged", "netd", "nodeagent")
 SIMULATED_SERVICES = ("nodeagent",)
 ALL, BUS_ONLY, NODE_ONLY = "all", "bus", "node"
-"""What runs here: everything; a bus server and a controller; the node's services alone."""
+"""The processes to run: all; a bus server and a controller; the node's services alone."""
 DEFAULT_STATE_DIR, DEFAULT_RUN_DIR = Path("/var/lib/virtbus"), Path("/run/virtbus")
 STEADY_S = 60.0
-"""A service that lived this long starts again at the shortest rest."""
+"""A service that lived this long restarts with the shortest delay."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
-# These point a person's own commands somewhere else; a service has its own file for that.
+# These variables direct a person's own commands elsewhere; a service has its own file for that.
 OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where everything of this `up` is."""
+    """Paths and names of this `up`."""
 
     state_dir: Path
     run_dir: Path
@@ -30,18 +30,18 @@ class Place:
     log_level: str = "INFO"
     runs: str = ALL
     server: str = ""
-    """NATS URLs of a bus elsewhere; empty: the bus is here, and the credentials know where."""
+    """NATS URLs of a remote bus; empty: the bus is local, and the credentials name it."""
     node_creds: Path | None = None
-    """The node's credentials on a bus elsewhere."""
+    """The node's credentials on a remote bus."""
 
     @property
     def services(self) -> tuple[str, ...]:
-        """In the order of their start; they stop in the opposite one."""
+        """Return the services in the order of their start; they stop in reverse."""
         node = SIMULATED_SERVICES if self.simulate else REAL_SERVICES
         return {ALL: (CONTROLLER, *node), BUS_ONLY: (CONTROLLER,), NODE_ONLY: node}[self.runs]
 
     def creds(self, service: str) -> Path:
-        """The bus credentials of a service."""
+        """Return the path of a service's credentials."""
         if self.node_creds is not None:
             return self.node_creds
         users = {CONTROLLER: CONTROLLER, "nodeagent": f"node-{self.node}"}
@@ -53,9 +53,9 @@ class Place:
 
     @property
     def wrapper_dir(self) -> Path | None:
-        """Where this place's own vmwrapper is; None: where everybody looks.
+        """Return the folder of this instance's own vmwrapper; None: the default one.
 
-        A wrapper has its netd's socket baked in, so that two places on one host need two.
+        A wrapper contains the path of its netd's socket, so two instances on one host need two.
         """
         return None if self.state_dir == DEFAULT_STATE_DIR else self.state_dir / "libexec"
 
@@ -68,9 +68,9 @@ def choose(
     environ: Mapping[str, str],
     simulate: bool = False,
 ) -> tuple[Path, Path]:
-    """State and run directory: flags, then `--data`, then environment, then the FHS.
+    """Choose state and run directory: flags, then `--data`, then environment, then the FHS.
 
-    A simulation that nobody named a place for is apart from a real node's files.
+    A simulation without given directories is separate from a real node's files.
     """
     if data and (state_dir or run_dir):
         raise usage("--data names both directories; give it, or --state-dir and --run-dir")
@@ -88,7 +88,7 @@ def choose(
 def environment(
     place: Place, service: str, *, parent_fd: int, notify: str, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a service's process."""
+    """Return the environment of a service's process."""
     env = {name: value for name, value in inherited.items() if name not in OURS_ALONE}
     env |= {
         "VIRTBUS_NODE": place.node,
@@ -113,5 +113,5 @@ def environment(
 
 
 def rest_s(deaths: int) -> float:
-    """How long to wait before the start after `deaths` ends in a row: 1, 2, 4 … 30 s."""
+    """Return the delay after `deaths` ends in a row: 1, 2, 4 … 30 s."""
     return float(min(_REST_MOST_S, _REST_FIRST_S * 2 ** min(max(0, deaths - 1), 10)))

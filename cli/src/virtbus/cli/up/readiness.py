@@ -1,4 +1,4 @@
-"""Whether a service has said READY=1 (sd_notify(3)), over a socket of its own."""
+"""Receives a service's READY=1 (sd_notify(3)) over its own socket."""
 
 import asyncio
 import secrets
@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 
 class Readiness:
-    """An abstract unix datagram socket (no file, no length limit by the run directory)."""
+    """An abstract unix datagram socket (no file, no limit by the run directory's length)."""
 
     def __init__(self, name: str) -> None:
         self.address = f"@virtbus-up-{name}-{secrets.token_hex(8)}"
@@ -23,12 +23,12 @@ class Readiness:
         await self._ready.wait()
 
     def forget(self) -> None:
-        """A new process is not ready yet."""
+        """Reset for a new process."""
         self._ready.clear()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take notifications while the context is open."""
+        """Receive notifications while the context is open."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.bind("\0" + self.address[1:])

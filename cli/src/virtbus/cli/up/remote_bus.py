@@ -1,4 +1,4 @@
-"""A bus elsewhere, on which this host is one node: looked at before anything starts."""
+"""A remote bus, on which this host is one node; checked before anything starts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ CONNECT_S = 10.0
 
 
 class RemoteBus:
-    """Nothing to keep: its owners do that. The services make their own connections."""
+    """A bus that needs no keeper here. The services make their own connections."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -29,16 +29,16 @@ class RemoteBus:
         await asyncio.get_running_loop().create_future()
 
     async def vms_here(self) -> int | None:
-        """The VMs that this host keeps a record of: a node may not ask the API."""
+        """Return the VMs with a record on this host: a node may not call the API."""
         return sum(1 for _ in (self._place.state_dir / "vms").glob("*/record"))
 
 
 @asynccontextmanager
 async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
-    """The bus at `place.server`, once it took the credentials.
+    """Connect to the bus at `place.server` once, to check the credentials.
 
     Raises:
-        CliError: it does not answer, or does not take them.
+        CliError: it does not answer, or refuses them.
     """
     settings = BusSettings(url=place.server, creds=place.node_creds, connect_timeout_s=CONNECT_S)
     try:
@@ -64,10 +64,10 @@ async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
 
 
 def settle(place: Place) -> Place:
-    """The place with the name and the URL that its credentials file knows.
+    """Return the place with name and URL from its credentials file.
 
     Raises:
-        CliError: the file cannot be read, is no node's or another's; no URL is known.
+        CliError: the file cannot be read, or is not this node's; no URL is known.
     """
     try:
         found = BusSettings(url=place.server, creds=place.node_creds).resolved()

@@ -1,6 +1,6 @@
-"""The disk under the bus: how much room is enough, and what is done where there is none.
+"""Policy for the disk of the bus: how much space is enough, and the action if there is less.
 
-All sizes are in bytes. They shrink with a small disk, so that a bus of its own small disk works.
+All sizes are in bytes. They shrink with a small disk, so that a bus with its own small disk works.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a disk has free, of how much, and whether our reserve lies on it."""
+    """Free and total space of a disk, and whether our reserve file exists."""
 
     free_bytes: int
     total_bytes: int
@@ -19,21 +19,22 @@ class Room:
 
     @property
     def reserve_bytes(self) -> int:
-        """The file that is given up when the disk is full: room to start again and to delete VMs.
+        """Return the size of the file that is deleted when the disk is full.
 
-        On one host the bus shares its disk with the guests' disks: without it, what would free
-        space (a delete) could not be stored.
+        It leaves space to restart the server and to delete VMs. On one host the bus shares its disk
+        with the guests' disks. Without the reserve, a delete, which would free space, could not be
+        stored.
         """
         return min(64 * _MIB, self.total_bytes // 20)
 
     @property
     def low_bytes(self) -> int:
-        """Below this creates stop; 1,000 records and their facts are about 10 MiB."""
+        """Return the limit below which creates stop; 1,000 records and events are about 10 MiB."""
         return min(256 * _MIB, self.total_bytes // 10)
 
     @property
     def needed_bytes(self) -> int:
-        """A server that starts with less would stall again at once."""
+        """Return the space that a server needs at its start; with less it would stall again."""
         return min(16 * _MIB, self.total_bytes // 40)
 
     @property
@@ -42,7 +43,7 @@ class Room:
 
 
 class Step(StrEnum):
-    """What to do now."""
+    """The next action."""
 
     NOTHING = "nothing"
     RESTART = "restart"
@@ -51,7 +52,7 @@ class Step(StrEnum):
 
 
 def step(room: Room, *, stalled: bool) -> Step:
-    """Restart a stalled server once that helps; give the reserve for it, and take it back later."""
+    """Return the action: restart a stalled server if that helps; use or recreate the reserve."""
     if stalled:
         if room.free_bytes >= room.needed_bytes:
             return Step.RESTART

@@ -1,4 +1,4 @@
-"""The life of `virtbus up`: start all in order, watch, stop all in the opposite order."""
+"""The life of `virtbus up`: start all in order, watch, stop all in reverse order."""
 
 import asyncio
 import json
@@ -19,20 +19,20 @@ from virtbus.cli.up.plan import BUS_ONLY, NODE_ONLY, Place
 from virtbus.cli.up.terminal import Terminal
 
 READY_S = 60.0
-"""After this long, `up` says which services are not ready, and waits on."""
+"""After this time, `up` reports the services that are not ready, and continues to wait."""
 
 
 class Keeper(Protocol):
-    """The bus while `up` runs: here (`BusKeeper`) or elsewhere (`RemoteBus`)."""
+    """The bus while `up` runs: local (`BusKeeper`) or remote (`RemoteBus`)."""
 
     @property
     def url(self) -> str: ...
 
     async def keep(self) -> None:
-        """What has to be done for it; never returns by itself."""
+        """Do the bus' background work; never returns by itself."""
 
     async def vms_here(self) -> int | None:
-        """How many VMs this node has; None where nobody can say."""
+        """Return how many VMs this node has; None if unknown."""
 
 
 async def up(
@@ -51,7 +51,7 @@ async def up(
         told = _until_told(stack)
         reader, writer = os.pipe()
         stack.callback(os.close, reader)
-        # held open as long as we live, however we end: its EOF stops the services
+        # open for the life of this process: its EOF stops the services
         stack.callback(os.close, writer)
         what = "bus and controller" if place.runs == BUS_ONLY else f"node {place.node}"
         terminal.say(f"starting {what} in {place.state_dir}")
@@ -97,7 +97,7 @@ async def _serve(
 
 
 async def _announce(place: Place, children: list[Child], terminal: Terminal) -> None:
-    """Say how to use it as soon as every service is ready."""
+    """Print the banner as soon as every service is ready."""
     try:
         async with asyncio.timeout(READY_S):
             for child in children:
@@ -123,7 +123,7 @@ def _bus_lines(place: Place) -> list[str]:
 
 
 def _until_told(stack: ExitStack) -> "asyncio.Future[str]":
-    """A future that SIGINT and SIGTERM resolve with their name."""
+    """Return a future that SIGINT and SIGTERM resolve with their name."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[str] = loop.create_future()
 

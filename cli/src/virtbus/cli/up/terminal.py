@@ -1,4 +1,4 @@
-"""Logs of many processes on one terminal: time, who, level, what."""
+"""Logs of many processes on one terminal: time, service, level, message."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _NAMED = re.compile(r"^[\s|]*[A-Za-z_][\w.]*(Error|Exception|Exit)\b")
 
 
 class Terminal:
-    """Writes whole lines only, so that processes never mix within one."""
+    """Writes whole lines only, so that lines of processes do not mix."""
 
     def __init__(self, level: str, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -32,12 +32,12 @@ class Terminal:
         self._whole_traces = level == "DEBUG"
 
     def say(self, text: str, level: str = "INFO") -> None:
-        """A line of `up` itself."""
+        """Print a line of `up` itself."""
         if _LEVELS.index(level) >= self._least:
             self._line(_now(), "up", level, text, "")
 
     def relay(self, service: str, line: str) -> None:
-        """A line of a service: a JSON log record, or whatever else it printed."""
+        """Print a line of a service: a JSON log record, or other output."""
         record = _record(line)
         if record is None:
             self._line(_now(), service, "INFO", line, "")
@@ -50,7 +50,7 @@ class Terminal:
             self._line(at, service, "ERROR", f"  {trace}", "")
 
     def _traces(self, text: str) -> list[str]:
-        """The lines of a traceback: all at DEBUG, else only those that name an exception."""
+        """Return the lines of a traceback: all at DEBUG, otherwise those that name an exception."""
         lines = text.splitlines()
         if self._whole_traces:
             return lines
@@ -58,7 +58,7 @@ class Terminal:
         return named[-1:] or lines[-1:]
 
     def plain(self, text: str) -> None:
-        """Text as it stands."""
+        """Print text unchanged."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 

@@ -1,4 +1,5 @@
-"""`virtbus vm`: the verbs on virtual machines, one module each.
+"""`virtbus vm`: the verbs for virtual machines, one module each.
 
-Belongs here: what a verb asks, waits for and prints. Must not enter: checks that the server makes.
+Belongs here: requests, waiting and output of these verbs. Must not enter: checks that the server
+makes.
 """

@@ -23,9 +23,9 @@ ORPHANED = "virtbus.io/orphaned"
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, namespace: str) -> None:
-    """Take the VM NAME from the Kubernetes cluster that made it; it is a VM of virtbus only.
+    """Detach the VM NAME from the Kubernetes cluster that created it; virtbus keeps it.
 
-    For a VM that is shown as orphaned: its cluster does not know it any more, as after a restore
+    For a VM that is shown as orphaned: its cluster no longer knows it, for example after a restore
     of its API server. The cluster's bridge never touches it again. To end it instead, delete it.
     """
     view = invocation.call("vm", "get", ref(name, namespace))

@@ -20,12 +20,12 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 ESCAPE = b"\x1d"
-"""^], as telnet and virsh have it."""
+"""^], as in telnet and virsh."""
 GUEST_STOPPED = "the guest stopped"
 _DRAIN_S = 1.0
 _CHUNK = 4096
 _TAIL_BYTES = 4096
-"""A screen or two, so that who comes sees where they are."""
+"""One or two screens, so that a new client sees the context."""
 
 
 @click.command(
@@ -43,14 +43,14 @@ _TAIL_BYTES = 4096
     default=_DRAIN_S,
     show_default=True,
     metavar="S",
-    help="With piped input: how long to go on reading after its end.",
+    help="With piped input: how long to continue reading after its end.",
 )
-@click.option("--view", is_flag=True, help="Only look on; who types goes on typing.")
+@click.option("--view", is_flag=True, help="Only view; other clients can type.")
 @click.option(
     "--tail-bytes",
     type=click.IntRange(0, 1024 * 1024),
     metavar="N",
-    help="How much of what was written before comes first.  [default: a terminal 4096, else 0]",
+    help="Number of earlier bytes to show first.  [default: a terminal 4096, else 0]",
 )
 @namespace_option
 @verb
@@ -63,10 +63,10 @@ def command(
     tail_bytes: int | None,
     namespace: str,
 ) -> None:
-    """Enter the serial console of the VM NAME.
+    """Open the serial console of the VM NAME.
 
-    Keys go to the guest as they are; only ^] is kept, it leaves. Any number of people see a
-    console at once; of those who came without --view, the last one types.
+    Keys go to the guest unchanged, except ^], which closes the console. Any number of people can
+    see a console at once; of those without --view, the last one to open it types.
     """
     vm = fetch(invocation, name, namespace)
     subject = node_subject(vm, "console")
@@ -76,7 +76,7 @@ def command(
     if tail_bytes is None:
         tail_bytes = _TAIL_BYTES if typed else 0
     try:
-        # raw before the first output: whoever sees it may type, and Ctrl-C is the guest's
+        # raw mode before the first output: typing starts then, and Ctrl-C is for the guest
         with _raw(source, typed=typed):
             if typed:
                 name_shown = output.safe(vm.get("name"))
@@ -96,8 +96,8 @@ def command(
 
 
 def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
-    """Carry bytes both ways until ^], the end of input, or the end of the console."""
-    import select  # beside its one use
+    """Copy bytes both ways until ^], the end of input, or the end of the console."""
+    import select  # used here only
 
     until: float | None = None
     while not stream.closed:
@@ -117,12 +117,12 @@ def _converse(stream: SerialStream, source: int, *, linger_s: float) -> None:
 
 @contextmanager
 def _raw(descriptor: int, *, typed: bool) -> Iterator[None]:
-    """A terminal that passes every key on; it is as before afterwards."""
+    """Put a terminal in raw mode, and restore it afterwards."""
     if not typed:
         yield
         return
     before = termios.tcgetattr(descriptor)
-    tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed ahead is kept
+    tty.setraw(descriptor, termios.TCSADRAIN)  # keeps input that was typed earlier
     try:
         yield
     finally:

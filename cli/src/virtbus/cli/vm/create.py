@@ -66,15 +66,17 @@ _ENDED = {"Failed", "Succeeded", "Stopped", "Deleting"}
 )
 @click.option("--display", is_flag=True, help="A VGA display, for `vm vnc` and `vm screenshot`.")
 @click.option("--label", "label_texts", multiple=True, metavar="K=V", help="Label; repeatable.")
-@click.option("--uid", metavar="UUID", help="Your own id: the same command may then be repeated.")
+@click.option(
+    "--uid", metavar="UUID", help=("A uid of your choice: the same command may then be repeated.")
+)
 @click.option("-f", "--file", "file", metavar="FILE", help="YAML or JSON with the VM; - is stdin.")
 @click.option(
     "--wait",
     "goal",
     type=click.Choice(("running", "ready")),
-    help="Wait until the domain runs, or until the guest says that it is up.",
+    help="Wait until the domain runs, or until the guest reports that it is up.",
 )
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
 @verb
 def command(
@@ -90,8 +92,8 @@ def command(
     Returns when the VM is accepted (stored durably), or with --wait when it runs. While waiting,
     each step is shown with its time. Interrupting the wait does not undo the VM.
 
-    When no node has room for it now, the VM is Pending, and is placed once one has; what no node
-    could hold even if it were empty is refused.
+    If no node has the capacity now, the VM is Pending and is placed once one has. A VM that would
+    not fit on any empty node is refused.
     """
     wanted = _wanted(name, flags)
     create = _Create(invocation, wanted, goal, timeout)
@@ -106,7 +108,7 @@ def command(
 
 
 def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The `VmCreate` map of the whole command line."""
+    """Return the `VmCreate` map of the whole command line."""
     if flags["file"] == "-" and flags["user_data"] == "-":
         raise usage("only one of --file and --user-data can be standard input")
     base = request.from_file(flags["file"]) if flags["file"] else {}
@@ -134,7 +136,7 @@ def _wanted(name: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Create:
-    """One creation: accepted, and waited for."""
+    """One create: the request, and the wait."""
 
     def __init__(
         self, invocation: Invocation, wanted: dict[str, Any], goal: str | None, timeout_s: float
@@ -175,7 +177,7 @@ class _Create:
         answer = self._invocation.call(
             "vm", "create", self._wanted, timeout_s=timeout_s, headers=self._span.headers
         )
-        # a create that was repeated under another uid would be refused, so this one is ours
+        # a repeat under another uid would be refused, so this VM is ours
         self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
         return answer
 
@@ -190,7 +192,7 @@ class _Create:
 
     def _verdict(self, view: Mapping[str, Any] | None) -> bool:
         if view is None:
-            # a list without it, before it was ever seen, is a controller that lags behind
+            # a list without the VM before it was ever seen: the controller lags
             if self._waiting.was_seen:
                 raise CliError(
                     Exit.REFUSED, "deleted", f"{self._wanted['name']} was deleted meanwhile"
@@ -207,7 +209,7 @@ class _Create:
 
 
 def _steps_shown(invocation: Invocation) -> bool:
-    """Steps are for people: with JSON only where a person looks at stderr."""
+    """Return True if steps should be shown: with JSON only if stderr is a terminal."""
     return invocation.for_eyes or sys.stderr.isatty()
 
 

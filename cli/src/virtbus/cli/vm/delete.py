@@ -31,8 +31,10 @@ from virtbus.cli.vm.waiting import Waiting
     metavar="S",
     help="Seconds the guest gets to shut down.  [default: the VM's termination grace, 30]",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help=("Wait until everything is removed.")
+)
+@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
 @verb
 def command(
@@ -44,9 +46,9 @@ def command(
     timeout: float,
     namespace: str,
 ) -> None:
-    """Delete VMs: the guest is shut down, then its disk, network and record go.
+    """Delete VMs: the guest is shut down, then its disk, network and record are removed.
 
-    All deletes are sent first and then waited for together. There is no way back.
+    All deletes are sent first and then awaited together. They cannot be undone.
     """
     deletion = _Deletion(invocation, grace, namespace)
     results = [deletion.send(name) for name in dict.fromkeys(names)]
@@ -68,7 +70,7 @@ def command(
 
 
 _Result = Mapping[str, Any] | CliError
-"""A VM that is being deleted, or why it is not."""
+"""A VM that is being deleted, or the error."""
 
 
 class _Deletion:
@@ -81,7 +83,7 @@ class _Deletion:
         self._namespace = namespace
 
     def send(self, name: str) -> _Result:
-        """The VM as it is now that its delete is accepted, or why it is not."""
+        """Return the VM once its delete is accepted, or the error."""
         query = ref(name, self._namespace)
         try:
             answer = self._invocation.call("vm", "delete", {**query, **self._more})
@@ -93,7 +95,7 @@ class _Deletion:
             return error
 
     def wait(self, results: list[_Result], timeout_s: float) -> list[_Result]:
-        """The same once all are gone; instead of a VM the error that says how far it is."""
+        """Wait for all; return an error with the progress for each VM that is left."""
         steps = Steps(shown=self._invocation.for_eyes)
         names = [_name(result) for result in results]
         width = max(map(len, names)) if len(names) > 1 else 0
@@ -109,7 +111,7 @@ class _Deletion:
         }
         ended = list(results)
         try:
-            # all are heard from now on, so that the steps of all are told in their order
+            # listen to all from now on, so that all steps are shown in order
             for waiting in waitings.values():
                 waiting.listen()
             for n, waiting in waitings.items():
@@ -139,7 +141,7 @@ def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:
 
 
 def _worst(failed: list[CliError]) -> CliError:
-    """One error for all; its exit code is the highest."""
+    """Return one error for all; its exit code is the highest."""
     worst = max(failed, key=lambda error: error.exit_code)
     for other in failed:
         if other is not worst:

@@ -23,20 +23,20 @@ from virtbus.cli.vm.target import name_argument, namespace_option
     )
 )
 @name_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, follow: bool, namespace: str) -> None:
-    """What happened to the VM NAME, step by step.
+    """Show the events of the VM NAME.
 
-    Facts are kept for 72 hours, also those of a VM that is deleted (by its name, or by its uid).
+    Events are kept for 72 hours, including those of deleted VMs (by name or uid).
     """
     uid = uid_of(invocation, name, namespace)
     if follow:
         _follow(invocation, uid)
         return
     items = list(stored(invocation, uid=uid))
-    # the stream's order is of arrival; people read the senders' clocks
+    # the stream is in order of arrival; people expect the order of the senders' clocks
     items.sort(key=fact_lines.at_ns)
     first_ns = fact_lines.at_ns(items[0]) if items else 0
     rows = [fact_lines.cells(item, first_ns) for item in items]

@@ -1,4 +1,4 @@
-"""Ports of a guest, here: each local connection becomes a stream of its own (ADR 0023)."""
+"""Forwards local ports to a guest: each local connection becomes its own stream (ADR 0023)."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.streams import PortOpen, StreamOpen
 
 UDP_IDLE_S = 60.0
-"""A local address that sent nothing for this long is forgotten, as NAT does."""
+"""A local address that sends nothing for this long is forgotten, as in NAT."""
 MAX_DATAGRAMS = 64
 
 Say = Callable[[str], None]
@@ -34,7 +34,7 @@ class Target(NamedTuple):
     owner: str
 
     def port(self, port: int, protocol: str = "tcp") -> PortOpen:
-        """A port of it."""
+        """Return the request for a port."""
         values = {"uid": self.uid, "port": port, "protocol": protocol, "owner": self.owner}
         return PortOpen.model_validate(values)
 
@@ -43,7 +43,7 @@ class Target(NamedTuple):
 async def reaching(
     settings: BusSettings, subject: str, uid: str, owner: str
 ) -> AsyncIterator[Target]:
-    """A connection to the bus; raises CliError where there is none, or a stream was refused."""
+    """Connect to the bus; raise CliError if that fails, or if a stream was refused."""
     try:
         async with connect(settings, name="virtbus-cli") as bus:
             yield Target(bus, subject, uid, owner)
@@ -56,7 +56,7 @@ async def reaching(
 async def listen_tcp(
     target: Target, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """Make every connection to `local` a stream until `tasks` end; the port that was bound.
+    """Forward every connection to `local` until `tasks` end; return the bound port.
 
     Raises:
         OSError: `local` cannot be bound.
@@ -86,7 +86,7 @@ async def _keep(server: asyncio.Server) -> None:
 
 
 class _Local(asyncio.DatagramProtocol):
-    """A local UDP port: one stream for each address that sends to it."""
+    """A local UDP port: one stream for each sender's address."""
 
     def __init__(self, target: Target, tasks: Background, want: StreamOpen, say: Say) -> None:
         self._target = target
@@ -134,7 +134,7 @@ async def _send(queue: asyncio.Queue[bytes], stream: Stream) -> None:
 async def listen_udp(
     target: Target, tasks: Background, local: tuple[str, int], want: StreamOpen, say: Say
 ) -> int:
-    """The same for datagrams."""
+    """Forward datagrams in the same way."""
     loop = asyncio.get_running_loop()
     made = _Local(target, tasks, want, say)
     transport, _ = await loop.create_datagram_endpoint(lambda: made, local_addr=local)
@@ -152,7 +152,7 @@ async def _close(transport: asyncio.BaseTransport) -> None:
 
 
 async def stdio(target: Target, port: int) -> str:
-    """Carry standard input and output, as ssh's ProxyCommand wants it; why it ended."""
+    """Copy standard input and output, for ssh's ProxyCommand; return why it ended."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

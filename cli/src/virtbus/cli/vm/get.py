@@ -27,5 +27,5 @@ def command(invocation: Invocation, *, name: str, namespace: str) -> None:
 
 
 def fetch(invocation: Invocation, name: str, namespace: str) -> dict[str, object]:
-    """The `VmView` map of a VM; CliError (exit 3) where there is none."""
+    """Return the `VmView` map of a VM; raise CliError (exit 3) if there is none."""
     return invocation.call("vm", "get", ref(name, namespace))

@@ -14,7 +14,7 @@ from virtbus.cli.vm.serial import node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 _ANSWER_S = 5.0
-"""The node answers within the guest's time; this is for the way there and back."""
+"""Extra time for the request: the node answers within the guest's time limit."""
 _SHOWN = ("os", "users", "filesystems", "interfaces")
 Info = Mapping[str, Any]
 
@@ -37,14 +37,14 @@ Info = Mapping[str, Any]
     show_default=True,
     metavar="S",
     type=click.FloatRange(1, 60),
-    help="How long the guest may take.",
+    help="Time limit for the guest.",
 )
 @namespace_option
 @verb
 def command(
     invocation: Invocation, *, name: str, about: str | None, timeout: float, namespace: str
 ) -> None:
-    """What the guest of the VM NAME says of itself, by the QEMU guest agent that runs in it."""
+    """Show information of the VM NAME's guest, from the QEMU guest agent that runs in it."""
     view = fetch(invocation, name, namespace)
     query = {
         "uid": view.get("uid"),

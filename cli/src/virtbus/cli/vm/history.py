@@ -1,4 +1,4 @@
-"""Stored facts from `vm.events`, page by page; and of VMs that are no more."""
+"""Stored events from `vm.events`, page by page, including those of deleted VMs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ PAGE = 1000
 def stored(
     invocation: Invocation, *, uid: str | None = None, after: int = 0, spans: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Every `EventItem` map with a sequence above `after`, in order."""
+    """Yield every `EventItem` map with a sequence above `after`, in order."""
     while True:
         query: dict[str, Any] = {"after": after, "limit": PAGE, "spans": spans}
         if uid is not None:
@@ -26,10 +26,10 @@ def stored(
 
 
 def uid_of(invocation: Invocation, name: str, namespace: str) -> str:
-    """The uid of a VM, also of one that is deleted but still in the 72 h of facts.
+    """Return the uid of a VM, or of a deleted one whose events are still stored (72 h).
 
     Raises:
-        CliError: exit 3 where neither a VM nor a fact bears that name.
+        CliError: exit 3 if neither a VM nor an event has that name.
     """
     if is_uid(name):
         return name.lower()

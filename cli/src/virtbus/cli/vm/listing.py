@@ -37,7 +37,7 @@ _TICK_S = 1.0
     help="Only this namespace. [env: VIRTBUS_NAMESPACE]",
 )
 @click.option("-l", "--label", "label_texts", multiple=True, metavar="K=V", help="Only with label.")
-@click.option("-w", "--watch", is_flag=True, help="Go on with every change.")
+@click.option("-w", "--watch", is_flag=True, help="Continue with every change.")
 @verb
 def command(
     invocation: Invocation, *, namespace: str | None, label_texts: tuple[str, ...], watch: bool
@@ -77,7 +77,7 @@ def _follow(invocation: Invocation, query: Mapping[str, Any]) -> None:
 
 
 class _Lines(Sees):
-    """A line for each VM that is new or looks different."""
+    """Prints a line for each VM that is new or has changed."""
 
     def __init__(self, invocation: Invocation) -> None:
         self._style = invocation.style

@@ -13,7 +13,7 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 END = "end of log"
-"""What the agent says when all that was asked for is sent."""
+"""The agent's note when everything has been sent."""
 _KEPT = frozenset(b"\n\t")
 
 
@@ -27,17 +27,19 @@ _KEPT = frozenset(b"\n\t")
     )
 )
 @name_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on with what the guest writes.")
-@click.option("--tail-bytes", default=65_536, show_default=True, metavar="N", help="How much.")
-@click.option("--raw", is_flag=True, help="Do not make control characters visible.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new output.")
+@click.option(
+    "--tail-bytes", default=65_536, show_default=True, metavar="N", help=("Number of bytes.")
+)
+@click.option("--raw", is_flag=True, help="Print control characters unchanged.")
 @namespace_option
 @verb
 def command(
     invocation: Invocation, *, name: str, follow: bool, tail_bytes: int, raw: bool, namespace: str
 ) -> None:
-    """Print what the VM NAME wrote to its serial console.
+    """Print the serial console's log of the VM NAME.
 
-    A guest may write escape codes; they are shown as text, unless --raw.
+    A guest may print escape codes; they are shown as text, unless --raw.
     """
     view = fetch(invocation, name, namespace)
     write = _writer(None if raw else visible)
@@ -53,7 +55,7 @@ def command(
 
 
 def visible(data: bytes) -> bytes:
-    """`data` with control characters as text, but for line ends and tabs; without returns."""
+    """Return `data` with control characters as text, except line ends and tabs; without returns."""
     return b"".join(
         bytes((byte,)) if (byte >= 32 and byte != 127) or byte in _KEPT else b"\\x%02x" % byte
         for byte in data.replace(b"\r", b"")

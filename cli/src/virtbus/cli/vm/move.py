@@ -27,15 +27,18 @@ _SETTLED = frozenset({"Running", "Stopped", "Succeeded"})
 )
 @name_argument
 @click.option(
-    "--to", metavar="NODE", shell_complete=known.nodes, help="The host.  [default: the best one]"
+    "--to",
+    metavar="NODE",
+    shell_complete=known.nodes,
+    help=("The target host.  [default: the best one]"),
 )
 @click.option(
     "--discard-local-disks",
     is_flag=True,
-    help="Give up what the VM wrote to its disks; they are on its host only.",
+    help="Discard the VM's written disks; they exist on its host only.",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is there.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it has moved.")
+@click.option("--timeout", default=300.0, show_default=True, metavar="S", help="Time limit.")
 @namespace_option
 @verb
 def command(  # noqa: PLR0913  one parameter for each option
@@ -50,7 +53,7 @@ def command(  # noqa: PLR0913  one parameter for each option
 ) -> None:
     """Stop the VM NAME, and start it on another host from its images.
 
-    The guest is not migrated while it runs. A VM that was stopped is stopped there, too.
+    The guest is not migrated while it runs. A stopped VM stays stopped.
     """
     asked: dict[str, Any] = ref(name, namespace) | {"discard_local_disks": discard_local_disks}
     view: Mapping[str, Any] = invocation.call("vm", "move", asked | ({"to": to} if to else {}))
@@ -62,7 +65,7 @@ def command(  # noqa: PLR0913  one parameter for each option
 def _arrived(
     invocation: Invocation, view: Mapping[str, Any], timeout_s: float
 ) -> Mapping[str, Any]:
-    """The VM once it has settled in its next assignment."""
+    """Return the VM once it has settled in its next assignment."""
     name, epoch = view.get("name"), int(view.get("epoch") or 0)
     steps = Steps(shown=invocation.for_eyes)
     waiting = Waiting(invocation.session, str(view.get("uid")), steps)

@@ -21,10 +21,10 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
-    """Let the CPUs of the VM NAME stand still, and keep its memory as it is.
+    """Pause the CPUs of the VM NAME, and keep its memory.
 
-    It stays so until `unpause`, `stop` or `restart`; should its host start anew meanwhile, the
-    guest starts anew there, and is paused again. A paused guest hears no request to shut down: a
-    `stop` or `delete` ends it at once.
+    It stays paused until `unpause`, `stop` or `restart`. If its host restarts meanwhile, the guest
+    boots there and is paused again. A paused guest cannot react to a shutdown request, so `stop` or
+    `delete` ends it at once.
     """
     switch(invocation, "pause", ref(name, namespace), frozenset({"Paused"}), timeout_s)

@@ -19,7 +19,7 @@ _PORT = re.compile(r"(?:(\d{1,5}):)?(\d{1,5})(?:/(tcp|udp))?")
 
 
 class Forward(NamedTuple):
-    """One word of the command line; `local` 0: any free port."""
+    """One argument of the command line; `local` 0: any free port."""
 
     local: int
     port: int
@@ -27,7 +27,7 @@ class Forward(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Forward":
-        """`[LOCAL:]PORT[/udp]`; CliError where it is not that."""
+        """Parse `[LOCAL:]PORT[/udp]`; raise CliError for any other form."""
         match = _PORT.fullmatch(text)
         hint = "[LOCAL:]PORT[/udp], such as 8080:80 or 53/udp; a LOCAL of 0 is any free one"
         if match is None:
@@ -52,8 +52,10 @@ class Forward(NamedTuple):
 )
 @name_argument
 @click.argument("ports", nargs=-1, required=True, metavar="[LOCAL:]PORT[/udp]...")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--stdio", is_flag=True, help="One TCP port by standard input and output.")
+@click.option(
+    "--address", default="127.0.0.1", show_default=True, help=("Local address to listen on.")
+)
+@click.option("--stdio", is_flag=True, help="Connect one TCP port to standard input and output.")
 @namespace_option
 @verb
 def command(
@@ -65,10 +67,10 @@ def command(
     stdio: bool,
     namespace: str,
 ) -> None:
-    """Reach PORTs of the guest of the VM NAME from here.
+    """Reach PORTs of the guest of the VM NAME from this computer.
 
-    The bytes travel over the bus: no route to the node or the guest is needed. The node connects
-    to the guest, whose firewall sees the node's address. Ends with Ctrl-C.
+    The bytes travel over the bus: no route to the node or the guest is needed. The node connects to
+    the guest, whose firewall sees the node's address. Ends with Ctrl-C.
     """
     forwards = [Forward.parse(text) for text in ports]
     if stdio and (len(forwards) > 1 or forwards[0].protocol == "udp"):
@@ -118,11 +120,11 @@ async def _listen(
 
 
 def taken(address: str, port: int, error: OSError) -> CliError:
-    """A local port that cannot be had."""
+    """Return the error for a local port that cannot be bound."""
     said = f"cannot listen on {address} port {port}: {error.strerror}"
     return CliError(Exit.REFUSED, "local_port", said, hint="0 takes any free port")
 
 
 def complain(text: str) -> None:
-    """Say what one connection was refused for; the others go on."""
+    """Print why one connection was refused; the others continue."""
     output.write(output.safe(text), sys.stderr)

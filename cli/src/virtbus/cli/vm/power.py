@@ -1,4 +1,4 @@
-"""What start, stop, restart and pause share: send the wish, then wait for what it asks for."""
+"""Shared parts of start, stop, restart and pause: send the request, then wait for its result."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 
 def waits_until(what: str) -> Callable[[Function], Function]:
-    """`--wait/--no-wait` and `--timeout`, as the parameter `timeout_s`: None with --no-wait."""
+    """Add `--wait/--no-wait` and `--timeout` as the parameter `timeout_s`: None with --no-wait."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -26,7 +26,7 @@ def waits_until(what: str) -> Callable[[Function], Function]:
 
         asked = f"Wait until it {what}."
         late = click.option(
-            "--timeout", default=300.0, show_default=True, metavar="S", help="How long to wait."
+            "--timeout", default=300.0, show_default=True, metavar="S", help="Time limit."
         )(with_timeout)
         return click.option("--wait/--no-wait", default=True, show_default=True, help=asked)(late)
 
@@ -34,7 +34,7 @@ def waits_until(what: str) -> Callable[[Function], Function]:
 
 
 def grace_option(function: Function) -> Function:
-    """`--grace S`; None where it is the VM's own."""
+    """Add `--grace S`; None if it is the VM's own."""
     return click.option(
         "--grace",
         type=int,
@@ -50,9 +50,9 @@ def switch(
     goals: frozenset[str] | None,
     timeout_s: float | None,
 ) -> None:
-    """Ask `vm.<wish>` and show the VM; with `timeout_s` once its state is one of `goals`.
+    """Request `vm.<wish>` and show the VM; with `timeout_s` once its state is one of `goals`.
 
-    `goals` None: Running, or Paused where the answer says that its start leaves it so.
+    `goals` None: Running, or Paused if the answer says that its start leaves it paused.
     """
     answer = invocation.call("vm", wish, query)
     view: Mapping[str, Any] = answer.get("vm") or answer
@@ -63,7 +63,7 @@ def switch(
 
 
 def press(invocation: Invocation, wish: str, query: Mapping[str, Any]) -> None:
-    """Ask `vm.<wish>` of the guest that is there now, once, and show the VM."""
+    """Request `vm.<wish>` for the current guest, once, and show the VM."""
     now = invocation.call("vm", "get", query)
     view = invocation.call("vm", wish, dict(query) | {"epoch": now.get("epoch")})
     invocation.show(view, lambda: views.table([view]))
@@ -84,10 +84,10 @@ def _reached(
     def verdict(seen: Mapping[str, Any] | None) -> bool:
         if seen is None:
             raise CliError(Exit.NOT_FOUND, "deleted", f"{name} was deleted meanwhile")
-        # before the node has seen this wish, the state still answers the one before
+        # before the node has seen this request, the state still answers the previous one
         if int(seen.get("observed_generation") or 0) < generation:
             return False
-        # a guest that fails meanwhile never comes to be paused; else Failed is of the time before
+        # a guest that fails meanwhile is never paused; otherwise Failed is an earlier state
         failed = views.state(seen) == "Failed" and wish in {"pause", "unpause"}
         if seen.get("caught_up") is False and not failed:
             return False

@@ -1,4 +1,4 @@
-"""The `VmCreate` map that a command line, a file, or both describe. The server validates it."""
+"""Builds the `VmCreate` map from a command line, a file, or both. The server validates it."""
 
 import json
 import sys
@@ -9,12 +9,12 @@ from typing import Any
 from virtbus.cli.failures import usage
 
 MAX_VALUES = 20_000
-"""As many as a message may hold (`schemas/wire.py`)."""
+"""The limit of a message (`schemas/wire.py`)."""
 _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 
 
 def from_file(name: str) -> dict[str, Any]:
-    """The map in a YAML or JSON file; `-` is standard input.
+    """Return the map in a YAML or JSON file; `-` is standard input.
 
     Raises:
         CliError: usage, with the file and the line.
@@ -40,7 +40,7 @@ def from_file(name: str) -> dict[str, Any]:
 
 
 def read_text(name: str, option: str) -> str:
-    """The text of a file, `-` is standard input; CliError usage when it cannot be read."""
+    """Return the text of a file, `-` is standard input; raise CliError if it cannot be read."""
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -50,7 +50,7 @@ def read_text(name: str, option: str) -> str:
 
 
 def ssh_keys(values: Sequence[str]) -> list[str]:
-    """Public keys from texts and files; a file may hold several, one a line."""
+    """Return public keys from texts and files; a file may hold several, one a line."""
     keys: list[str] = []
     for value in values:
         if value.startswith(_KEY_TYPES):
@@ -67,7 +67,7 @@ def ssh_keys(values: Sequence[str]) -> list[str]:
 
 
 def labels(values: Sequence[str], option: str = "--label") -> dict[str, str]:
-    """`KEY=VALUE` texts as a map."""
+    """Return `KEY=VALUE` texts as a map."""
     found: dict[str, str] = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -78,7 +78,7 @@ def labels(values: Sequence[str], option: str = "--label") -> dict[str, str]:
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the flags that were given; labels are joined."""
+    """Return `base` with the given flags; labels are joined."""
     given = {name: value for name, value in flags.items() if value not in (None, {}, [])}
     merged = {**base, **given}
     if "labels" in given and isinstance(base.get("labels"), Mapping):

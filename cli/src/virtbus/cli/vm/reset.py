@@ -20,9 +20,9 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, namespace: str) -> None:
-    """Press the reset button of the VM NAME: its guest boots anew at once, unasked.
+    """Reset the VM NAME at once, without asking its guest.
 
-    What the guest had not written yet is lost. It happens once, or the answer says why not. The
-    machine stays as it is: `restart` makes it anew from its spec.
+    Unwritten data of the guest is lost. The reset happens once, or the command reports why not. The
+    virtual machine is unchanged: use `restart` to apply a new spec.
     """
     press(invocation, "reset", ref(name, namespace))

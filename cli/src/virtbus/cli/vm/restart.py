@@ -30,9 +30,9 @@ def command(
     timeout_s: float | None,
     namespace: str,
 ) -> None:
-    """End the guest of the VM NAME, and start it again on the same host with the disk it had.
+    """End the guest of the VM NAME, and start it again on the same host with its disk.
 
-    It takes over what changed in its spec meanwhile (the condition RestartRequired).
+    It applies pending changes of its spec (the condition RestartRequired).
     """
     query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
     switch(invocation, "restart", query, None, timeout_s)

@@ -14,7 +14,7 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 END = "end of picture"
-"""What the agent says when all of it is sent."""
+"""The agent's note when the picture has been sent."""
 
 
 @click.command(
@@ -27,12 +27,12 @@ END = "end of picture"
 )
 @name_argument
 @click.option(
-    "-f", "--file", "file", metavar="FILE", help="Where to; - is stdout.  [default: NAME.png]"
+    "-f", "--file", "file", metavar="FILE", help="Output file; - is stdout.  [default: NAME.png]"
 )
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, file: str | None, namespace: str) -> None:
-    """Write what the display of the VM NAME shows to a PNG file."""
+    """Write the display of the VM NAME to a PNG file."""
     view = fetch(invocation, name, namespace)
     picture = bytearray()
     stream = SerialStream(invocation.session, node_subject(view, "screenshot"), picture.extend)

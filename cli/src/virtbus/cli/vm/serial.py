@@ -1,6 +1,6 @@
-"""A VM's console and log as streams (ADR 0023), in msgpack, by the command's own client.
+"""A VM's console and log as streams (ADR 0023), in msgpack, with the CLI's own client.
 
-`virtbus.bus.streams` is the other client of the same protocol, for who runs an event loop.
+`virtbus.bus.streams` is the other client of the same protocol, for programs with an event loop.
 """
 
 import os
@@ -20,9 +20,9 @@ _STREAM_MS = 3_600_000
 
 
 class SerialStream:
-    """Output of one VM's console or log; `write` gets the bytes as they come.
+    """Output of one VM's console or log; `write` receives the bytes.
 
-    While `write` waits, no more than the window comes. `note` gets what is said to people.
+    While `write` waits, at most the window arrives. `note` receives texts for people.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class SerialStream:
         self._note = note
         self._flow = Flow(WINDOW_BYTES)
         self._counted = False
-        """The agent keeps count, too; one of 0.1.0 does not."""
+        """The agent supports flow control; one of 0.1.0 does not."""
         self._heard = False
         self._reply = ""
         self._present_s = self._heard_s = time.monotonic()
@@ -47,7 +47,7 @@ class SerialStream:
         session.on_reconnect(self._lost)
 
     def open(self, query: Mapping[str, Any]) -> None:
-        """Ask, and wait for the first answer.
+        """Open the stream, and wait for the first answer.
 
         Raises:
             CliError: refused, or the node's agent does not answer.
@@ -67,9 +67,9 @@ class SerialStream:
             self._session.pump(left_s)
 
     def pump(self, also: int | None = None) -> None:
-        """Pass on what has come; returns at once when `also` (a fd) can be read.
+        """Pass on received bytes; return at once when `also` (a fd) can be read.
 
-        It also tells the agent that we are still here, which lets go of who says nothing.
+        It also sends keep-alives, without which the agent closes the stream.
         """
         self._session.pump(_PUMP_S, also)
         now_s = time.monotonic()
@@ -80,7 +80,7 @@ class SerialStream:
             self.closed = self.closed or "the node's agent went silent; attach again"
 
     def send(self, data: bytes) -> None:
-        """Type `data` into the guest; waits while it takes no more."""
+        """Send `data` to the guest; wait while the window is full."""
         while data and not self.closed:
             room = max(0, self._flow.room)
             piece, data = data[:room], data[room:]
@@ -90,7 +90,7 @@ class SerialStream:
                 self.pump()
 
     def leave(self) -> None:
-        """Tell the agent that nobody listens any more."""
+        """Close the stream."""
         if self.input_subject and not self.closed:
             self._say({"closed": "detached"})
 
@@ -135,12 +135,12 @@ class SerialStream:
 
 
 def owner() -> str:
-    """Who opens a stream, for the others at the same console."""
+    """Return the name of the opener, for the other clients of the console."""
     return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"[:128]
 
 
 def node_subject(view: Mapping[str, Any], verb: str) -> str:
-    """`virtbus.node.<node>.rpc.agent.<verb>` of the VM's node; CliError where it has none."""
+    """Return `virtbus.node.<node>.rpc.agent.<verb>` of the VM's node; CliError if it has none."""
     node = str(view.get("node") or "_")
     if node == "_":
         name = view.get("name")

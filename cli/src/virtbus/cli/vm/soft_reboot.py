@@ -20,9 +20,9 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, namespace: str) -> None:
-    """Ask the guest of the VM NAME to boot anew, by its guest agent, else by ACPI.
+    """Ask the guest of the VM NAME to reboot, by its guest agent or ACPI.
 
-    It returns once the guest was asked; a guest that does not listen goes on. `restart` ends such
-    a one after its grace, `reset` at once.
+    It returns once the guest was asked; a guest that does not react keeps running. Use `restart` to
+    end such a guest after its grace, `reset` to end it at once.
     """
     press(invocation, "soft-reboot", ref(name, namespace))

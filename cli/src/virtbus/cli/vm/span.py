@@ -1,4 +1,4 @@
-"""The command's own span: plain random ids, no OpenTelemetry (it would cost 100 ms to import)."""
+"""The command's own span: plain random ids, without OpenTelemetry (100 ms to import)."""
 
 import os
 import time
@@ -13,7 +13,7 @@ SUBJECT = "virtbus.tele.client.span"
 
 
 class RootSpan:
-    """The root of a trace; `headers` carry it to the controller and from there everywhere."""
+    """The root of a trace; `headers` carry it to the controller and further."""
 
     def __init__(self, name: str) -> None:
         self.trace_id = os.urandom(16).hex()

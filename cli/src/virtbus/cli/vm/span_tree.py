@@ -1,4 +1,4 @@
-"""Spans as a tree that people read: parent over child, in order of start, with a bar in time."""
+"""Draws spans as a tree: parent over child, in order of start, with a bar in time."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
-    """The spans among `EventItem` maps, each once."""
+    """Yield the spans among `EventItem` maps, each once."""
     seen: set[str] = set()
     for item in items:
         data = item.get("data") or {}
@@ -53,7 +53,7 @@ def spans_of(items: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
 
 
 def of_creation(spans: list[Span]) -> list[Span]:
-    """The spans of a creation's trace without the work that the same record caused later.
+    """Return the spans of a creation's trace, without later work for the same record.
 
     The creation ends with the client's wait, or a moment after the first start of the domain.
     """
@@ -61,13 +61,13 @@ def of_creation(spans: list[Span]) -> list[Span]:
     starts = [span.start_ns for span in spans if span.name.endswith("start domain")]
     if not starts:
         return spans
-    # a client that did not wait saw only the acceptance
+    # a client that did not wait measured only the acceptance
     end_ns = max([min(starts) + _SETTLE_NS, *client])
     return [span for span in spans if span.start_ns <= end_ns]
 
 
 def draw(spans: list[Span]) -> str:
-    """The tree as lines. A span whose parent is not stored is a root of its own."""
+    """Return the tree as lines. A span whose parent is not stored is a root."""
     known = {span.span_id for span in spans}
     children: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.start_ns):

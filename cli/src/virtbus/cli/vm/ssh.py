@@ -28,14 +28,14 @@ from virtbus.cli.vm.target import namespace_option
 )
 @click.argument("target", metavar="[USER@]NAME", shell_complete=known.vms)
 @click.argument("words", nargs=-1, metavar="[-- CMD...]", type=click.UNPROCESSED)
-@click.option("-i", "--identity", metavar="FILE", help="The private key, as of ssh.")
+@click.option("-i", "--identity", metavar="FILE", help="The private key, as in ssh.")
 @click.option(
     "-p",
     "--port",
     default=22,
     show_default=True,
     type=click.IntRange(1, 65535),
-    help="Where the guest's sshd listens.",
+    help="The port of the guest's sshd.",
 )
 @namespace_option
 @verb
@@ -50,13 +50,12 @@ def command(
 ) -> None:
     """Log in to the guest of the VM NAME with this system's ssh.
 
-    Its connection travels over the bus (`vm port-forward --stdio`). The guest's host key is kept
-    in ~/.ssh/virtbus_known_hosts, under the VM's uid: a VM made anew under an old name is another
-    one.
+    The connection travels over the bus (`vm port-forward --stdio`). The guest's host key is stored
+    in ~/.ssh/virtbus_known_hosts, under the VM's uid: a new VM with an old name is a different one.
     """
     user, at, name = target.rpartition("@")
     view = fetch(invocation, name, namespace)
-    node_subject(view, "port")  # says now what is wrong, not within ssh
+    node_subject(view, "port")  # raises now, not within ssh
     uid = str(view.get("uid"))
     argv = ["ssh", *ssh_options(uid, port)]
     argv += ["-i", identity] if identity else []
@@ -70,10 +69,10 @@ def command(
 
 
 def ssh_options(uid: str, port: int) -> list[str]:
-    """What makes ssh go by way of the bus."""
+    """Return the options that make ssh connect over the bus."""
     ours = [sys.executable, "-m", "virtbus.cli", "vm", "port-forward", uid, str(port), "--stdio"]
     keys = Path.home() / ".ssh" / "virtbus_known_hosts"
-    with suppress(OSError):  # ssh says it better
+    with suppress(OSError):  # ssh has the better message
         keys.parent.mkdir(mode=0o700, exist_ok=True)
     options = {
         "ProxyCommand": shlex.join(ours).replace("%", "%%"),

@@ -30,6 +30,6 @@ def command(
     timeout_s: float | None,
     namespace: str,
 ) -> None:
-    """Start the stopped VM NAME with the disk it had."""
+    """Start the stopped VM NAME with its disk."""
     query = ref(name, namespace) | ({"paused": True} if paused else {})
     switch(invocation, "start", query, None, timeout_s)

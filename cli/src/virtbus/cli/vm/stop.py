@@ -32,6 +32,6 @@ def command(
     timeout_s: float | None,
     namespace: str,
 ) -> None:
-    """Stop the VM NAME; it keeps its disk, its name and its place."""
+    """Stop the VM NAME; it keeps its disk, its name and its node."""
     query = ref(name, namespace) | ({} if grace is None else {"grace_s": grace})
     switch(invocation, "stop", query, _HALTED, timeout_s)

@@ -1,4 +1,4 @@
-"""Which VM is meant: a name in a namespace, or a uid; and the options for it."""
+"""The arguments for a VM: a name in a namespace, or a uid; and their options."""
 
 import os
 from collections.abc import Callable
@@ -13,18 +13,18 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def is_uid(text: str) -> bool:
-    """True for a UUID in its canonical form, any case."""
+    """Return True for a UUID in its canonical form, any case."""
     parts = text.lower().split("-")
     return tuple(map(len, parts)) == _UID_SHAPE and set("".join(parts)) <= _HEX
 
 
 def ref(name: str, namespace: str) -> dict[str, str]:
-    """The `VmRef` map for what was typed."""
+    """Return the `VmRef` map for the argument."""
     return {"uid": name.lower()} if is_uid(name) else {"name": name, "namespace": namespace}
 
 
 def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`-n NAMESPACE`, `default` where none is given."""
+    """Add `-n NAMESPACE`; the default is `default`."""
     return click.option(
         "-n",
         "--namespace",
@@ -36,10 +36,10 @@ def namespace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """NAME or uid, completed from the bus."""
+    """Add NAME or uid, completed from the bus."""
     return click.argument("name", shell_complete=known.vms)(function)
 
 
 def names_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One or more NAMEs or uids."""
+    """Add one or more NAMEs or uids."""
     return click.argument("names", nargs=-1, required=True, shell_complete=known.vms)(function)

@@ -21,11 +21,13 @@ from virtbus.cli.vm.target import name_argument, namespace_option
     )
 )
 @name_argument
-@click.option("--all", "every", is_flag=True, help="Every trace of the VM, not only its creation.")
+@click.option(
+    "--all", "every", is_flag=True, help=("Every trace of the VM, instead of its creation only.")
+)
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -> None:
-    """Where the time of the VM NAME's creation went, as a tree of steps with their durations."""
+    """Show the steps of the VM NAME's creation as a tree with their durations."""
     uid = uid_of(invocation, name, namespace)
     traces = _traces(invocation, uid)
     if not traces:
@@ -49,7 +51,7 @@ def command(invocation: Invocation, *, name: str, every: bool, namespace: str) -
 
 
 def _traces(invocation: Invocation, uid: str) -> list[list[Span]]:
-    """The spans by trace, the oldest trace first."""
+    """Return the spans by trace, the oldest trace first."""
     found: dict[str, list[Span]] = {}
     for span in spans_of(stored(invocation, uid=uid, spans=True)):
         found.setdefault(span.trace_id, []).append(span)

@@ -21,5 +21,5 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, timeout_s: float | None, namespace: str) -> None:
-    """Let the paused VM NAME go on where it stood, whoever paused it."""
+    """Resume the paused VM NAME, even if it was not paused by `pause`."""
     switch(invocation, "unpause", ref(name, namespace), frozenset({"Running"}), timeout_s)

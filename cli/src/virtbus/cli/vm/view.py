@@ -1,4 +1,4 @@
-"""A VM as rows and fields, from the API's `VmView` map."""
+"""Formats a VM as rows and fields, from the API's `VmView` map."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ ORPHANED = "virtbus.io/orphaned"
 
 
 def addresses(view: Mapping[str, Any]) -> list[str]:
-    """The guest's addresses without their prefix lengths."""
+    """Return the guest's addresses without their prefix lengths."""
     return [
         str(address).partition("/")[0]
         for interface in view.get("interfaces") or ()
@@ -26,19 +26,19 @@ def _domain(view: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def vcpus(view: Mapping[str, Any]) -> int:
-    """How many CPUs the guest sees."""
+    """Return the number of the guest's CPUs."""
     cpu = _domain(view).get("cpu") or {}
     return int(cpu.get("sockets", 1)) * int(cpu.get("cores", 1)) * int(cpu.get("threads", 1))
 
 
 def memory(view: Mapping[str, Any]) -> str:
-    """The guest's memory, as people write it."""
+    """Return the guest's memory with a unit."""
     guest = (_domain(view).get("memory") or {}).get("guest")
     return units.size(guest)
 
 
 def image(view: Mapping[str, Any]) -> str:
-    """The reference of the first disk that has an image."""
+    """Return the reference of the first disk that has an image."""
     for volume in (view.get("spec") or {}).get("volumes") or ():
         if volume.get("image"):
             return str(volume["image"].get("ref", ""))
@@ -48,7 +48,7 @@ def image(view: Mapping[str, Any]) -> str:
 
 
 def short(reference: str) -> str:
-    """An image reference for a column: the end of a URL, and the first digits of a digest."""
+    """Return an image reference for a column: the end of a URL, or a shortened digest."""
     if len(reference) <= _IMAGE_WIDTH:
         return reference
     place, at, digest = reference.partition("@sha256:")
@@ -60,19 +60,19 @@ def short(reference: str) -> str:
 
 
 def node(view: Mapping[str, Any]) -> str:
-    """The node, or `-` while there is none."""
+    """Return the node, or `-` if there is none."""
     name = str(view.get("node") or "_")
     return "-" if name == "_" else name
 
 
 def state(view: Mapping[str, Any]) -> str:
-    """The state as `vm list` shows it; orphaned: whoever made the VM does not know it any more."""
+    """Return the state in `vm list`; orphaned: the VM's creator no longer knows it."""
     word = str(view.get("state") or "Pending")
     return f"{word},orphaned" if ORPHANED in (view.get("annotations") or {}) else word
 
 
 def row(view: Mapping[str, Any]) -> tuple[str, ...]:
-    """The cells under HEADER."""
+    """Return the cells under HEADER."""
     return (
         str(view.get("name", "")),
         state(view),
@@ -86,7 +86,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def table(views: Iterable[Mapping[str, Any]]) -> str:
-    """The VMs as a table; with their namespaces where not all are in `default`."""
+    """Return the VMs as a table; with namespaces unless all are in `default`."""
     found = list(views)
     if all(view.get("namespace", "default") == "default" for view in found):
         return output.table(HEADER, [row(view) for view in found])
@@ -95,7 +95,7 @@ def table(views: Iterable[Mapping[str, Any]]) -> str:
 
 
 def condition(view: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    """The condition of that type."""
+    """Return the condition of that type."""
     for item in view.get("conditions") or ():
         if item.get("type") == kind:
             return dict(item)
@@ -103,7 +103,7 @@ def condition(view: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
 
 
 def describe(view: Mapping[str, Any]) -> str:
-    """Everything a person asks of one VM first."""
+    """Return the most important fields of one VM."""
     parts = [output.fields(_facts(view))]
     interfaces = view.get("interfaces") or ()
     if interfaces:
@@ -135,7 +135,7 @@ def describe(view: Mapping[str, Any]) -> str:
 
 
 def _last_end(view: Mapping[str, Any]) -> str:
-    """How the last run of the guest ended, and when."""
+    """Return how and when the last run of the guest ended."""
     end = view.get("last_end")
     if not end:
         return ""

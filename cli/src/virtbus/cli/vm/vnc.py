@@ -29,16 +29,16 @@ from virtbus.cli.vm.target import name_argument, namespace_option
     default=0,
     metavar="PORT",
     type=click.IntRange(0, 65535),
-    help="Where to listen.  [default: any free port]",
+    help="Local port.  [default: any free port]",
 )
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Local address.")
 @namespace_option
 @verb
 def command(invocation: Invocation, *, name: str, port: int, address: str, namespace: str) -> None:
-    """Show the display of the VM NAME to any VNC viewer on this computer.
+    """Forward the display of the VM NAME to a VNC viewer on this computer.
 
-    Prints the address to give to the viewer, and carries the display over the bus until Ctrl-C.
-    There is no password: whoever may connect to that address sees the display and may type.
+    Prints the address for the viewer, and forwards the display over the bus until Ctrl-C. There is
+    no password: anybody who can connect to that address sees the display and can type.
     """
     view = fetch(invocation, name, namespace)
     subject = node_subject(view, "vnc")

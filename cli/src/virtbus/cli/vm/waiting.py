@@ -1,4 +1,4 @@
-"""Waiting for a VM: facts and progress make the steps, the watch alone says when it is so."""
+"""Waits for a VM: events and progress are shown as steps, only the watch decides the end."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ _REMIND_AFTER_S = 1.0
 _OFF = {"Pending", "Stopped", "Succeeded", "Failed"}
 
 Verdict = Callable[[Mapping[str, Any] | None], bool]
-"""Whether what the watch shows (None: deleted) ends the wait; may raise CliError."""
+"""True if the watch's view (None: deleted) ends the wait; may raise CliError."""
 
 
 class Waiting(Sees):
-    """What is known of one VM while somebody waits for it."""
+    """The known state of a VM during a wait."""
 
     def __init__(self, session: Session, uid: str, steps: Steps, label: str = "") -> None:
         self._label = f"{label}  " if label else ""
@@ -37,12 +37,12 @@ class Waiting(Sees):
         self.was_seen = False
 
     def listen(self) -> None:
-        """Follow facts and progress; before the command, so that no step is missed."""
+        """Follow events and progress. Call it before the request, so that no step is missed."""
         self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._fact)
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
 
     def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
-        """The guest is asked to end: say for how long it may take, unless a fact says it first."""
+        """Show how long the guest may take to end, unless an event was shown first."""
         if views.state(view) in _OFF:
             return
         spec = view.get("spec") or {}
@@ -51,11 +51,11 @@ class Waiting(Sees):
 
     @property
     def view(self) -> Mapping[str, Any] | None:
-        """The VM as last seen; None before the list, and after its end."""
+        """Return the VM as last seen; None before the list, and after its delete."""
         return self._seen.get(self._uid)
 
     def until(self, verdict: Verdict, timeout_s: float) -> bool:
-        """Pump until `verdict` says so; False when the time is up first."""
+        """Pump until `verdict` is True; return False at the time limit."""
         self._watch.start()
         deadline = time.monotonic() + timeout_s
         while not (self.synced_once and verdict(self.view)):
@@ -70,7 +70,7 @@ class Waiting(Sees):
                 self._grace_s = 0
         return True
 
-    # --- what the watch sees --------------------------------------------------------------
+    # --- from the watch ----------------------------------------------------------------------
 
     def vm(self, view: Mapping[str, Any]) -> None:
         if view.get("uid") != self._uid:
@@ -83,7 +83,7 @@ class Waiting(Sees):
         self._pending(view)
 
     def _pending(self, view: Mapping[str, Any]) -> None:
-        """Say once for each reason why it waits for a node."""
+        """Show each reason for waiting for a node once."""
         why = str(view.get("message") or "") if views.node(view) == "-" else ""
         if why and why != self._why:
             self._steps.step(f"{self._label}{'vm.pending':<18}", why)
@@ -101,7 +101,7 @@ class Waiting(Sees):
         self._seen.clear()
         self.synced_once = False
 
-    # --- what makes the steps -------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------------------
 
     def _fact(self, item: Message) -> None:
         fact = _map_of(item)
@@ -124,7 +124,7 @@ def _grace(grace_s: int) -> str:
 
 
 def detail_of(fact: Mapping[str, Any]) -> str:
-    """What a fact says beyond its kind: who, how long, why."""
+    """Return the details of an event: node, duration, reason."""
     parts = [str(fact.get("message") or fact.get("reason") or "")]
     if fact.get("took_ms") is not None:
         parts.append(f"({units.span_ms(float(fact['took_ms']))})")

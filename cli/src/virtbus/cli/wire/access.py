@@ -1,4 +1,4 @@
-"""Where the server is and who we are there: flags, then environment, then what `up` wrote."""
+"""Finds server and credentials: flags, then environment, then the files of `virtbus up`."""
 
 import json
 import os
@@ -24,13 +24,13 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """As a NATS URL, without who we are."""
+        """Return it as a NATS URL without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
 
 
 class Access(NamedTuple):
-    """All a connection needs. `source` says where it was found, for error texts."""
+    """The parameters of a connection. `source` says where they were found, for error texts."""
 
     servers: tuple[Address, ...]
     user: str = ""
@@ -43,10 +43,10 @@ class Access(NamedTuple):
 
 
 def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> Access:
-    """The access that flags, environment and files give, in this order.
+    """Return the access that flags, environment and files give, in this order.
 
     Raises:
-        CliError: a file is unreadable or malformed, a URL is wrong, or nothing is known at all.
+        CliError: a file is unreadable or malformed, a URL is wrong, or nothing is known.
     """
     told_by = "--server" if server else "VIRTBUS_SERVER"
     server = server or environ.get("VIRTBUS_SERVER", "")
@@ -77,15 +77,15 @@ def find(server: str | None, creds: str | None, environ: Mapping[str, str]) -> A
 
 
 def default_creds(environ: Mapping[str, str]) -> Path:
-    """The file that `virtbus up` writes for people on this host."""
+    """Return the file that `virtbus up` writes for people on this host."""
     return Path(environ.get("VIRTBUS_RUN_DIR") or DEFAULT_RUN_DIR) / CLIENT_CREDS
 
 
 def parse_url(text: str) -> tuple[Address, ...]:
-    """The servers of `nats://[user:password@]host[:port]`, several with commas.
+    """Return the servers of `nats://[user:password@]host[:port]`, several with commas.
 
     Raises:
-        CliError: usage, with what is wrong.
+        CliError: usage, with the problem.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:

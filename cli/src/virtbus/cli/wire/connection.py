@@ -12,7 +12,7 @@ from virtbus.cli.wire.protocol import Info, Message, Ping, Pong, Reader, Refusal
 
 CONNECT_TIMEOUT_S = 3.0
 ONE_OF_MANY_S = 0.7
-"""Patience with one of several servers before the next is tried; a second round has more."""
+"""Time limit for one of several servers before the next is tried; a second round has more."""
 SEND_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 256 * 1024
 
@@ -22,11 +22,11 @@ class LinkError(Exception):
 
 
 class DeniedError(Exception):
-    """The server knows us and says no: wrong credentials, or a subject we may not use."""
+    """The server refuses: wrong credentials, or a subject that is not allowed."""
 
 
 class Connection:
-    """An open, authenticated connection. Not for threads; raises LinkError when it ends."""
+    """An open, authenticated connection. Not thread-safe; raises LinkError when it ends."""
 
     def __init__(self, sock: socket.socket, reader: Reader, server: Info) -> None:
         self._sock = sock
@@ -56,7 +56,7 @@ class Connection:
         return self._sock.fileno()
 
     def subscribe(self, subject: str) -> int:
-        """Ask for the messages of `subject`; the returned sid marks them."""
+        """Subscribe to `subject`; return the sid that marks its messages."""
         self._last_sid += 1
         self.send(protocol.subscribe_line(subject, self._last_sid))
         return self._last_sid
@@ -83,7 +83,7 @@ class Connection:
             raise LinkError(_cause(error)) from error
 
     def messages(self, timeout_s: float, also: int | None = None) -> list[Message]:
-        """What has arrived; where nothing has, wait up to `timeout_s` for it or for `also` (a fd).
+        """Return received messages; if there are none, wait for one, or for `also` (a fd).
 
         Raises:
             LinkError: the connection ended.
@@ -99,7 +99,7 @@ class Connection:
         return self._parsed()
 
     def flush(self, timeout_s: float = SEND_TIMEOUT_S) -> None:
-        """Return when the server has handled all that was sent; other messages are dropped."""
+        """Return when the server has handled everything sent; other messages are dropped."""
         self.send(b"PING\r\n")
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

@@ -1,4 +1,7 @@
-"""Bodies: JSON to the API, which then answers JSON with all defaults; msgpack for the rest."""
+"""Message bodies: JSON to the API, which then answers JSON with all defaults.
+
+Msgpack for the rest.
+"""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ class UnreadableError(Exception):
 
 
 def envelope(subject: str, message_id: str, timeout_ms: int | None, data: Any) -> dict[str, Any]:
-    """`data` with the CloudEvents names of design §3 around it."""
+    """Return `data` in an envelope with CloudEvents names."""
     frame: dict[str, Any] = {
         "id": message_id,
         "source": SOURCE,
@@ -43,12 +46,12 @@ def _type_of(subject: str) -> str:
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON."""
+    """Return compact JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def to_msgpack(value: Any) -> bytes:
-    """Msgpack, which alone carries bytes."""
+    """Return msgpack, which can contain bytes."""
     import msgpack  # only consoles, logs and events need it
 
     packed: bytes = msgpack.packb(value)
@@ -56,7 +59,7 @@ def to_msgpack(value: Any) -> bytes:
 
 
 def read(body: bytes) -> Any:
-    """The value of a body; None for an empty one.
+    """Return the value of a body; None for an empty one.
 
     Raises:
         UnreadableError: neither JSON nor msgpack.
@@ -76,7 +79,7 @@ def read(body: bytes) -> Any:
 
 
 def data_of(body: bytes) -> Any:
-    """The data of an envelope, or the whole value where there is no envelope around it."""
+    """Return the data of an envelope, or the whole value if there is no envelope."""
     value = read(body)
     if isinstance(value, Mapping) and "data" in value and ("id" in value or "type" in value):
         return value["data"]

@@ -1,4 +1,4 @@
-"""The NATS client protocol as bytes in, events out; no socket anywhere.
+"""The NATS client protocol as bytes in, events out; no socket.
 
 Source: the protocol page of the NATS documentation (INFO, CONNECT, PUB, HPUB, SUB, MSG, HMSG).
 """
@@ -17,13 +17,13 @@ class ProtocolError(Exception):
 
 
 class Info(NamedTuple):
-    """What the server says of itself."""
+    """The server's INFO."""
 
     fields: dict[str, Any]
 
 
 class Message(NamedTuple):
-    """A delivered message. `status` is the server's (503: nobody listens), else 0."""
+    """A delivered message. `status` is the server's (503: no responder), otherwise 0."""
 
     subject: str
     sid: int
@@ -33,21 +33,21 @@ class Message(NamedTuple):
     status: int = 0
 
     def header(self, name: str) -> str:
-        """The value of a header in any case, or an empty string."""
+        """Return the value of a header in any case, or an empty string."""
         wanted = name.lower()
         return next((v for k, v in self.headers.items() if k.lower() == wanted), "")
 
 
 class Ping(NamedTuple):
-    """The server asks whether we live."""
+    """The server's keep-alive."""
 
 
 class Pong(NamedTuple):
-    """The server has handled all that was sent before our PING."""
+    """The server has handled everything sent before our PING."""
 
 
 class Refusal(NamedTuple):
-    """`-ERR`: what the server does not allow or cannot do."""
+    """`-ERR`: an operation that the server does not allow or support."""
 
     text: str
 
@@ -56,7 +56,7 @@ Event = Info | Message | Ping | Pong | Refusal
 
 
 class _Announced(NamedTuple):
-    """A MSG or HMSG line whose payload is still to come."""
+    """A MSG or HMSG line whose payload is incomplete."""
 
     subject: str
     sid: int
@@ -66,21 +66,21 @@ class _Announced(NamedTuple):
 
 
 class Reader:
-    """Collects bytes and hands out events, one at a time."""
+    """Collects bytes and returns events, one at a time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._announced: _Announced | None = None
 
     def feed(self, data: bytes) -> None:
-        """Add bytes as they came."""
+        """Add received bytes."""
         self._buffer += data
 
     def next_event(self) -> Event | None:
-        """The next whole event, or None while bytes are missing.
+        """Return the next complete event, or None while bytes are missing.
 
         Raises:
-            ProtocolError: what came is not NATS.
+            ProtocolError: the bytes are not NATS.
         """
         while True:
             if self._announced is not None:
@@ -180,24 +180,24 @@ def _headers(raw: bytes) -> tuple[dict[str, str], int]:
 
 
 def connect_line(fields: Mapping[str, Any]) -> bytes:
-    """CONNECT with these options."""
+    """Return CONNECT with these options."""
     return b"CONNECT " + json.dumps(fields, separators=(",", ":")).encode() + b"\r\n"
 
 
 def subscribe_line(subject: str, sid: int) -> bytes:
-    """SUB `subject` as `sid`."""
+    """Return SUB `subject` as `sid`."""
     return f"SUB {subject} {sid}\r\n".encode()
 
 
 def unsubscribe_line(sid: int) -> bytes:
-    """UNSUB `sid` at once."""
+    """Return UNSUB `sid` at once."""
     return f"UNSUB {sid}\r\n".encode()
 
 
 def publish_bytes(
     subject: str, body: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """PUB, or HPUB where there are headers, with its payload."""
+    """Return PUB, or HPUB if there are headers, with its payload."""
     words = [subject, reply] if reply else [subject]
     if not headers:
         return f"PUB {' '.join([*words, str(len(body))])}\r\n".encode() + body + b"\r\n"

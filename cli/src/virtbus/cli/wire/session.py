@@ -1,6 +1,7 @@
-"""Requests and subscriptions that outlive a lost connection, and outcomes that are never guessed.
+"""Requests and subscriptions that survive a lost connection, with known outcomes.
 
-One thread: whoever waits calls `pump`, and each message goes to the callback of its subscription.
+It uses one thread: a waiting caller calls `pump`, and each message goes to the callback of its
+subscription.
 """
 
 import os
@@ -16,19 +17,19 @@ from virtbus.cli.wire.protocol import Message
 
 REQUEST_TIMEOUT_S = 10.0
 NOBODY_PATIENCE_S = 3.0
-"""How long a request waits for a service that is not there (it may be restarting)."""
+"""Time that a request waits for a missing service, which may be restarting."""
 RECONNECT_PATIENCE_S = 30.0
 _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
 _REPEAT_AFTER_MS = 2000
-"""A refusal that asks for a longer pause is shown instead: a person decides on it."""
+"""An error that asks for a longer pause is shown instead, so that a person decides."""
 NO_RESPONDERS = 503
 
 Receive = Callable[[Message], None]
 
 
 class _Subscription:
-    """What is asked of every new connection again."""
+    """A subscription to be repeated on every new connection."""
 
     def __init__(self, subject: str, receive: Receive) -> None:
         self.subject = subject
@@ -36,7 +37,7 @@ class _Subscription:
 
 
 class Session:
-    """A connection that is made again when it is lost, with its subscriptions."""
+    """A connection that reconnects, with its subscriptions."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -49,12 +50,12 @@ class Session:
 
     @property
     def server_name(self) -> str:
-        """The NATS server's own name."""
+        """Return the NATS server's own name."""
         return str(self._connection.server.fields.get("server_name", ""))
 
     @property
     def server_version(self) -> str:
-        """The NATS server's version."""
+        """Return the NATS server's version."""
         return str(self._connection.server.fields.get("version", ""))
 
     def close(self) -> None:
@@ -65,18 +66,18 @@ class Session:
         self._reconnected.append(call)
 
     def subscribe(self, subject: str, receive: Receive) -> None:
-        """Give every message of `subject` to `receive` from now on, also after reconnects."""
+        """Pass every message of `subject` to `receive` from now on, also after reconnects."""
         sid = self._connection.subscribe(subject)
         self._subscriptions[sid] = _Subscription(subject, receive)
 
     def inbox(self, receive: Receive) -> str:
-        """A reply subject whose messages go to `receive`."""
+        """Return a reply subject whose messages go to `receive`."""
         token = os.urandom(12).hex()
         self._answers[token] = receive
         return f"{self._inbox}.{token}"
 
     def forget(self, reply: str) -> None:
-        """Drop what still comes to a reply subject."""
+        """Drop further messages to a reply subject."""
         self._answers.pop(reply.rpartition(".")[2], None)
 
     def publish(
@@ -87,7 +88,7 @@ class Session:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send once; a lost connection is mended, and then it is sent on the new one."""
+        """Send once; after a lost connection, reconnect first."""
         try:
             self._connection.publish(subject, body, reply=reply, headers=headers)
         except LinkError:
@@ -95,7 +96,7 @@ class Session:
             self._connection.publish(subject, body, reply=reply, headers=headers)
 
     def pump(self, timeout_s: float, also: int | None = None) -> None:
-        """Hand out what has arrived; wait for the first up to `timeout_s`, or for fd `also`.
+        """Dispatch received messages; wait for the first up to `timeout_s`, or for fd `also`.
 
         Raises:
             CliError: the connection was lost and could not be made again, or a subject is denied.
@@ -118,11 +119,11 @@ class Session:
         timeout_s: float = REQUEST_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The answer's map. Repeats the same request (same id) while its outcome is open.
+        """Return the answer's map. Repeat the same request (same id) while its outcome is open.
 
         Raises:
-            CliError: refused; unavailable (nothing happened); outcome unknown (time ran out after
-                it was sent).
+            CliError: refused; unavailable (nothing happened); outcome unknown (time limit reached
+                after it was sent).
         """
         return _Asking(self, subject, data, timeout_s, dict(headers or {})).answer()
 
@@ -159,7 +160,7 @@ class Session:
 
     @property
     def connection_id(self) -> int:
-        """Another number after each reconnect."""
+        """Return a number that changes with each reconnect."""
         return id(self._connection)
 
     def _answered(self, item: Message) -> None:
@@ -169,7 +170,7 @@ class Session:
 
 
 class _Asking:
-    """One request on its way, over as many attempts as its outcome needs."""
+    """One request, over as many attempts as its outcome needs."""
 
     def __init__(
         self, session: Session, subject: str, data: Any, timeout_s: float, headers: dict[str, str]
@@ -205,7 +206,10 @@ class _Asking:
             pause_s = min(_REPEAT_MOST_S, pause_s * 2)
 
     def _attempt(self) -> Message | None:
-        """The first answer of one sending; None when the connection or the time ended first."""
+        """Return the first answer of one attempt.
+
+        None if the connection or the time ended first.
+        """
         session = self._session
         left_s = self._deadline - time.monotonic()
         frame = bodies.envelope(self._subject, self._id, int(left_s * 1000), self._data)
@@ -252,7 +256,7 @@ NOBODY = "no_responders"
 
 
 def nobody(subject: str) -> CliError:
-    """Nobody listens on a subject."""
+    """Return the error for a subject without a responder."""
     part = "node's agent" if subject.startswith("virtbus.node.") else "controller"
     return CliError(
         Exit.UNAVAILABLE,
@@ -263,7 +267,7 @@ def nobody(subject: str) -> CliError:
 
 
 def refusal_of(item: Message) -> CliError | None:
-    """The error that an answer carries, if it is one."""
+    """Return the error in an answer, or None."""
     if item.status == NO_RESPONDERS and not item.body:
         return nobody("")
     if not item.header(bodies.ERROR_CODE):
@@ -281,7 +285,7 @@ def refusal_of(item: Message) -> CliError | None:
 
 
 def denied(error: DeniedError, access: Access) -> CliError:
-    """The server refuses our credentials or a subject."""
+    """Return the error for refused credentials or a refused subject."""
     return CliError(
         Exit.REFUSED,
         "denied",

@@ -1,4 +1,4 @@
-"""A watch of VMs over request and reply (design §3 "The API"): kept alive, and resumed."""
+"""A watch of VMs over request and reply: kept alive, and resumed."""
 
 import time
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ SUBJECT = "virtbus.api.v1.vm.watch"
 RENEW_EVERY_S = 12.0
 """The server ends a watch after 30 s without a renewal."""
 SILENCE_S = 12.0
-"""Heartbeats come every 5 s: after two lost ones the watch is asked for anew."""
+"""Heartbeats arrive every 5 s: after two lost ones the watch is requested again."""
 RETRY_S = 0.5
 
 
 class Sees:
-    """What a watch tells; override what matters."""
+    """The callbacks of a watch; override as needed."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
-        """A VM of the list, or as it is after a change."""
+        """Handle a VM of the list, or a change."""
 
     def gone(self, uid: str) -> None:
-        """A VM is deleted."""
+        """Handle a delete."""
 
     def synced(self) -> None:
-        """The list is complete."""
+        """Handle the end of the list."""
 
     def restarted(self) -> None:
-        """A whole list follows: what it does not name is gone."""
+        """Handle a new list: VMs that are not in it are gone."""
 
 
 class Watch:
@@ -46,7 +46,7 @@ class Watch:
         session.on_reconnect(self.start)
 
     def start(self) -> None:
-        """Ask, or ask anew with a whole list."""
+        """Request the watch, with a full list."""
         if self._reply:
             self._session.forget(self._reply)
             self._sees.restarted()
@@ -63,7 +63,7 @@ class Watch:
         )
 
     def tick(self) -> None:
-        """Renew, and start anew what went silent."""
+        """Renew, and restart a silent watch."""
         now = time.monotonic()
         if (self._broken and now - self._asked > RETRY_S) or now - self._heard > SILENCE_S:
             self.start()

@@ -1,4 +1,4 @@
-"""`virtbus-controller`: settings, bus, service; everything is wired here."""
+"""`virtbus-controller`: connects settings, bus and service."""
 
 from virtbus.bus import client, declaration, joining, process, tracing
 from virtbus.bus.settings import load

@@ -1,4 +1,4 @@
-"""The controller's loop: feeds in, requests answered, deletes ended."""
+"""The controller's loop: runs the feeds, answers requests, completes deletes."""
 
 import asyncio
 import logging
@@ -48,10 +48,10 @@ READS_AT_ONCE = {
     ("network", "list"): 16,
     ("bus", "status"): 4,
 }
-"""Answers that are made at once of what may be a whole fleet, or 512 KiB of history (ADR 0028)."""
+"""Limit of concurrent answers that may contain a whole fleet, or 512 KiB of history (ADR 0028)."""
 WATCHERS_INTERVAL_S = 5.0
 READS = frozenset({"get", "list", "events", "status", "pull", "reset", "soft-reboot", "quarantine"})
-"""Verbs that store nothing on the bus; the others are told where it does not store.
+"""Verbs that store nothing on the bus; all others go through the storage guard.
 
 Commands, `node quarantine`, `image pull` and `image delete` ask nodes; the last goes through the
 guard without need or harm.
@@ -59,7 +59,7 @@ guard without need or harm.
 
 
 class Controller:
-    """One controller, wired."""
+    """One controller with all its parts."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Controller:
         self._duties = Duties(self._leases, self._duties_of(bus, facts))
 
     def _duties_of(self, bus: Bus, facts: Facts) -> list[Duty]:
-        """What one controller does for all."""
+        """Return the leader tasks."""
         overtaken = Overtaken(bus, self._fleet)
         shares = Shares(bus, facts, lambda: len(self._fleet.nodes))
         return [
@@ -122,7 +122,7 @@ class Controller:
         ]
 
     def _when_synced(self, duty: Duty) -> Duty:
-        """The duty, once the fleet is known."""
+        """Run the task once the fleet is known."""
 
         async def run(tenure: Tenure) -> None:
             await self._feeds.synced()
@@ -133,7 +133,7 @@ class Controller:
     async def run(self) -> None:
         """Serve until cancelled.
 
-        `declared` keeps the bus's streams as they are declared, `joined` joins new nodes to it.
+        `declared` keeps the bus' streams declared, `joined` joins new nodes to it.
         """
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
@@ -155,7 +155,7 @@ class Controller:
                 await asyncio.get_running_loop().create_future()
 
     def _nodes_here(self) -> set[str]:
-        """The nodes that were heard of late."""
+        """Return the nodes that were heard recently."""
         now_s = asyncio.get_running_loop().time()
         return {node for node in self._fleet.nodes if not self._fleet.silent(node, now_s)}
 
@@ -216,7 +216,7 @@ class Controller:
         return [*endpoints, watch]
 
     def _when_ready(self, handler: Handler) -> Handler:
-        """A request waits for the first lists, within its deadline: a half-known fleet lies."""
+        """Delay a request until the first lists are complete, within its deadline."""
 
         async def handle(request: Request) -> object:
             try:
@@ -226,7 +226,8 @@ class Controller:
                 message = "the controller is still reading the bus; repeat in a moment"
                 raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
             if self._pulse.stale(asyncio.get_running_loop().time()):
-                # Its client may have settled it elsewhere since: to act on it now would be late.
+                # The client may already have retried on another controller; refuse instead of
+                # acting twice.
                 message = "the controller was stopped; repeat the request with the same id"
                 raise VirtbusError(Code.UNAVAILABLE, "stalled", message, after_ms=1000)
             return await handler(request)
@@ -234,7 +235,7 @@ class Controller:
         return handle
 
     async def _beat(self) -> None:
-        await self._feeds.synced()  # what is known then is no news
+        await self._feeds.synced()  # states found in the first list are not changes
         await self._pulse.run()
 
     async def _depart(self, tenure: Tenure) -> None:

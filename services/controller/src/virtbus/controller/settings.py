@@ -1,4 +1,4 @@
-"""The controller's knobs."""
+"""The controller's settings."""
 
 from typing import ClassVar
 
@@ -32,8 +32,10 @@ class Settings(ServiceSettings):
     fence_command: tuple[str, ...] = Field(
         (),
         max_length=64,
-        description="argv that turns a Down node off for sure, {node} being its id; exit code 0 "
-        "is taken as proof, and its VMs may then start elsewhere; empty: only people fence",
+        description=(
+            "argv that turns a Down node off for sure, {node} being its id; exit code 0 is "
+            "taken as proof, and its VMs may then start elsewhere; empty: only people fence"
+        ),
     )
     fence_timeout_s: float = Field(
         60.0, ge=1, le=600, description="seconds after which fence_command is ended and has failed"
@@ -48,8 +50,10 @@ class Settings(ServiceSettings):
         CPU_OVERCOMMIT,
         gt=0,
         le=1000,
-        description="vCPUs that may be promised for each CPU of a host, beside strict VMs one; "
-        "the same on every controller",
+        description=(
+            "vCPUs that may be allocated for each CPU of a host; one on hosts with strict "
+            "VMs; the same on every controller"
+        ),
     )
 
     @property

@@ -1,5 +1,5 @@
 """imaged: turns an image reference into a verified local file and a VM's private disks.
 
 Belongs here: the content-addressed store, downloads, header checks, overlays. Must not enter:
-libvirt, networks, or a decision about when a VM's disks may go (the nodeagent says `release`).
+libvirt, networks, or a decision to remove a VM's disks (the nodeagent sends `release`).
 """

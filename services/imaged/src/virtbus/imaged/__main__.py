@@ -1,4 +1,4 @@
-"""`virtbus-imaged`: settings, bus, service; everything is wired here."""
+"""`virtbus-imaged`: connects settings, bus and service."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +10,12 @@ from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
 LOOKUP_THREADS = 64
-"""A look-up of a name that nobody answers outlives the turn of its pull by half a minute: with the
-few threads of asyncio's default, four such names would hold up the look-ups of all others."""
+"""An unanswered look-up outlives the turn of its pull by half a minute. With asyncio's default of
+few threads, four such names would delay all other look-ups."""
 
 
 async def serve(settings: Settings) -> None:
-    """Connect, and serve where this host's agent holds the node, until cancelled."""
+    """Connect, and serve while this host's agent holds the node, until cancelled."""
     lookups = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
     asyncio.get_running_loop().set_default_executor(lookups)
     async with client.connect(settings.bus(), name="imaged") as bus:

@@ -1,4 +1,4 @@
-"""The disks of VMs: made once, kept while the VM exists, removed when told so."""
+"""The disks of VMs: made once, kept while the VM exists, removed on release."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """The answer, and whether any disk was missing before."""
+    """The answer, and True if any disk was missing before."""
 
     ready: ImageReady
     made: bool
@@ -41,7 +41,7 @@ class Ensured:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What a release did: whether there were disks, and the quarantine's entry that has them."""
+    """The result of a release: True if there were disks, and the quarantine's entry, if any."""
 
     found: bool
     kept: str = ""
@@ -49,7 +49,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A disk that exists, on the image `digest` (empty for an empty disk); `made` just now."""
+    """An existing disk, on the image `digest` (empty for an empty disk); `made`: just created."""
 
     file: MadeDisk
     digest: str
@@ -57,7 +57,7 @@ class _Found:
 
 
 class Disks:
-    """Ensures and releases; serial per VM, parallel across them."""
+    """Ensures and releases disks; serial per VM, parallel across VMs."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Disks:
         self._threads = threads
         self._now_ns = now_ns
         self.recount = asyncio.Event()
-        """Set when what is in quarantine changed, and at the start."""
+        """Set when the quarantine changed, and at the start."""
         self.recount.set()
         self._max_virtual_bytes = max_virtual_bytes
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -88,16 +88,15 @@ class Disks:
         listener: Listener | None = None,
         logins: Mapping[str, str] = MappingProxyType({}),
     ) -> Ensured:
-        """Every disk of the record, made where it is missing; what exists is checked and kept.
+        """Ensure every disk of the record; existing ones are checked and kept.
 
-        `logins` are the VM's own by volume, each a `config.json`.
-
-        A VM whose disks exist, or whose images are in the store, needs no network and no source.
+        `logins` are the VM's own by volume, each a `config.json`. If the disks or their images
+        exist, no network and no source is needed.
 
         Raises:
             VirtbusError: 400 `disk_too_small`, `disk_too_large`; 409 `stale_epoch`, `released`,
-                `disk_damaged`, `disk_mismatch`; 503 `disk_full`, `store_error`; all that
-                `Images.ensure` raises.
+                `disk_damaged`, `disk_mismatch`; 503 `disk_full`, `store_error`; the errors of
+                `Images.ensure`.
         """
         wanted = wanted_disks(record.spec, self._max_virtual_bytes)
         self._fence(record)
@@ -154,7 +153,7 @@ class Disks:
         return self._store.cached(digest) is not None
 
     async def _restore(self, disk: WantedDisk, digest: str, asker: Asker) -> None:
-        """Fetch again the very image that a disk rests on, where the store has lost it."""
+        """Pull the exact image of a disk again, if the store has lost it."""
         if disk.source is not None and not self._have(digest):
             await self._images.restore(disk.source, digest, asker)
 
@@ -162,7 +161,7 @@ class Disks:
     def _ensure_many(
         self, uid: str, wanted: tuple[WantedDisk, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, _Found]:
-        """Disk and base digest by volume; a volume whose image is not known is left out."""
+        """Return disk and base digest by volume; a volume with a missing image is omitted."""
         made = {}
         for disk in wanted:
             found = self._files.read(uid, disk.volume)
@@ -188,7 +187,7 @@ class Disks:
         self._files.make(uid, disk.volume, layout, made)
 
     def _base_of(self, disk: WantedDisk, found: Overlay) -> str:
-        """The digest of the image that an existing disk rests on, empty for an empty disk."""
+        """Return the digest of an existing disk's image, empty for an empty disk."""
         path = Path(found.backing_path) if found.backing_path else None
         if (path is not None) != (disk.source is not None):
             raise _mismatch(disk.volume, "it is " + ("empty" if path is None else "of an image"))
@@ -202,14 +201,14 @@ class Disks:
             raise _mismatch(disk.volume, f"it was made of {digest}")
         return digest
 
-    # --- the end ---------------------------------------------------------------------------
+    # --- release -----------------------------------------------------------------------------
     async def release(self, uid: str, epoch: int, keep: Keep | None = None) -> Gone:
-        """Remove all disks of a VM, or move them to the quarantine where `keep` is given.
+        """Remove all disks of a VM, or move them to the quarantine if `keep` is given.
 
-        From then on only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
+        Afterwards only a higher epoch may make disks of that uid again; after `ANY_EPOCH` any.
 
         Raises:
-            VirtbusError: 409 `stale_epoch`: the VM was assigned anew since; 503 `store_error`.
+            VirtbusError: 409 `stale_epoch`: the VM was assigned again since; 503 `store_error`.
         """
         async with self._serial(uid):
             if epoch < self._epochs.get(uid, 0):
@@ -228,29 +227,29 @@ class Disks:
         return Manifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
 
     async def quarantined(self) -> list[Kept]:
-        """What is in quarantine."""
+        """Return the entries of the quarantine."""
         return await self._threads.run(self._quarantine.entries)
 
     async def kept(self, entry: str) -> tuple[Kept, VmRecord | None]:
-        """One entry, and the record that was saved with it; 404 `no_entry`."""
+        """Return one entry, and the record that was saved with it; 404 `no_entry`."""
         manifest = await self._threads.run(self._quarantine.manifest, entry)
         record = manifest.keep.record if manifest is not None else None
         return await self._threads.run(self._quarantine.get, entry), record
 
     async def restore(self, entry: str, uid: str, keep: Keep) -> None:
-        """Give the disks of an entry to a VM that does not run; errors as `release`, 404."""
+        """Restore the disks of an entry for a VM that does not run; errors as `release`, 404."""
         async with self._serial(uid):
             instead = self._manifest(uid, self._epochs.get(uid, 0), keep)
             await self._threads.run(self._quarantine.restore, entry, uid, instead)
             self.recount.set()
 
     async def purge(self, entry: str) -> None:
-        """Remove an entry of the quarantine for good; 404 `no_entry`, 503 `store_error`."""
+        """Remove an entry of the quarantine permanently; 404 `no_entry`, 503 `store_error`."""
         await self._threads.run(self._quarantine.purge, entry)
         self.recount.set()
 
     async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:
-        """The disk files on the host by uid, from the host itself."""
+        """Return the disk files on the host by uid, from the file system."""
         return await self._threads.run(self._held, uid)
 
     def _held(self, uid: str | None) -> dict[str, tuple[str, ...]]:
@@ -261,7 +260,7 @@ class Disks:
         return held
 
     async def expire_names(self, wanted: frozenset[str], keep: expiry.Keep) -> tuple[str, ...]:
-        """Remove names that nothing has used for long, or of too many; those names.
+        """Remove names that were unused for long, or of too many; return them.
 
         `wanted` are those of the node's records, which are in use.
         """
@@ -275,14 +274,17 @@ class Disks:
         return names
 
     async def collect_garbage(self, grace_s: float) -> tuple[str, ...]:
-        """Remove images that no name, disk, lease or recent use holds; their digests."""
+        """Remove images without a name, disk, lease or recent use; return their digests."""
         used = await self._threads.run(self._used)
         digests = self._store.garbage(frozenset(used), grace_s)
         await self._threads.run(self._store.discard, digests)
         return digests
 
     async def discard_unused(self, digests: frozenset[str]) -> tuple[int, tuple[str, ...]]:
-        """Remove these images where nothing holds them: the bytes freed, the VMs that hold some."""
+        """Remove unused ones of these images.
+
+        Return the freed bytes, and the VMs that use others.
+        """
         sizes = {image.digest: image.size_bytes for image in self._store.images()}
         used = await self._threads.run(self._used)
         gone = self._store.garbage(frozenset(used), 0.0, among=digests)
@@ -291,7 +293,7 @@ class Disks:
         return sum(sizes[digest] for digest in gone), tuple(sorted(users))
 
     def _used(self) -> dict[str, set[str]]:
-        """The images that disks are made of, with the VMs."""
+        """Return the images of disks, with the VMs."""
         used: dict[str, set[str]] = {}
         for found in itertools.chain(self._files.find(), self._quarantine.find()):
             if found.digest:

@@ -1,4 +1,4 @@
-"""What imaged says of its work: ready events, facts, progress."""
+"""Publishes imaged's ready events, events and progress."""
 
 from typing import Any
 
@@ -15,22 +15,22 @@ STEP = "image"
 
 
 class Facts:
-    """Tells the bus; nothing here decides or can fail the work."""
+    """Publishes on the bus; nothing here decides, or can fail the work."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
         self._node = node
 
     async def ready(self, ready: ImageReady) -> None:
-        """The fast path of a create; may be lost."""
+        """Publish the ready event of a create; it may be lost."""
         await self._bus.publish(subjects.ready(self._node, ready.uid, STEP), ready)
 
     def made(self, record: VmRecord, ready: ImageReady, took_ms: float) -> None:
-        """Disks were made."""
+        """Emit that disks were made."""
         self._emit(Kind.IMAGE_READY, record, took_ms=took_ms, detail={"digest": ready.digest})
 
     def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
-        """Disks could not be made; one fact for each reason of a generation, not one a try."""
+        """Emit a failure; one event for each reason of a generation, not for each attempt."""
         self._emit(
             Kind.IMAGE_FAILED,
             record,
@@ -40,7 +40,7 @@ class Facts:
         )
 
     def released(self, uid: str, epoch: int) -> None:
-        """Disks were removed."""
+        """Emit that disks were removed."""
         event = Event(
             kind=Kind.DISKS_RELEASED,
             uid=uid,
@@ -52,7 +52,7 @@ class Facts:
         self._send(event)
 
     def listener(self, record: VmRecord) -> Listener:
-        """Progress of a VM's image; its first call is the fact that a pull began."""
+        """Publish progress of a VM's image; the first call emits that a pull began."""
         tell = self.progress(record.uid)
         begun = False
 
@@ -66,7 +66,7 @@ class Facts:
         return listen
 
     def progress(self, uid: str) -> Listener:
-        """Progress under `uid`, of a VM or of a pull's job."""
+        """Publish progress under `uid`, of a VM or of a pull's job."""
         subject = subjects.progress(self._node, uid, STEP)
 
         async def listen(done_bytes: int, total_bytes: int | None) -> None:

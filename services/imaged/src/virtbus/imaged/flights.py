@@ -1,4 +1,4 @@
-"""One piece of work for all who ask for it at once (IMG-20)."""
+"""Shares one transfer among all concurrent askers (IMG-20)."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 T = TypeVar("T")
 Listener = Callable[[int, int | None], Awaitable[None]]
-"""(bytes done, bytes in all if known), at most 5 times a second."""
+"""(bytes done, total bytes if known), at most 5 times a second."""
 
 PROGRESS_INTERVAL_S = 0.2
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who wants an image, and hears of its progress.
+    """A caller that wants an image, and gets its progress.
 
     `uid` is the VM or job in whose trace the transfer is shown, if it is the first to ask.
     `namespace` is whose share of the slots it takes; empty: the operator's. `pull_secret` is the
@@ -33,33 +33,33 @@ class Asker:
 
 
 class Flight:
-    """What the work sees of its askers, and they of it."""
+    """The state that the transfer and its askers share."""
 
     def __init__(self) -> None:
         self.askers: list[Asker] = []
         self.moved_bytes = 0
-        """Received, copied or decoded, in all tries."""
+        """Bytes received, copied or decoded, in all attempts."""
         self.done_bytes = 0
         self.total_bytes: int | None = None
         self.stopping = False
 
     @property
     def abandoned(self) -> bool:
-        """True once the last asker has left, and not because the service stops."""
+        """Return True once the last asker has left, unless the service stops."""
         return not self.askers and not self.stopping
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Those of all who wait for it now."""
+        """Return the namespaces of all current askers."""
         return frozenset(asker.namespace for asker in self.askers)
 
     def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:
-        """Note how far it is; listeners hear of it at their own pace."""
+        """Record the progress; listeners get it at their own pace."""
         self.moved_bytes += max(0, done_bytes - self.done_bytes)
         self.done_bytes, self.total_bytes = done_bytes, total_bytes
 
     def worked(self, more_bytes: int) -> None:
-        """Note work on bytes that are here already."""
+        """Record work on bytes that are already local."""
         self.moved_bytes += more_bytes
 
     async def _tell(self) -> None:
@@ -68,7 +68,7 @@ class Flight:
             await listener(self.done_bytes, self.total_bytes)
 
     async def report(self) -> None:
-        """Tell the listeners of each change, until cancelled; then once more."""
+        """Notify the listeners of each change, until cancelled; then once more."""
         told: tuple[int, int | None] = (-1, None)
         try:
             while True:
@@ -82,16 +82,16 @@ class Flight:
 
 
 class Flights(Generic[T]):
-    """Runs work by key, once for all askers; the last asker that leaves cancels it."""
+    """Runs work by key, once for all askers; when the last asker leaves, it is cancelled."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._flying: dict[str, tuple[Flight, asyncio.Task[None], asyncio.Future[T]]] = {}
 
     async def join(self, key: str, work: Callable[[Flight], Awaitable[T]], asker: Asker) -> T:
-        """The result of `work` under `key`, started here or already on its way.
+        """Return the result of `work` under `key`, started here or already running.
 
-        Raises what the work raises. Cancelling one asker leaves the others theirs.
+        Raises the errors of the work. Cancelling one asker does not affect the others.
         """
         if key not in self._flying:
             flight = Flight()
@@ -105,13 +105,13 @@ class Flights(Generic[T]):
         finally:
             flight.askers.remove(asker)
             if not flight.askers and not result.done():
-                # A new asker from here on starts anew; the work itself waits for the old one.
+                # A later asker starts a new transfer; the work itself waits for the old one.
                 if self._flying.get(key, (None,))[0] is flight:
                     del self._flying[key]
                 task.cancel()
 
     def stop(self) -> None:
-        """Say that the service stops: what is cancelled from here on is resumed by the next one."""
+        """Record that the service stops: the next process resumes cancelled work."""
         for flight, _, _ in self._flying.values():
             flight.stopping = True
 

@@ -33,7 +33,7 @@ from virtbus.schemas.nodework import HeldImages
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
-"""Who asks for no VM and hears of no progress."""
+"""An asker without a VM and without progress."""
 
 
 class FileSource(Protocol):
@@ -104,13 +104,13 @@ class Images:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def stop(self) -> None:
-        """Say that the service stops, so that what was fetched is kept for the next one."""
+        """Record that the service stops, so that partial downloads are kept."""
         self._flights.stop()
 
     def cached(self, source: ImageSource) -> ImageInfo | None:
-        """The image that a reference stands for, if the store has it; touches no network.
+        """Return the image of a reference if the store has it; uses no network.
 
-        It is a use of the name, which then expires later.
+        It counts as a use of the name, which then expires later.
         """
         self._store.used(source.name)
         if source.digest is not None and not source.is_container:
@@ -119,7 +119,7 @@ class Images:
         return self._store.cached(link.digest) if link is not None else None
 
     def page(self, after: str) -> HeldImages:
-        """The images behind the digest `after`, as many as one answer takes."""
+        """Return the images after the digest `after` that fit in one answer."""
         return self._store.page(after)
 
     async def ensure(
@@ -128,10 +128,10 @@ class Images:
         asker: Asker = NOBODY,
         policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT,
     ) -> ImageInfo:
-        """The image, fetched if the store does not have it; errors as `refresh`.
+        """Return the image, fetched if missing; errors as `refresh`.
 
         Raises:
-            VirtbusError: 404 `image_not_present`: it is not here, and the policy is Never.
+            VirtbusError: 404 `image_not_present`: it is missing, and the policy is Never.
         """
         image = self.cached(source) if policy is not ImagePullPolicy.ALWAYS else None
         if image is None and policy is ImagePullPolicy.NEVER:
@@ -144,7 +144,7 @@ class Images:
         return image or await self.refresh(source, asker)
 
     async def restore(self, source: ImageSource, digest: str, asker: Asker) -> None:
-        """Fetch again the very bytes that a disk rests on; errors as `refresh`."""
+        """Fetch the exact bytes of a disk's image again; errors as `refresh`."""
         url, pin = await self._resolve(source)
         if not url.startswith(CONTAINER_SCHEME):
             await self.ensure(ImageSource(source.locator, digest), asker)
@@ -157,7 +157,7 @@ class Images:
             raise _mismatch(url, digest, f"its disk is {image.digest} by now")
 
     async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
-        """The image as its source has it now; nothing is transferred where that is unchanged.
+        """Return the source's current image; an unchanged one is not transferred.
 
         All askers of one URL and digest with the same `pull_secret` (else the node's logins) share
         one transfer: nobody gets what another's login opened. Who waited for the same file of a
@@ -166,8 +166,8 @@ class Images:
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
-                all that `core.header`, `core.clusters`, `edge.download`, `edge.localfile` and
-                `edge.containers` raise.
+                the errors of `core.header`, `core.clusters`, `edge.download`, `edge.localfile` and
+                `edge.containers`.
         """
         url, pin = await self._resolve(source)
         url, query = sealed_ref(url)  # of images.d, whose rules have it
@@ -186,7 +186,7 @@ class Images:
         return image
 
     async def forget(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Let go of what `ref` (name, URL or digest) names: the digests, and the names they had.
+        """Remove the names that `ref` denotes; return the digests, and the removed names.
 
         Raises:
             VirtbusError: 404 `image_unknown`.
@@ -295,18 +295,18 @@ class Images:
 
     @contextlib.asynccontextmanager
     async def _part_lock(self, key: str) -> AsyncIterator[None]:
-        """One user of a part at a time: an abandoned one may still be on its way out."""
+        """Lock a part for one user: an abandoned transfer may still be ending."""
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             yield
 
 
 def _host_of(url: str) -> str:
-    """The server whose share of the slots a transfer takes; empty for a file of this node."""
+    """Return the server whose share of the slots is charged; empty for a local file."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
-        return ""  # it is refused before anything is asked
+        return ""  # refused before any request
 
 
 def _with_query(url: str, query: str) -> str:
@@ -327,7 +327,7 @@ def _with_query(url: str, query: str) -> str:
 
 
 def _link(source: ImageSource, url: str, image: ImageInfo, fetched: Fetched) -> Link:
-    """A pinned reference has a link of its own, so that it never moves what the name means."""
+    """Write a link. A pinned reference has its own, so that it never changes the plain name."""
     return Link(
         name=source.name,
         digest=image.digest,

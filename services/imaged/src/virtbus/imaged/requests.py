@@ -1,4 +1,4 @@
-"""`rpc.imaged.<verb>`: what the services of the node and the controller ask."""
+"""`rpc.imaged.<verb>`: requests of the node's services and of controllers."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ from virtbus.schemas.wire import invalid, validate
 log = logging.getLogger(__name__)
 
 ANSWER_BEFORE_S = 0.2
-"""An answer leaves this long before the deadline, so that it is not a silence."""
+"""An answer is sent this long before the deadline, so that it arrives in time."""
 
 
 class Requests:
@@ -54,7 +54,7 @@ class Requests:
         self._pulling: dict[str, asyncio.Task[ImageInfo | VirtbusError]] = {}
 
     async def ensure(self, request: Request) -> ImageReady:
-        """The VM's disks, or why not; 503 `image_pulling` when the deadline comes first."""
+        """Return the VM's disks, or the error; 503 `image_pulling` if the deadline comes first."""
         want = validate(Ensure, request.data)
         try:
             async with asyncio.timeout_at(request.deadline_s - ANSWER_BEFORE_S):
@@ -68,7 +68,7 @@ class Requests:
             ) from None
 
     async def release(self, request: Request) -> Released:
-        """Remove a VM's disks; the same answer when there are none."""
+        """Remove a VM's disks; the same answer if there are none."""
         want = validate(Release, request.data)
         uid = _uid(want.uid)
         if want.epoch >= ANY_EPOCH and uid in self._work.listed:
@@ -104,16 +104,16 @@ class Requests:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> Held:
-        """The disk files on the host, of one VM or of all."""
+        """Return the disk files on the host, of one VM or of all."""
         want = validate(Inspect, request.data)
         return Held(things=await self._disks.held(_uid(want.uid) if want.uid else None))
 
     async def list(self, request: Request) -> HeldImages:
-        """A page of the images of this node."""
+        """Return a page of the images of this node."""
         return self._images.page(validate(ListImages, request.data).after)
 
     async def pull(self, request: Request) -> ImageInfo:
-        """Fetch an image, or a newer one under its name. It goes on past the deadline."""
+        """Fetch an image, or a newer one under its name. It continues past the deadline."""
         want = validate(PullImage, request.data)
         try:
             ref, query = sealed_ref(want.ref)
@@ -140,7 +140,7 @@ class Requests:
         return outcome
 
     async def delete(self, request: Request) -> ForgottenImage:
-        """Remove an image's names, and its bytes where no disk is made of it."""
+        """Remove an image's names, and its bytes if no disk uses it."""
         want = validate(ForgetImage, request.data)
         digests, names = await self._images.forget(want.ref)
         freed_bytes, used_by = await self._disks.discard_unused(digests)
@@ -174,5 +174,5 @@ def _uid(text: str) -> str:
 
 
 def _shown(ref: str) -> str:
-    """A name or URL as people may see it: a query may be a signature."""
+    """Return a name or URL for display: a query may be a signature."""
     return ref.partition("?")[0]

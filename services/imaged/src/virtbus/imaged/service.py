@@ -1,4 +1,4 @@
-"""imaged's loop: records in, disks and ready events out; requests of the repair path."""
+"""imaged's loop: handles records and requests, publishes disks and ready events."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 VERBS = ("ensure", "release", "inspect", "quarantine", "pull", "delete", "list")
 CROWDED = 1.1
-"""So many times the names that are kept are not waited for `gc_interval_s` with."""
+"""Names beyond this factor of the limit are removed without waiting for `gc_interval_s`."""
 _CHANGE_SETTLES_S = 0.1
 
 
@@ -63,17 +63,17 @@ class Imaged:
         self._version = importlib.metadata.version("virtbus-imaged")
         self._changed = asyncio.Event()
         self._crowded = asyncio.Event()
-        """There are far more names than are kept."""
+        """There are far more names than the limit."""
         self._store: Store | None = None
         self._requests: Requests | None = None
         self._quarantined = (0, 0)
-        """Entries and bytes."""
+        """Number of entries, and their bytes."""
 
     async def run(self) -> None:
         """Serve until cancelled.
 
         Raises:
-            VirtbusError: 409 `store_in_use`: another imaged works in this state_dir.
+            VirtbusError: 409 `store_in_use`: another imaged uses this state_dir.
         """
         info = ServiceInfo(
             "virtbus-imaged",
@@ -153,7 +153,7 @@ class Imaged:
 
     # --- records ---------------------------------------------------------------------------
     async def _follow(self, work: Work) -> None:
-        """Follow this node's records; compare with the whole list now and then (rule 3)."""
+        """Follow this node's records; compare with the complete list periodically."""
         async with (
             self._bus.node_watch(self._settings.node, "imaged", self._gate) as watch,
             asyncio.TaskGroup() as group,
@@ -184,10 +184,10 @@ class Imaged:
         except VirtbusError as error:
             extra = {"code": "record_unreadable", "uid": uid}
             log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
-            work.listed.add(uid)  # it stands: what was made for it stays
+            work.listed.add(uid)  # the VM exists: its disks stay
             return
         if record is None or record.ending or record.node != self._settings.node:
-            work.drop(uid)  # the agent alone says when disks go
+            work.drop(uid)  # only the agent removes disks
             return
         work.listed.add(uid)
         work.refs[uid] = refs_of(record.spec)
@@ -215,7 +215,7 @@ class Imaged:
 
         return handle
 
-    # --- state -----------------------------------------------------------------------------
+    # --- reports -----------------------------------------------------------------------------
     def _tele(self) -> Tele:
         state = NodeState.RECOVERING if self._store is None else NodeState.READY
         return Tele(
@@ -229,20 +229,20 @@ class Imaged:
         )
 
     async def _count(self, disks: Disks) -> None:
-        """Know how much is in quarantine: at the start, and whenever that changed."""
+        """Count the quarantine at the start, and on change."""
         while True:
             await disks.recount.wait()
             disks.recount.clear()
             try:
                 entries = await disks.quarantined()
             except OSError as error:
-                log.warning("quarantine not counted: %s", error, extra={"code": "store_error"})
+                log.warning("cannot count the quarantine: %s", error, extra={"code": "store_error"})
                 continue
             self._quarantined = len(entries), sum(entry.bytes for entry in entries)
             self._changed.set()
 
     async def _tell_state(self) -> None:
-        """Say how it is: at each change, and at least every `tele_interval_s`."""
+        """Report the state on change, and at least every `tele_interval_s`."""
         subject = subjects.tele(self._settings.node, "imaged")
         while True:
             self._changed.clear()
@@ -278,7 +278,7 @@ class Imaged:
                 await self._expire_names(disks, work)
                 digests = await disks.collect_garbage(settings.gc_grace_s)
             except OSError as error:
-                log.warning("no garbage collected: %s", error, extra={"code": "gc_failed"})
+                log.warning("garbage collection failed: %s", error, extra={"code": "gc_failed"})
                 continue
             for digest in digests:
                 log.info("image %s removed: unused", digest, extra={"code": "image_removed"})
@@ -287,6 +287,6 @@ class Imaged:
 
 
 def _record(entry: Entry) -> VmRecord | None:
-    """The record at a key, None for a tombstone; raises VirtbusError."""
+    """Return the record at a key, None for a tombstone; raises VirtbusError."""
     record = read_record(entry.key, entry.value)
     return record if isinstance(record, VmRecord) else None

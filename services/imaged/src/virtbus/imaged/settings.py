@@ -1,4 +1,4 @@
-"""imaged's knobs."""
+"""imaged's settings."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -31,10 +31,10 @@ class Settings(ServiceSettings):
         default_factory=dict, description="more image names, each with its URL[@sha256:digest]"
     )
     min_free_bytes: Bytes = Field(
-        2 * GIB, ge=0, description="bytes of the store's disk that images never take"
+        2 * GIB, ge=0, description="bytes of the store's disk that images must leave free"
     )
     min_free_ratio: float = Field(
-        0.01, ge=0, lt=1, description="share of the store's disk that images never take"
+        0.01, ge=0, lt=1, description="share of the store's disk that images must leave free"
     )
     max_bytes: Bytes = Field(_LIMITS.max_bytes, ge=1, description="bytes of the largest image file")
     max_virtual_bytes: Bytes = Field(
@@ -45,7 +45,7 @@ class Settings(ServiceSettings):
     max_expansion: int = Field(
         _LIMITS.max_expansion,
         ge=1,
-        description="how many times its size a container image's layer may expand to, above 64 MiB",
+        description="expansion factor of a container image's layer, beyond 64 MiB",
     )
     insecure_registries: tuple[str, ...] = Field(
         (), description="registries (host[:port]) of container images that speak plain http only"
@@ -56,18 +56,20 @@ class Settings(ServiceSettings):
     )
     registry_realms: dict[str, str] = Field(
         default_factory=dict,
-        description="registries, each with the host that may be told its password for a token",
+        description="registries, each with the host that may receive its password for a token",
     )
     registry_mirrors: dict[str, str] = Field(
         default_factory=dict,
-        description="registries (docker.io), each with the one (host[:port]) asked in its place",
+        description=(
+            "registries (docker.io), each with the mirror (host[:port]) that is asked instead"
+        ),
     )
     max_pulls: int = Field(4, ge=1, le=64, description="images fetched at once; SHA-256 needs CPU")
     min_rate_bytes_s: Bytes = Field(
         _LIMITS.min_rate_bytes_s, ge=0, description="bytes per second; slower is a stall"
     )
     rate_window_s: float = Field(
-        _LIMITS.rate_window_s, gt=0, description="seconds over which the rate is taken"
+        _LIMITS.rate_window_s, gt=0, description="seconds over which the rate is measured"
     )
     connect_timeout_s: float = Field(
         _LIMITS.connect_timeout_s, gt=0, description="seconds until a source must be connected"
@@ -76,27 +78,34 @@ class Settings(ServiceSettings):
         _LIMITS.header_timeout_s, gt=0, description="seconds until a source must answer"
     )
     pull_timeout_s: float = Field(
-        _LIMITS.total_timeout_s, gt=0, description="seconds until an image must be here"
+        _LIMITS.total_timeout_s, gt=0, description="seconds after which a pull fails"
     )
     image_addresses: tuple[IPvAnyNetwork, ...] = Field(
         (),
-        description="networks (10.1.0.0/16, fd00::/8) beside the public ones that images and "
-        "container images may come from; private, link-local and loopback ones only if named here",
+        description=(
+            "networks (10.1.0.0/16, fd00::/8) in addition to the public ones that images and "
+            "container images may come from; private, link-local and loopback ones only if "
+            "listed here"
+        ),
     )
     name_max_age_s: float = Field(
         14 * 86_400.0,
         ge=60,
-        description="seconds that the name of an image (a URL) is kept after its last use; "
-        "those of the node's VMs and of images.d stay",
+        description=(
+            "seconds after its last use at which the name of an image (a URL) is removed; "
+            "those of the node's VMs and of images.d stay"
+        ),
     )
     max_names: int = Field(
         2000,
         ge=1,
-        description="names of images that are kept; the least recently used go first, those of "
-        "the node's VMs never",
+        description=(
+            "number of image names to keep; the least recently used are removed first, those "
+            "of the node's VMs never"
+        ),
     )
     gc_interval_s: float = Field(
-        3600.0, ge=1, description="seconds between looks for images that nothing uses"
+        3600.0, ge=1, description="seconds between searches for unused images"
     )
     gc_grace_s: float = Field(
         3600.0, ge=0, description="seconds that an image without name and disks is kept"
@@ -108,13 +117,13 @@ class Settings(ServiceSettings):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """`allowed_roots`, or its default."""
+        """Return `allowed_roots`, or its default."""
         default = (self.state_dir / "images" / "src", Path("/usr/share/virtbus/images"))
         return tuple(str(root) for root in self.allowed_roots or default)
 
     @property
     def limits(self) -> Limits:
-        """The bounds of a transfer."""
+        """Return the limits of a transfer."""
         return Limits(
             max_bytes=self.max_bytes,
             max_virtual_bytes=self.max_virtual_bytes,

@@ -1,4 +1,4 @@
-"""How work is timed: the shape of `virtbus.bus.tracing.span`, and one that does nothing."""
+"""The interface of `virtbus.bus.tracing.span`, and an implementation that does nothing."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -14,6 +14,6 @@ class Spans(Protocol):
 
 
 def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractContextManager[None]:
-    """Where nobody traces."""
+    """Do nothing, if tracing is off."""
     del name, uid, parent
     return contextlib.nullcontext()

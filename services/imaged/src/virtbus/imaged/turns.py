@@ -1,4 +1,4 @@
-"""The slots of a node's pulls, taken in turns by the rules of `core.turns`."""
+"""The slots of a node's pulls, assigned by the rules of `core.turns`."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _LOOKS_A_TURN = 4
-"""How often one that waits looks whether a turn has ended, in `slow_turn_s`."""
+"""Checks by a waiting pull for the end of a turn, in `slow_turn_s`."""
 
 
 class Asked(Protocol):
-    """What is known of a pull's askers and progress: `flights.Flight`."""
+    """The askers and progress of a pull: `flights.Flight`."""
 
     moved_bytes: int
 
@@ -28,14 +28,14 @@ class Asked(Protocol):
 
 
 class Seat:
-    """One pull, from its wish for a slot to its end."""
+    """One pull, from its request for a slot to its end."""
 
     def __init__(self, order: int, host: str, asked: Asked) -> None:
         self.called = asyncio.Event()
         self.limit: asyncio.Timeout | None = None
-        """Of the present turn."""
+        """Of the current turn."""
         self.held_s = 0.0
-        """In former turns."""
+        """In earlier turns."""
         self._order = order
         self._host = host
         self._asked = asked
@@ -45,17 +45,17 @@ class Seat:
         self._settled = False
 
     def settle(self) -> None:
-        """All bytes are here: it keeps its slot to the end."""
+        """Record that all bytes have arrived: it keeps its slot to the end."""
         self._settled = True
         if self.limit is not None and not self.limit.expired():
             self.limit.reschedule(None)
 
     def begin(self, now_s: float) -> None:
-        """A slot is its own."""
+        """Start a turn."""
         self._began_s, self._began_bytes = now_s, self._asked.moved_bytes
 
     def end(self, now_s: float, *, gave_way: bool) -> None:
-        """The slot is another's."""
+        """End a turn."""
         self.held_s += now_s - self._began_s
         self._yields += gave_way
         self.limit = None
@@ -63,11 +63,11 @@ class Seat:
         self.called.clear()
 
     def as_waits(self) -> Pull:
-        """The pull for those rules that judge who waits."""
+        """Return the pull for the rules about waiting pulls."""
         return Pull(self._order, self._host, self._asked.namespaces, self._yields)
 
     def as_runs(self, now_s: float) -> Pull:
-        """The pull for those rules that judge who runs."""
+        """Return the pull for the rules about running pulls."""
         return Pull(
             self._order,
             self._host,
@@ -90,14 +90,14 @@ class Turns:
         self._running: list[Seat] = []
 
     async def run(self, host: str, asked: Asked, work: Callable[[Seat], Awaitable[T]]) -> T:
-        """What `work` returns, begun when there is a slot.
+        """Return the result of `work`, started when there is a slot.
 
-        When it has to give way it is cancelled, and begun again later: it must continue from what
-        it has. After `Seat.settle` it is not.
+        If it has to give way it is cancelled, and started again later: it must continue from its
+        partial result. After `Seat.settle` it is not cancelled.
 
         Raises:
-            VirtbusError: 503 `image_unreachable`: its turns took longer than `total_timeout_s`; all
-                that `work` raises.
+            VirtbusError: 503 `image_unreachable`: its turns took longer than `total_timeout_s`; the
+                errors of `work`.
         """
         seat = Seat(next(self._orders), host, asked)
         while seat.held_s < self._limits.total_timeout_s:
@@ -142,7 +142,7 @@ class Turns:
         self._look()
 
     def _look(self) -> None:
-        """Fill free slots; where some still wait, end a turn that has been long enough."""
+        """Fill free slots; if some still wait, end a turn that has been long enough."""
         now_s = asyncio.get_running_loop().time()
         while True:
             waiting = {seat.as_waits(): seat for seat in self._waiting}

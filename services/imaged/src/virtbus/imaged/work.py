@@ -1,4 +1,4 @@
-"""Each VM's disks, ensured for as long as its record is there."""
+"""Ensures each VM's disks for as long as its record exists."""
 
 import asyncio
 import contextlib
@@ -22,9 +22,9 @@ LAST_RETRY_S = 60.0
 
 @dataclass(slots=True)
 class _Job:
-    """One VM in work. `outcome` is of the attempt that runs or comes next.
+    """One VM in work. `outcome` is that of the current or next attempt.
 
-    `failed` is what the one before ended with, until the next begins.
+    `failed` is the previous attempt's error, until the next begins.
     """
 
     record: VmRecord
@@ -33,11 +33,11 @@ class _Job:
     failed: ImageReady | None = None
     again: asyncio.Event = field(default_factory=asyncio.Event)
     logins: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The VM's own, for as long as its disks are in work."""
+    """The VM's own logins, for as long as its disks are in work."""
 
     @property
     def for_good(self) -> bool:
-        """True where only somebody who asks makes it tried again."""
+        """Return True if only a request triggers another attempt."""
         error = self.failed.error if self.failed is not None else None
         return error is not None and error.retry is Retry.NEVER
 
@@ -47,9 +47,9 @@ class _Job:
 
 
 class Work:
-    """Serial per VM, parallel across; what fails for a while is tried again, ever more slowly.
+    """Serial per VM, parallel across VMs; temporary failures are retried with growing delays.
 
-    A job lives from `want` until its disks are there, or `drop`.
+    A job lives from `want` until its disks exist, or `drop`.
     """
 
     def __init__(self, group: asyncio.TaskGroup, disks: Disks, facts: Facts, span: Spans) -> None:
@@ -59,14 +59,14 @@ class Work:
         self._span = span
         self._jobs: dict[str, _Job] = {}
         self.listed: set[str] = set()
-        """The uids that the bus has a record of which is not ending."""
+        """The uids with a record on the bus that is not ending."""
         self.refs: dict[str, frozenset[str]] = {}
-        """The images that those records name, by uid."""
+        """The images in those records, by uid."""
         self.synced = False
-        """True once `refs` is of a whole list: before, what it lacks may be in use all the same."""
+        """True once `refs` covers a complete list: before, other images may be in use as well."""
 
     def want(self, record: VmRecord, logins: Mapping[str, str] | None = None) -> None:
-        """Ensure the record's disks, now; a newer record replaces the attempt of an older one."""
+        """Ensure the record's disks now; a newer record replaces the attempt of an older one."""
         job = self._jobs.get(record.uid)
         age = record.epoch, record.generation
         if job is not None and age < job.age:
@@ -82,10 +82,10 @@ class Work:
         job.task = self._group.create_task(self._run(job))
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] | None = None) -> ImageReady:
-        """The outcome for this record: of the attempt that runs, else of the last one if it failed.
+        """Return the outcome for this record: of the current attempt, or the last failed one.
 
-        What failed for good is tried again: who asks has reason to, as its cause may be mended.
-        Never raises a VirtbusError: it is in the outcome.
+        A permanent failure is tried again, because its cause may have been repaired. Never raises a
+        VirtbusError: it is in the outcome.
         """
         job = self._jobs.get(record.uid)
         age = record.epoch, record.generation
@@ -108,7 +108,7 @@ class Work:
         self._cancel(job)
 
     def keep_listed(self) -> None:
-        """The list is complete: stop working for all VMs that it does not name."""
+        """Stop working for all VMs that the complete list does not contain."""
         for uid in (set(self._jobs) | set(self.refs)) - self.listed:
             self.drop(uid)
         self.synced = True
@@ -166,7 +166,7 @@ class Work:
 
 
 async def _pause(job: _Job, longest_s: float | None) -> None:
-    """Until somebody wants it again, or `longest_s` (None: only when wanted)."""
+    """Wait until it is wanted again, or for `longest_s` (None: without limit)."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(longest_s):
             await job.again.wait()

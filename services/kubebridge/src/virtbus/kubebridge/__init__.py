@@ -1,5 +1,5 @@
-"""The Kubernetes bridge: one client of the bus that makes a cluster believe it has KubeVirt.
+"""The Kubernetes bridge: a client of the bus that offers KubeVirt's API to a cluster.
 
-Kubernetes objects come in, requests of virtbus go out, and what virtbus says becomes status. Must
-not enter: a desired record written by itself, or anything that touches a host.
+It reads Kubernetes objects, sends requests to virtbus, and writes virtbus' answers as status. Must
+not enter: writes of desired records, or anything that touches a host.
 """

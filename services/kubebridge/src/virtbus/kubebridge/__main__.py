@@ -1,4 +1,4 @@
-"""`virtbus-kubebridge`: settings, bus, cluster, service; everything is wired here."""
+"""`virtbus-kubebridge`: connects settings, bus, cluster and service."""
 
 from virtbus.bus import client, process, tracing
 from virtbus.bus.settings import load

@@ -1,4 +1,4 @@
-"""The bridge: objects and views in, actions out, and who asks the cluster's API for more."""
+"""The bridge's loop: objects and views in, actions out, and the aggregated API."""
 
 import asyncio
 import logging

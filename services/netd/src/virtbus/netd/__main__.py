@@ -1,4 +1,4 @@
-"""`virtbus-netd`: settings, bus, service; everything is wired here."""
+"""`virtbus-netd`: connects settings, bus and service."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from virtbus.netd.settings import Settings
 
 
 async def serve(settings: Settings) -> None:
-    """Connect, and serve where this host's agent holds the node, until cancelled."""
+    """Connect, and serve while this host's agent holds the node, until cancelled."""
     async with client.connect(settings.bus(), name="netd") as bus:
         with tracing.recording("netd", settings.node, bus.emit, settings.otlp_endpoint):
             agent = LocalAgent(bus, settings.node, word_in(settings.run_dir))
@@ -22,7 +22,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """The console script; `--teardown` removes all networks of this host and ends."""
+    """Run the service; `--teardown` removes all networks of this host and exits."""
     arguments = sys.argv[1:]
     if "--teardown" in arguments:
         arguments.remove("--teardown")

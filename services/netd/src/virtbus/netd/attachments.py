@@ -1,8 +1,8 @@
-"""The networks of this node's VMs: ensured, released, rebuilt from the host.
+"""The networks of this node's VMs: ensured, released, restored from the host.
 
-Serial per VM, parallel across. The order that makes it safe to be killed anywhere: the state file
-before anything is made, the tap up as the last step, the state file gone after everything else.
-So what is ours has a state file, and what has none is another instance's: it is never touched.
+Serial per VM, parallel across VMs. An order makes it crash-safe: the state file is written before
+anything is made, the tap comes up last, and the state file is removed after everything else. So our
+resources have a state file. Resources without one belong to another instance and are never touched.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 BUILDS_AT_ONCE = 8
-"""More only wait for each other on the kernel's rtnl lock."""
+"""A higher number would only wait for the kernel's rtnl lock."""
 
 Begun = Callable[[NetReady], Awaitable[None]]
 
@@ -49,14 +49,14 @@ class _Held:
     """None: only its addresses are remembered."""
     error: ErrorBody | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the phase is ready or failed."""
+    """Set when the phase is ready or failed."""
 
     def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
         self.phase, self.error = phase, error
         self.settled.set()
 
     def cut_off(self, faults: list[str]) -> Finding:
-        """A guest runs that cannot be given its network any more."""
+        """Return the finding for a running guest that cannot get its network any more."""
         finding = lost(self.attachment, faults)
         self.settle(NetPhase.FAILED, finding.error)
         return finding
@@ -88,17 +88,17 @@ class Attachments:
         self._late_links: set[str] = set()
         self.recovering = True
         self.untidy = asyncio.Event()
-        """Set when `tidy` has something to do."""
+        """Set if `tidy` has something to do."""
 
     async def ensure(self, record: VmRecord, begun: Begun = _silent) -> NetReady:
-        """Make what `record` needs, or return at once what stands already.
+        """Make the network that `record` needs, or return an existing one at once.
 
-        `begun` is told when the MACs are settled and a CNI plugin is about to work.
+        `begun` is called when the MACs are known and a CNI plugin is about to run.
 
         Raises:
-            VirtbusError: 503 while recovering; 409 for an older or released epoch, or a MAC in
-                use; 429 with no address left; what the kernel or a plugin refused. Nothing is
-                left of a failed attachment but its addresses.
+            VirtbusError: 503 while recovering; 409 for an older or released epoch, or a MAC in use;
+                429 without a free address; an error of the kernel or a plugin. Nothing but the
+                addresses is left of a failed attachment.
         """
         self._refuse_while_recovering()
         plan = plan_of(record)
@@ -116,7 +116,7 @@ class Attachments:
             return await self._make(plan, known, begun)
 
     async def _serves(self, held: _Held, plan: Attachment) -> bool:
-        """True when what stands serves `plan`: it is the same, or a guest is using it."""
+        """Return True if the network serves `plan`: it is equal, or a guest is using it."""
         attachment = held.attachment
         if not await self._builder.found(attachment):
             return False
@@ -163,7 +163,7 @@ class Attachments:
         if not attachment.nics:
             return
         async with self._host_side:
-            pass  # a removal of the host bridge under way ends first; later ones see this VM
+            pass  # a concurrent removal of the host bridge ends first; later ones see this VM
         self._keep(held, attachment)
         if attachment.has_cni:
             await self._builder.with_cni(
@@ -175,19 +175,19 @@ class Attachments:
         await self._follow_bridge()
 
     async def _follow_bridge(self) -> None:
-        """Other VMs' links go back on a bridge that had to be made again."""
+        """Attach other VMs' links to a bridge that had to be made again."""
         if self._bridge_seen != self._doors.bridge.times_made:
             self._bridge_seen = self._doors.bridge.times_made
             await self.replug()
 
     async def _abandon(self, held: _Held) -> None:
-        """Take back a failed attachment; its file keeps the addresses for the next try."""
+        """Remove a failed attachment; its file keeps the addresses for the next attempt."""
         attachment = held.attachment
         try:
             await self._builder.unmake(attachment)
         except (VirtbusError, OSError) as error:
             extra = {"code": "unmake_failed", "uid": attachment.uid}
-            log.warning("left for the release to undo: %s", error, extra=extra)
+            log.warning("the release will remove the rest: %s", error, extra=extra)
             return
         self._former_links.update(nic.host_link for nic in attachment.nics)
         self.untidy.set()
@@ -195,11 +195,11 @@ class Attachments:
         self._keep(held, attachment.model_copy(update={"nics": nics}))
 
     async def release(self, uid: str, epoch: int) -> bool:
-        """Remove all that bears `uid`; returns when it is gone, False when there was nothing.
+        """Remove everything of `uid`; return True when it is gone, False if there was nothing.
 
         Raises:
-            VirtbusError: 409 for an older epoch; 500 when a CNI plugin failed on DEL (the state
-                file stays, so that a further release tries again).
+            VirtbusError: 409 for an older epoch; 500 if a CNI plugin failed on DEL (the state file
+                stays, so that a further release tries again).
         """
         self._refuse_while_recovering()
         async with self._turns.of(uid):
@@ -208,7 +208,8 @@ class Attachments:
             self._released.add(uid, epoch)
             if held is None:
                 return False
-            if held.attachment.has_cni:  # half undone is not whole: undone again after a crash
+            # partially removed is incomplete: removed again after a crash
+            if held.attachment.has_cni:
                 self._keep(held, held.attachment.model_copy(update={"made": False}))
             await self._builder.unmake(held.attachment)
             self._doors.files.remove(uid)
@@ -218,13 +219,13 @@ class Attachments:
             return True
 
     async def take_taps(self, uid: str, timeout_s: float) -> tuple[Attachment, list[int]]:
-        """The attachment and fresh tap descriptors, which the caller closes.
+        """Return the attachment and new tap descriptors, which the caller closes.
 
         Waits at most `timeout_s` for an attachment that has begun.
 
         Raises:
-            VirtbusError: 503 recovering, 404 unknown, 504 not ready in time, 409 tap busy, or
-                why the attachment failed.
+            VirtbusError: 503 recovering, 404 unknown, 504 not ready in time, 409 tap busy, or the
+                attachment's error.
         """
         self._refuse_while_recovering()
         held = self._held.get(uid)
@@ -250,11 +251,10 @@ class Attachments:
         return attachment, await in_thread(lambda: self._builder.links.open_taps(attachment))
 
     async def tidy(self) -> None:
-        """Remove the host bridge when no VM needs it, and host links that outlived their VM.
+        """Remove an unneeded host bridge, and host links that outlived their VM.
 
-        The kernel frees a namespace by itself, many at once; a link that is still there at the
-        second call is held by something, such as a process that kept a descriptor.
-        Does nothing before recovery has said which VMs there are.
+        The kernel frees namespaces asynchronously. A link that still exists at the second call is
+        held by something, such as a process. Does nothing before recovery, when VMs are unknown.
         """
         self.untidy.clear()
         if self.recovering:
@@ -271,13 +271,13 @@ class Attachments:
                 await in_thread(self._doors.bridge.remove)
 
     async def replug(self) -> None:
-        """Put every host link back on the bridge, as after somebody deleted it."""
+        """Attach every host link to the bridge again, after somebody deleted the bridge."""
         nics = [nic for each in self.ready() for nic in each.nics if nic.kind is NicKind.BRIDGE]
         if nics:
             await in_thread(lambda: self._builder.links.replug(nics))
 
     async def compare(self) -> list[Finding]:
-        """Look at each network on the host, complete it, and tell what was not whole."""
+        """Check each network on the host, complete it, and return what was incomplete."""
         findings = []
         running = await in_thread(lambda: self._doors.emulators.running(self._held))
         for uid in list(self._held):
@@ -303,15 +303,15 @@ class Attachments:
         ):
             return held.cut_off(faults)
         if not stands:
-            held.phase = None  # nobody uses it: the next ensure makes it anew
+            held.phase = None  # no guest uses it: the next ensure makes it again
             held.settled.clear()
         return mended(attachment, faults) if faults else None
 
     async def recover(self) -> None:
-        """Compare state files and host: adopt what stands, finish or undo what is half-made.
+        """Compare state files and host: adopt complete networks, finish or remove others.
 
-        Namespaces that bear our names and have no state file belong to another instance on this
-        host: they are told in the log once, and stay. Work is refused until this has returned.
+        Namespaces with our names and without a state file belong to another instance on this host:
+        they are logged once, and stay. Requests are refused until this has returned.
 
         Raises:
             VirtbusError: 409 `netd_running`, `bridge_in_use`; 422 `state_newer`.
@@ -324,7 +324,7 @@ class Attachments:
             uid = names.uid_of_netns(name)
             if uid is not None and uid not in self._held:
                 extra = {"code": "foreign_netns", "uid": uid}
-                log.warning("%s is not of this netd; it is left alone", name, extra=extra)
+                log.warning("%s belongs to another netd; it is left alone", name, extra=extra)
         await in_thread(lambda: self._builder.links.delete_orphans(self.links_known()))
         await self._builder.end_plugins(held.attachment for held in self._held.values())
         async with asyncio.TaskGroup() as group:
@@ -353,7 +353,7 @@ class Attachments:
                 held.settle(NetPhase.READY)
 
     def held(self) -> dict[str, tuple[str, ...]]:
-        """The uids that this netd holds something of, and what; never another instance's."""
+        """Return the uids that this netd has resources of, and those; never another instance's."""
         things: dict[str, list[str]] = {}
         there = set(self._doors.namespaces.names())
         for uid, held in self._held.items():
@@ -364,7 +364,7 @@ class Attachments:
         return {uid: tuple(found) for uid, found in things.items()}
 
     def state_of(self, uid: str) -> NetReady | None:
-        """How the network of `uid` is; None where nothing is known."""
+        """Return the state of the network of `uid`; None if there is none."""
         held = self._held.get(uid)
         return held.ready() if held is not None else None
 
@@ -378,15 +378,15 @@ class Attachments:
                 yield from held.attachment.nics
 
     def ready(self) -> list[Attachment]:
-        """What stands whole, as far as is known."""
+        """Return the complete networks, as far as known."""
         return [each.attachment for each in self._held.values() if each.phase is NetPhase.READY]
 
     def built_in(self) -> bool:
-        """True while a VM here has an interface on the built-in network."""
+        """Return True while a VM here has an interface on the built-in network."""
         return any(nic.kind is NicKind.BRIDGE for nic in self._other_nics(""))
 
     def links_known(self) -> set[str]:
-        """Host ends that a VM needs, or that the kernel is about to free."""
+        """Return host ends that a VM needs, or that the kernel is about to free."""
         needed = {nic.host_link for nic in self._other_nics("")}
         return needed | self._former_links | self._late_links
 

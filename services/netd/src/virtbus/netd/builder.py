@@ -1,4 +1,4 @@
-"""Makes and unmakes the network of one VM with the doors of `edge`."""
+"""Makes and removes the network of one VM, using the ports of `edge`."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 Keep = Callable[[Attachment], None]
-"""Told each time more of an attachment is known; what it was told is what `unmake` gets."""
+"""Called each time more of an attachment is known; the last value is passed to `unmake`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Doors:
 
 
 class Builder:
-    """Every method may be cancelled; what is half-made then is completed or undone by the next."""
+    """Every method may be cancelled; the next one completes or removes partial results."""
 
     def __init__(self, doors: Doors, site: Site) -> None:
         self._doors = doors
@@ -49,13 +49,13 @@ class Builder:
         """CNI networks whose plugins choose the MAC: attached before a start, never during it."""
 
     def stands(self, attachment: Attachment) -> bool:
-        """True when the namespace is there (or none is needed)."""
+        """Return True if the namespace exists (or none is needed)."""
         return not attachment.nics or self._doors.namespaces.exists(attachment.netns)
 
     async def found(self, attachment: Attachment) -> bool:
-        """Ensure that the namespace has its name; False when it is gone for good.
+        """Ensure that the namespace has its name; return False if it is gone.
 
-        One whose name somebody removed lives on for as long as a guest or DHCP is in it.
+        A namespace whose name was removed exists while a guest or DHCP is in it.
         """
         return self.stands(attachment) or await in_thread(lambda: self._name_again(attachment))
 
@@ -68,14 +68,14 @@ class Builder:
             return False
         self._doors.namespaces.put_back(attachment.netns, fd)
         extra = {"code": "netns_named_again", "uid": attachment.uid}
-        log.warning("somebody removed %s; it is back", attachment.netns, extra=extra)
+        log.warning("restored %s, which somebody removed", attachment.netns, extra=extra)
         return True
 
     async def mend(self, attachment: Attachment) -> list[str]:
-        """Complete what stands; what was missing, in words.
+        """Complete an existing network; return what was missing, in words.
 
         Raises:
-            VirtbusError, OSError: it cannot be completed, as where a CNI link is gone.
+            VirtbusError, OSError: it cannot be completed, for example without its CNI link.
         """
         faults = await in_thread(lambda: self.links.faults(attachment))
         if faults:
@@ -83,11 +83,11 @@ class Builder:
         return faults
 
     async def runs(self, uid: str) -> bool:
-        """True while an emulator runs this VM."""
+        """Return True while an emulator runs this VM."""
         return bool(await in_thread(lambda: self._doors.emulators.running({uid})))
 
     async def end_plugins(self, attachments: Iterable[Attachment]) -> None:
-        """End the CNI plugins of these VMs that an earlier netd left at work."""
+        """End the CNI plugins of these VMs that an earlier netd left running."""
         uids = {attachment.uid for attachment in attachments if attachment.has_cni}
         if not uids:
             return
@@ -96,7 +96,7 @@ class Builder:
             log.warning("a plugin of an earlier netd ended", extra={"code": "cni_left", "pid": pid})
 
     async def completes(self, attachment: Attachment) -> bool:
-        """`mend`, and whether it could."""
+        """Run `mend`; return True on success."""
         try:
             await self.mend(attachment)
         except (VirtbusError, OSError) as error:
@@ -106,7 +106,7 @@ class Builder:
         return True
 
     async def built_in(self, attachment: Attachment) -> None:
-        """Make or complete a VM whose interfaces are all built-in; its file is durable then."""
+        """Make or complete a VM with built-in interfaces only; its file is durable afterwards."""
         files = self._doors.files
         refused: Exception | None = None
         sockets: list[socket.socket] = []
@@ -127,7 +127,7 @@ class Builder:
         """Make a VM with CNI interfaces; `begun` is awaited before the first plugin runs.
 
         Raises:
-            VirtbusError: of a plugin; 409 `cni_mac` when one chose another MAC than announced.
+            VirtbusError: of a plugin; 409 `cni_mac` if one chose another MAC than announced.
         """
         insists = any(nic.network in self.insistent for nic in attachment.nics)
         if not insists:
@@ -140,7 +140,7 @@ class Builder:
         keep(attachment.model_copy(update={"made": True}))
 
     async def adopt(self, attachment: Attachment) -> None:
-        """Serve a VM whose namespace and CNI links stand; completes the rest."""
+        """Serve a VM whose namespace and CNI links exist; complete the rest."""
 
         def complete() -> list[socket.socket]:
             self._doors.files.sync(attachment.uid)
@@ -178,10 +178,12 @@ class Builder:
         self._doors.dhcp.serve(attachment.uid, sockets, offers_of(attachment, self._site))
 
     async def unmake(self, attachment: Attachment) -> None:
-        """Everything of a VM but its state file. The kernel frees the namespace a little later.
+        """Remove everything of a VM but its state file.
+
+        The kernel frees the namespace a little later.
 
         Raises:
-            VirtbusError: 500 `cni_failed` when a plugin failed on DEL; all else is gone.
+            VirtbusError: 500 `cni_failed` if a plugin failed on DEL; all else is gone.
         """
         self._doors.dhcp.stop(attachment.uid)
         failed: VirtbusError | None = None

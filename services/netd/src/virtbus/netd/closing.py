@@ -1,4 +1,4 @@
-"""Keeps the reach of guests up to date: hosts of the fleet come and go, and so do bus servers."""
+"""Keeps the guests' forbidden addresses current: hosts of the fleet, and bus servers."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ from virtbus.schemas.records import read_stored
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Between looks at the names of the bus' servers, whose addresses may change."""
+"""Interval of look-ups of the bus servers' names, whose addresses may change."""
 
 
 class Closing:
-    """The addresses that `_hosts` names, and those of the bus' servers, are closed to guests."""
+    """Closes the addresses in `_hosts`, and those of the bus' servers, for guests."""
 
     def __init__(self, bridge: HostBridge, settings: Settings) -> None:
         self._bridge = bridge
@@ -30,9 +30,9 @@ class Closing:
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
-        """Take in what stands at the node's `_hosts`; what cannot be read changes nothing."""
+        """Apply the node's `_hosts`; an unreadable value changes nothing."""
         if entry.kind is not EntryKind.PUT:
-            return  # a node that is forgotten; its guests keep what was closed
+            return  # a forgotten node; its guests keep the closed addresses
         try:
             self._hosts = read_stored(HostAddresses, entry.key, entry.value).fleet
         except VirtbusError as error:
@@ -49,7 +49,9 @@ class Closing:
             try:
                 await in_thread(self._apply)
             except OSError as error:
-                log.warning("reach not changed: %s", error, extra={"code": "reach_failed"})
+                log.warning(
+                    "cannot update the closed addresses: %s", error, extra={"code": "reach_failed"}
+                )
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._changed.wait()
@@ -57,7 +59,7 @@ class Closing:
                 continue
 
     def _apply(self) -> None:
-        """Blocks: names are resolved, and nftables is written where something changed."""
+        """Resolve names and update nftables on change. Blocks."""
         addresses = [*self._hosts, *server_addresses(self._settings.bus())]
         hosts = usable(addresses, self._bridge.gateway.network)
         self._bridge.close(replace(self._settings.reach(), hosts=hosts))

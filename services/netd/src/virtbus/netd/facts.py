@@ -1,4 +1,4 @@
-"""What netd says of its work: ready events and facts."""
+"""Publishes netd's ready events and events."""
 
 import logging
 import time
@@ -29,29 +29,29 @@ class Spans(Protocol):
 
 
 def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractContextManager[Any]:
-    """Where tracing is not set up."""
+    """Do nothing, if tracing is off."""
     del name, uid, parent
     return nullcontext()
 
 
 class Facts:
-    """Tells the bus; nothing here decides or can fail the work."""
+    """Publishes on the bus; nothing here decides, or can fail the work."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
         self._node = node
 
     async def ready(self, ready: NetReady) -> None:
-        """The fast path of a create; may be lost."""
+        """Publish the ready event of a create; it may be lost."""
         await self._bus.publish(subjects.ready(self._node, ready.uid, PART), ready)
 
     def attached(self, record: VmRecord, ready: NetReady, took_ms: float) -> None:
-        """A network was made."""
+        """Emit that a network was made."""
         addresses = ",".join(a for i in ready.interfaces for a in i.addresses)
         self._send(self._event(Kind.NETWORK_READY, record, took_ms, {"addresses": addresses}))
 
     async def found(self, finding: Finding) -> None:
-        """A network was not what netd had made of it."""
+        """Emit that a network differed from its state file."""
         attachment = finding.attachment
         extra = {"code": finding.reason, "uid": attachment.uid}
         log.warning("%s", finding.message, extra=extra)
@@ -82,12 +82,12 @@ class Facts:
             )
 
     def failed(self, record: VmRecord, error: VirtbusError) -> None:
-        """A network could not be made; one fact for each reason of a generation."""
+        """Emit a failure; one event for each reason of a generation."""
         event = self._event(Kind.NETWORK_FAILED, record, None, {})
         self._send(event.model_copy(update={"reason": error.reason, "message": str(error)}))
 
     def released(self, uid: str, epoch: int) -> None:
-        """A network was removed."""
+        """Emit that a network was removed."""
         self._send(
             Event(
                 kind=Kind.NETWORK_RELEASED,
@@ -100,7 +100,7 @@ class Facts:
         )
 
     def wrapped(self, done: Handover) -> None:
-        """The wrapper's span, which it cannot report itself: it has become QEMU."""
+        """Record the wrapper's span, which it cannot report itself: it has become QEMU."""
         if done.traceparent is None or not done.entered_ns:
             return
         offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()

@@ -1,7 +1,7 @@
-"""What of the host's network no VM accounts for, and what is missing: for audits.
+"""Finds orphans of the host's network, and missing parts: for audits.
 
-Only what bears this netd's mark: its own bridge and what hangs on it, and namespaces whose `lo`
-says whose they are. Another instance on the host has other marks.
+It considers only resources with this netd's mark: its own bridge and its ports, and namespaces
+whose `lo` names their owner. Another instance on the host has other marks.
 """
 
 from functools import partial
@@ -16,11 +16,11 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import VirtbusError
 
 HOST = ""
-"""In the place of a uid: the host's own side."""
+"""Stands for the host's own resources instead of a uid."""
 
 
 class Leftovers:
-    """Looks at the host; nothing is said while netd recovers."""
+    """Inspects the host; returns nothing while netd recovers."""
 
     def __init__(self, doors: Doors, attachments: Attachments) -> None:
         self._doors = doors
@@ -28,14 +28,14 @@ class Leftovers:
         self._links = GuestLinks(doors.namespaces, doors.bridge)
 
     async def held(self) -> dict[str, tuple[str, ...]]:
-        """All that is here of each uid: what netd knows, and strays."""
+        """Return all resources by uid: known ones, and orphans."""
         found = self._attachments.held()
         for uid, things in (await self.strays()).items():
             found[uid] = (*found.get(uid, ()), *things)
         return found
 
     async def strays(self) -> dict[str, list[str]]:
-        """Namespaces and host links by uid, of VMs that netd knows nothing of."""
+        """Return namespaces and host links of unknown VMs, by uid."""
         if self._attachments.recovering:
             return {}
         found: dict[str, list[str]] = {}
@@ -44,7 +44,7 @@ class Leftovers:
         return found
 
     async def remove(self, uid: str) -> bool:
-        """Take the strays of a uid away; True where there were any."""
+        """Remove the orphans of a uid; return True if there were any."""
         netns = names.netns(uid)
         things = (await self.strays()).get(uid, [])
         if f"netns {netns}" in things:
@@ -55,7 +55,7 @@ class Leftovers:
         return bool(things)
 
     async def faults(self) -> dict[str, tuple[str, ...]]:
-        """What is missing of networks that should stand, by uid, and of the host's side."""
+        """Return missing parts of networks by uid, and of the host's side."""
         if self._attachments.recovering:
             return {}
         found = {HOST: await in_thread(self._of_host)}
@@ -65,7 +65,7 @@ class Leftovers:
         return {uid: tuple(faults) for uid, faults in found.items() if faults}
 
     async def mend(self) -> None:
-        """Make again what is missing, and take away what no VM needs of the host's side."""
+        """Restore missing parts, and remove unneeded ones of the host's side."""
         await self._attachments.replug()
         await self._attachments.compare()
         if self._attachments.recovering:
@@ -75,7 +75,7 @@ class Leftovers:
         if not self._attachments.built_in():
             await in_thread(self._doors.bridge.remove)
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- inspect ---------------------------------------------------------------------------------
     async def _stray_namespaces(self) -> list[tuple[str, str]]:
         held = self._attachments.held()
         found = []
@@ -100,7 +100,7 @@ class Leftovers:
     def _of_host(self) -> list[str]:
         faults = [f"bridge {name}: of earlier settings" for name in self._former()]
         needed = self._attachments.built_in()
-        if needed or not self._attachments.untidy.is_set():  # else netd is about to
+        if needed or not self._attachments.untidy.is_set():  # otherwise netd is about to do it
             faults += self._doors.bridge.faults(needed=needed)
         return faults
 

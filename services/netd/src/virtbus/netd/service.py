@@ -1,4 +1,4 @@
-"""netd's loop: records in, networks and ready events out; requests of the repair path."""
+"""netd's loop: handles records and requests, publishes networks and ready events."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 def doors_of(settings: Settings) -> Doors:
-    """The doors to this host."""
+    """Return the ports to this host."""
     state = settings.state_dir / "netd"
     return Doors(
         namespaces=Namespaces(settings.netns_dir),
@@ -126,7 +126,7 @@ class Netd:
                     await self._follow(work)
         finally:
             with contextlib.suppress(OSError):
-                await self._attachments.tidy()  # the bridge goes with netd when no VM needs it
+                await self._attachments.tidy()  # the bridge is removed with netd if no VM needs it
             self._doors.dhcp.close()
             self._doors.files.close()
 
@@ -147,7 +147,7 @@ class Netd:
 
     # --- records ----------------------------------------------------------------------------
     async def _follow(self, work: Work) -> None:
-        """Follow this node's records; compare with the whole list now and then (rule 3)."""
+        """Follow this node's records; compare with the complete list periodically."""
         async with (
             self._bus.node_watch(self._settings.node, "netd", self._gate) as watch,
             asyncio.TaskGroup() as group,
@@ -163,14 +163,16 @@ class Netd:
                         self._see(item, work)
 
     async def _compare(self, watch: Watch) -> None:
-        """What stands against the host and the records: at once, then now and then."""
+        """Compare the networks with the host and the records, at once and then periodically."""
         while True:
             try:
                 await self._attachments.replug()
                 for finding in await self._attachments.compare():
                     await self._facts.found(finding)
             except (VirtbusError, OSError) as error:
-                log.warning("networks not compared: %s", error, extra={"code": "compare_failed"})
+                log.warning(
+                    "comparison of networks failed: %s", error, extra={"code": "compare_failed"}
+                )
             await asyncio.sleep(self._settings.relist_interval_s)
             watch.relist()
 
@@ -186,10 +188,10 @@ class Netd:
         except VirtbusError as error:
             extra = {"code": "record_unreadable", "uid": uid}
             log.error("record %s cannot be read: %s", entry.key, error, extra=extra)
-            self._listed.add(uid)  # it stands: what was made for it stays
+            self._listed.add(uid)  # the VM exists: its network stays
             return
         if record is None or record.ending or record.node != self._settings.node:
-            work.drop(uid)  # the agent alone says when a network goes
+            work.drop(uid)  # only the agent removes networks
             return
         self._listed.add(uid)
         if record.spec.run_strategy is not RunStrategy.HALTED:
@@ -236,12 +238,12 @@ class Netd:
         return Held(things=held, faults=await self._leftovers.faults())
 
     async def _release(self, uid: str, epoch: int) -> bool:
-        """True where there was something; an audit's release takes what has no state file, too."""
+        """Return True if there was something; an audit's release also removes orphans."""
         if await self._attachments.release(uid, epoch):
             return True
         return epoch >= ANY_EPOCH and await self._leftovers.remove(uid)
 
-    # --- state ------------------------------------------------------------------------------
+    # --- reports -----------------------------------------------------------------------------
     def _tele(self) -> Tele:
         state = NodeState.RECOVERING if self._attachments.recovering else NodeState.READY
         default = NetworkInfo(
@@ -266,7 +268,7 @@ class Netd:
         )
 
     async def _tell_state(self) -> None:
-        """Say how it is: at each change, and at least every `tele_interval_s`."""
+        """Report the state on change, and at least every `tele_interval_s`."""
         subject = subjects.tele(self._settings.node, "netd")
         while True:
             self._changed.clear()
@@ -277,14 +279,14 @@ class Netd:
                     await self._changed.wait()
 
     async def _tidy(self) -> None:
-        """After releases: what outlived its VM, and the bridge when it was the last."""
+        """Remove leftovers after releases, and the bridge after the last one."""
         while True:
             await self._attachments.untidy.wait()
             await asyncio.sleep(self._settings.bridge_linger_s)
             try:
                 await self._attachments.tidy()
             except OSError as error:
-                log.warning("not tidied: %s", error, extra={"code": "tidy_failed"})
+                log.warning("clean-up failed: %s", error, extra={"code": "tidy_failed"})
                 self._attachments.untidy.set()
 
 
@@ -304,7 +306,7 @@ async def teardown(settings: Settings) -> None:
     """Remove every network of this host, attached or not; for an uninstall.
 
     Raises:
-        VirtbusError: 409 `netd_running`; what a CNI plugin refused.
+        VirtbusError: 409 `netd_running`; the error of a CNI plugin.
     """
     doors = doors_of(settings)
     attachments = Attachments(doors, settings.site())

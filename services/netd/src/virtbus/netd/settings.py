@@ -1,4 +1,4 @@
-"""netd's knobs."""
+"""netd's settings."""
 
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
@@ -25,21 +25,25 @@ class Settings(ServiceSettings):
     bridge: str = Field(
         "virtbus0",
         pattern="^[a-z][a-z0-9_-]{0,14}$",
-        description="the host's bridge of the built-in network; netd owns it whole",
+        description="the host's bridge of the built-in network; only netd may change it",
     )
     bridge_linger_s: float = Field(
-        2.0, ge=0, description="seconds that the bridge outlives its last VM; another may follow"
+        2.0,
+        ge=0,
+        description=("seconds that the bridge outlives its last VM, because another may follow"),
     )
-    netns_dir: Path = Field(Path("/run/netns"), description="where `ip netns` looks for namespaces")
+    netns_dir: Path = Field(
+        Path("/run/netns"), description=("folder of named namespaces, as of `ip netns`")
+    )
     cni_conf_dir: Path = Field(Path("/etc/cni/net.d"), description="conflists, by network name")
     cni_bin_dirs: tuple[Path, ...] = Field(
-        (Path("/usr/lib/cni"), Path("/opt/cni/bin")), description="CNI plugins, first found counts"
+        (Path("/usr/lib/cni"), Path("/opt/cni/bin")), description="CNI plugins, first match is used"
     )
     cni_timeout_s: float = Field(
         30.0, gt=0, description="seconds after which a CNI plugin and its children are killed"
     )
     dns: tuple[IPv4Address, ...] = Field(
-        (), description="DNS servers of guests; empty: those of /etc/resolv.conf off loopback"
+        (), description="DNS servers of guests; empty: those of /etc/resolv.conf except loopback"
     )
     domain: str = Field(
         "",
@@ -49,30 +53,35 @@ class Settings(ServiceSettings):
     )
     search: tuple[str, ...] = Field((), max_length=6, description="DNS search list of guests")
     guests_may_reach: tuple[IPv4Network, ...] = Field(
-        (), description="networks of hosts that guests of `default` may reach all the same"
+        (), description="networks of hosts that guests of `default` may reach anyway"
     )
     guests_may_not_reach: tuple[IPv4Network, ...] = Field(
         (),
-        description="networks closed to guests beside the fleet's hosts and the bus' servers,"
-        " such as that of an API server",
+        description=(
+            "networks closed to guests in addition to the fleet's hosts and the bus' servers,"
+            " such as that of an API server"
+        ),
     )
     network_namespaces: dict[str, tuple[str, ...]] = Field(
         {},
-        description="who may use a CNI network: its name to namespaces, or to `*` for all; one that"
-        " is not named is closed to everybody",
+        description=(
+            "access to CNI networks: a network's name to namespaces, or to `*` for all; a "
+            "network without an entry is closed to everybody"
+        ),
     )
     lease_s: int = Field(
-        3600, ge=120, description="DHCP lease in seconds: how long guests bridge a netd that is off"
+        3600, ge=120, description="DHCP lease in seconds: how long guests tolerate a stopped netd"
     )
     emulator: Path = Field(
         Path("/usr/bin/qemu-system-x86_64"), description="the QEMU that vmwrapper becomes"
     )
     wrapper_dir: Path = Field(
         Path("/usr/local/libexec/virtbus"),
-        description="where vmwrapper is installed; QEMU's user must reach it",
+        description="install folder of vmwrapper; QEMU's user must reach it",
     )
     wrapper_compiler: str = Field(
-        "gcc", description="builds vmwrapper (saves 10 ms of CPU a start); empty: the Python one"
+        "gcc",
+        description=("builds vmwrapper (saves 10 ms of CPU a start); empty: the Python version"),
     )
     relist_interval_s: float = Field(
         300.0, ge=1, description="seconds between full comparisons with the records"
@@ -92,13 +101,13 @@ class Settings(ServiceSettings):
         return value
 
     def reach(self) -> Reach:
-        """What is closed to guests before any other host is known."""
+        """Return the closed addresses before any other host is known."""
         return Reach(
             closed=self.guests_may_not_reach, opened=self.guests_may_reach, dns=self.site().dns
         )
 
     def site(self) -> Site:
-        """What every guest is told."""
+        """Return the DHCP settings of every guest."""
         return Site(
             dns=self.dns or host_dns(RESOLV_CONF),
             domain=self.domain,
@@ -108,7 +117,7 @@ class Settings(ServiceSettings):
 
 
 def host_dns(path: Path) -> tuple[IPv4Address, ...]:
-    """The host's IPv4 DNS servers that a guest can reach: a stub on loopback is none of them."""
+    """Return the host's IPv4 DNS servers that a guest can reach; a stub on loopback is excluded."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""One piece of work at a time for each VM, any number of VMs at once."""
+"""A lock for each VM."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Queue:
-    """A VM's lock, and how many hold it or wait for it."""
+    """A VM's lock, and the number of its holders and waiters."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
 
 class Turns:
-    """Locks by uid, kept only while somebody uses them."""
+    """Locks by uid, kept only while in use."""
 
     def __init__(self) -> None:
         self._queues: dict[str, _Queue] = {}
 
     @asynccontextmanager
     async def of(self, uid: str) -> AsyncIterator[None]:
-        """Wait for the VM's turn, and keep it for the length of the context."""
+        """Hold the VM's lock for the length of the context."""
         queue = self._queues.setdefault(uid, _Queue())
         queue.users += 1
         try:

@@ -1,4 +1,4 @@
-"""Each VM's network, ensured for as long as its record is there."""
+"""Ensures each VM's network for as long as its record exists."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ class _Job:
 
 
 class Work:
-    """Serial per VM, parallel across; what fails for a while is tried again, ever more slowly.
+    """Serial per VM, parallel across VMs; temporary failures are retried with growing delays.
 
-    A job lives from `want` until its network is there, or `drop`.
+    A job lives from `want` until its network exists, or `drop`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Work:
         self._jobs: dict[str, _Job] = {}
 
     def want(self, record: VmRecord) -> None:
-        """Ensure the record's network, now; a newer record takes the place of an older one."""
+        """Ensure the record's network now; a newer record replaces an older one."""
         job = self._jobs.get(record.uid)
         if job is None:
             job = self._jobs[record.uid] = _Job(record)
@@ -58,12 +58,12 @@ class Work:
             job.task.cancel()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Stop trying for all VMs that a complete list does not name."""
+        """Stop trying for all VMs that a complete list does not contain."""
         for uid in set(self._jobs) - set(uids):
             self.drop(uid)
 
     async def ensure(self, record: VmRecord) -> NetReady:
-        """One attempt; its outcome is announced, and returned also when it is a failure."""
+        """Make one attempt; its outcome is published, and returned even if it failed."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         before = self._attachments.state_of(record.uid)
@@ -72,7 +72,7 @@ class Work:
                 ready = await self._attachments.ensure(record, self._facts.ready)
         except VirtbusError as error:
             extra = {"code": error.reason, "uid": record.uid}
-            log.warning("network not attached: %s", error, extra=extra)
+            log.warning("attaching the network failed: %s", error, extra=extra)
             self._facts.failed(record, error)
             ready = _failed(record, error)
         else:
@@ -105,7 +105,7 @@ class Work:
 
 
 async def _pause(job: _Job, longest_s: float | None) -> None:
-    """Until somebody wants it again, or `longest_s` (None: only when wanted)."""
+    """Wait until it is wanted again, or for `longest_s` (None: without limit)."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(longest_s):
             await job.again.wait()

@@ -1,4 +1,4 @@
-"""The nodeagent: turns records into libvirt domains and keeps them so.
+"""The nodeagent: turns records into libvirt domains and keeps them in the desired state.
 
-The only one that ends a VM, and the owner of its status. Must not enter: images, networks, names.
+Only this service ends VMs and writes their status. Must not enter: images, networks, names.
 """

@@ -1,4 +1,4 @@
-"""`virtbus-nodeagent`: settings, bus, hypervisor, service; everything is wired here."""
+"""`virtbus-nodeagent`: connects settings, bus, hypervisor and service."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ QEMU = Path("/usr/bin/qemu-system-x86_64")
 
 
 async def _accelerators(settings: Settings) -> tuple[str, ...]:
-    """What guests may run on here, best first."""
+    """Return the accelerators of this host, best first."""
     if settings.simulate or settings.accelerator == "tcg":
         return ("tcg",)
     if settings.accelerator == "kvm" or await usable(QEMU):
@@ -89,7 +89,8 @@ async def serve(settings: Settings) -> None:
             simulated = SimulatedNode(bus, settings.node)
             await stack.enter_async_context(simulated.serve())
             (await stack.enter_async_context(background())).start(simulated.tell())
-            settings = settings.model_copy(update={"ask_after_s": 0.001})  # they tell nothing
+            # their services report nothing by themselves
+            settings = settings.model_copy(update={"ask_after_s": 0.001})
             arm: NetdAdmin = simulated
             ready: Readiness = simulated
         else:
@@ -129,14 +130,16 @@ async def serve(settings: Settings) -> None:
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:
-    """This life of the agent, once it holds the node's key."""
+    """Return the holder of the node's key for this life of the agent."""
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
 
     async def end_guests() -> None:
-        """The node was given to another host: what runs here is a second runner there."""
+        """End all guests: the node belongs to another host, so each would be a second runner."""
         for domain in await hypervisor.list_domains():
             if domain.active and await hypervisor.uses(domain.uid, settings.state_dir):
-                log.warning("ended: the node is another host's", extra={"uid": domain.uid})
+                log.warning(
+                    "guest ended: the node belongs to another host", extra={"uid": domain.uid}
+                )
                 await hypervisor.destroy(domain.uid)
 
     me = identity.me(bus.sources.uuid7)
@@ -148,7 +151,7 @@ async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor
 async def _host(
     settings: Settings, hypervisor: LibvirtHypervisor, accelerators: tuple[str, ...]
 ) -> Callable[[], HostFacts]:
-    """Facts of the host; versions are read once, the free disk at each beat."""
+    """Return a function for the facts of the host; versions are read once, free disk each time."""
     versions: dict[str, str] = {}
     max_vcpus = 0
     try:

@@ -1,4 +1,4 @@
-"""What the record asks of a VM, and how much of that was acted on."""
+"""Compares the record of a VM with its last-applied state."""
 
 from dataclasses import replace
 
@@ -9,45 +9,49 @@ from virtbus.nodeagent.core.wishes import Taken, pause_wish, taken, wish
 from virtbus.schemas.vm import VmRecord, VmStatus
 
 UNSEEN = frozenset({Phase.NEW, Phase.STARTING})
-"""Whether the guest will stand still is decided, and not yet seen."""
+"""Phases in which a pause is decided and not yet observed."""
 
 
 class Asked:
-    """The memory of one VM's actor for what its record asked."""
+    """The last-applied state of one VM, in the memory of its actor."""
 
     def __init__(self) -> None:
         self._taken = Taken()
 
     def found(self, facts: DomainFacts | None, first: Event, record: VmRecord) -> None:
-        """An earlier agent acted on the record, as far as the domain tells."""
+        """Restore the last-applied state from the domain of an earlier agent."""
         metadata = facts.metadata if facts is not None else None
         self._taken = Taken(
             started_for(facts, first, record),
             record.generation,
             powered=True,
             pause_epoch=record.pause_epoch if metadata is None else metadata.pause_epoch,
-            # an older agent's domain does not tell: it is of no restart, and before any
+            # an older agent's domain has no power epoch: assume one before any restart
             runs_for=record.power_epoch if metadata is None else max(metadata.power_epoch, 0),
         )
 
     def behind(self, record: VmRecord) -> bool:
-        """True where the record asks for a start that, by the domain, was not acted on.
+        """Return True if the record asks for a start that the domain has not seen.
 
-        A start of a guest that runs leaves no trace in its domain; what was told decides.
+        The start of an already running guest leaves no trace in its domain; the last status
+        decides.
         """
         return record.powered and self._taken.power_epoch < record.power_epoch
 
     def ended(self, record: VmRecord) -> None:
-        """Its guest ran for the record, and has ended."""
+        """Record that the guest ended after it ran for the record."""
         self._taken = Taken(record.power_epoch, record.generation, powered=True)
 
     def told(self, status: VmStatus) -> None:
-        """How far an earlier agent had come with pausing: the domain does not tell who did it."""
+        """Restore the pause state from the last status, because the domain does not contain it."""
         pause_epoch = max(self._taken.pause_epoch, status.pause_epoch)
         self._taken = replace(self._taken, pause_epoch=pause_epoch)
 
     def events(self, record: VmRecord, phase: Phase) -> list[Event]:
-        """What the record asks and was not acted on; a start that cannot be yet stays asked."""
+        """Return the events for unapplied parts of the record.
+
+        A start that must wait stays pending.
+        """
         event = wish(record, self._taken, phase)
         if event is Event.RESTART:
             return [event]
@@ -59,19 +63,22 @@ class Asked:
         return [one for one in (event, still) if one is not None]
 
     def started(self, record: VmRecord) -> None:
-        """A guest was started for the record."""
+        """Record that a guest was started for the record."""
         self._taken = replace(self._taken, runs_for=record.power_epoch)
 
     def confirmed(self, record: VmRecord) -> None:
-        """The guest runs, and that is what was asked."""
+        """Record that the guest runs, as requested."""
         self._taken = taken(record, self._taken)
 
     def rests(self) -> None:
-        """The guest ends for a start that comes after it: that counts at rest."""
+        """Record that the guest is ending before a start: the start applies once it has stopped."""
         self._taken = replace(self._taken, powered=False)
 
     def acted_on(self, record: VmRecord, phase: Phase) -> tuple[int, int]:
-        """The power and pause epochs to tell. What waits did not end what was asked for since."""
+        """Return power and pause epochs for the status.
+
+        A request that is still pending reports its previous value.
+        """
         before = self._taken
         power, pause = record.power_epoch, record.pause_epoch
         if before.power_epoch >= 0 and wish(record, before, phase) is not None:

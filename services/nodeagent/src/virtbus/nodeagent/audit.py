@@ -1,10 +1,10 @@
-"""The host against the records: what bears a uid that no record accounts for, and its removal.
+"""Compares the host with the records, and removes orphans.
 
-A finding counts only when it is there at two looks and the bus is ours and was listed whole.
-What is removed goes in the order of a delete: guest, then network and disks, then files; netd and
-imaged only ever let go when told, and what another instance on this host made is not looked at.
-Absence is no command (ADR 0033): a guest that runs is left alone with all that is its, and disks go
-to the quarantine, unless the bus has the marker of a delete.
+A finding counts only if two scans see it, and only while the bus is the joined one and was listed
+completely. Removal has the order of a delete: guest, then network and disks, then files. netd and
+imaged release only on request, and resources of another instance on this host are ignored. Absence
+is no command (ADR 0033): a running guest is left alone with all its resources, and disks go to the
+quarantine.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""What a create or a delete has under way is not there, or has its record, this much later."""
+"""The delay between two scans. Creates and deletes in progress are finished by then."""
 ASK_S = 5.0
 RETRY_S = (2.0, 60.0)
 LEFT_OVER = "neither the bus nor this host has a record of the VM"
@@ -52,7 +52,7 @@ REPAIRS = {
 
 
 class Auditor:
-    """`rpc.agent.audit`, and the sweep that repairs what stayed for the grace."""
+    """`rpc.agent.audit`, and the sweep that removes findings that persist for the grace."""
 
     def __init__(
         self, bus: Bus, node: str, hypervisor: Owned, files: Remains, state_dir: Path
@@ -75,21 +75,20 @@ class Auditor:
         purged: Mapping[str, bool],
         unread: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Audit these, the agent's own; `trusted` says whether the bus is ours and listed.
+        """Set the state to audit; `trusted` says if the bus is the joined one and was listed.
 
         `purged` has the uids whose record was purged here: True by a delete, False by a move.
-        `unread` is true for one whose record is there and cannot be read: nothing of it is left
-        over.
+        `unread` is true for a record that exists and cannot be read: its resources are not orphans.
         """
         self._guests, self._trusted, self._purged = guests, trusted, purged
         self._unread = unread
 
     def sweep_soon(self) -> None:
-        """A record was purged that no actor here acted on; imaged and netd may have."""
+        """Schedule a sweep: a record was purged here without an actor."""
         self._due.set()
 
     def endpoint(self) -> Endpoint:
-        """What the agent's service answers."""
+        """Return the endpoint for the agent's service."""
         return Endpoint("agent-audit", subjects.rpc(self._node, "agent", "audit"), self._audit)
 
     async def _audit(self, request: Request) -> Audited:
@@ -100,9 +99,9 @@ class Auditor:
         return Audited(findings=tuple(found))
 
     async def sweep(self, interval_s: float, grace_s: float) -> None:
-        """Repair, again and again, what has been there for `grace_s`, or is of a purged record.
+        """Repair findings that persist for `grace_s`, or belong to a purged record; never returns.
 
-        What could not be looked at or repaired is tried again soon.
+        A failed scan or repair is retried soon.
         """
         loop = asyncio.get_running_loop()
         since: dict[str, float] = {}
@@ -115,7 +114,8 @@ class Auditor:
                     await asyncio.sleep(LOOK_AGAIN_S)  # by then they have seen the purge, too
             self._due.clear()
             found = await self.look(())
-            found = [finding for finding in found if finding.kind != "fault"]  # netd's own to mend
+            # netd repairs these itself
+            found = [finding for finding in found if finding.kind != "fault"]
             uids = {finding.uid for finding in found if finding.repair}
             since = {uid: since.get(uid, loop.time()) for uid in uids}
             due = [
@@ -129,9 +129,9 @@ class Auditor:
             else:
                 wait_s = min(next(pauses), interval_s)
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- scan --------------------------------------------------------------------------------
     async def look(self, statuses: Collection[str]) -> list[Finding]:
-        """What no record accounts for, at two looks; sorted by uid."""
+        """Return findings that two scans have in common, sorted by uid."""
         if not self._trusted():
             what = "the bus is not the one that the node joined, or is not read yet"
             return [Finding(kind="bus", what=f"{what}: nothing is called left over")]
@@ -185,7 +185,7 @@ class Auditor:
         return silent + sorted(faults + found, key=lambda each: (each.uid, each.kind, each.what))
 
     async def _domains(self) -> list[DomainFacts]:
-        """Domains of this agent without an actor."""
+        """Return domains of this agent without an actor."""
         return [
             facts
             for facts in await self._hypervisor.list_domains()
@@ -193,9 +193,9 @@ class Auditor:
             and await self._hypervisor.uses(facts.uid, self._state_dir)
         ]
 
-    # --- repairing --------------------------------------------------------------------------
+    # --- repair ------------------------------------------------------------------------------
     async def repair(self, found: Collection[Finding]) -> list[Finding]:
-        """Remove what is left over of each uid; the findings with what became of them."""
+        """Remove the orphans of each uid; return the findings with the results."""
         if any(finding.kind == "fault" for finding in found):
             await self._mend()
         gone = [finding for finding in found if finding.repair and finding.kind != "fault"]
@@ -206,10 +206,10 @@ class Auditor:
                     await self._remove(uid, kinds)
             except (BusError, VirtbusError) as error:
                 extra = {"code": "not_repaired", "uid": uid}
-                log.warning("what is left over stays: %s", error, extra=extra)
+                log.warning("cannot remove orphans: %s", error, extra=extra)
             else:
                 extra = {"code": "left_over_removed", "uid": uid}
-                log.warning("left over without a record, removed: %s", sorted(kinds), extra=extra)
+                log.warning("removed orphans without a record: %s", sorted(kinds), extra=extra)
         left = await self._once(())
         return [
             finding.model_copy(update={"repaired": bool(finding.repair) and finding not in left})
@@ -221,10 +221,10 @@ class Auditor:
             subject = subjects.rpc(self._node, "netd", "inspect")
             await self._bus.request(subject, Inspect(mend=True), timeout_s=ASK_S)
         except (BusError, VirtbusError) as error:
-            log.warning("the network is not mended: %s", error, extra={"code": "not_repaired"})
+            log.warning("cannot repair the network: %s", error, extra={"code": "not_repaired"})
 
     async def end(self, uid: str, why: str) -> None:
-        """A person ends what no record and no actor stands for, its guest included.
+        """End a VM without record and actor on a person's request, including its guest.
 
         Raises:
             VirtbusError, BusError: it is not done; repeat.
@@ -239,7 +239,7 @@ class Auditor:
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
-        """In the order of a delete: nothing is pulled from under a guest."""
+        """Remove in the order of a delete, so that a guest never loses its resources."""
         if "domain" in kinds:
             if uid in self._purged:
                 await self._hypervisor.destroy(uid)

@@ -1,7 +1,7 @@
-"""`rpc.agent.command`: what is done to a guest once, and leaves nothing that could be compared.
+"""`rpc.agent.command`: one-time commands to a guest, which leave no desired state.
 
-At most once for each id, however often it is asked: what is begun is on disk before it acts, so
-that neither a repeat nor the next agent does it again (ADR 0021).
+A command acts at most once for each id. It is written to disk before it acts, so that neither a
+repeat nor the next agent does it again (ADR 0021).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from virtbus.schemas.nodework import GuestCommand
 from virtbus.schemas.wire import validate
 
 KEPT = 64
-"""Far more than can be asked of one guest within a requester's patience."""
+"""Number of remembered commands; more than a guest can get within a client's time limit."""
 BEGUN, DONE = "begun", "done"
 KINDS = {"reset": Kind.GUEST_RESET, "soft-reboot": Kind.GUEST_REBOOTING}
 
@@ -34,7 +34,7 @@ class Commands:
     def __init__(
         self, tools: Tools, guests: Mapping[str, Guest], known: Callable[[str], None]
     ) -> None:
-        """`known` raises for a VM that is not here."""
+        """`known` raises for a VM that is not on this node."""
         self._tools = tools
         self._guests = guests
         self._known = known
@@ -50,7 +50,7 @@ class Commands:
         return Endpoint("agent-command", subject, self.do)
 
     async def do(self, request: Request) -> Empty:
-        """Done; raises VirtbusError where it was not, or nobody can say."""
+        """Run the command; raise VirtbusError if it did not run or the outcome is unknown."""
         want = validate(GuestCommand, request.data)
         self._known(want.uid)
         lock = self._locks.setdefault(want.uid, asyncio.Lock())
@@ -81,7 +81,7 @@ class Commands:
         await files.keep_commands(want.uid, told | {want.id: DONE})
 
     def _fit(self, want: GuestCommand) -> Guest:
-        """The guest that the command is for; raises 409 or 503 where there is none such now."""
+        """Return the guest of the command; raise 409 or 503 if there is none now."""
         guest = self._guests.get(want.uid)
         if guest is None or guest.record.epoch != want.epoch or guest.record.ending:
             message = f"{want.uid} was moved, or is leaving, since it was looked at; look again"

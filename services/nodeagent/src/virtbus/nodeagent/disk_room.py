@@ -1,7 +1,7 @@
-"""Guests whose disk had no room: QEMU pauses them at the write; with some they go on (F30).
+"""Resumes guests that QEMU paused because their disk was full (F30).
 
-Nothing tells that there is room again, so they are resumed at each comparison: QEMU repeats the
-write, and where it still does not fit the guest pauses anew and has lost nothing.
+Nothing reports that space is free again, so they are resumed at each comparison. QEMU repeats the
+write. If it still fails, the guest pauses again and has lost nothing.
 """
 
 import logging
@@ -19,7 +19,7 @@ NO_ROOM = "its disk's host has no room (or fails): free space there; the guest g
 async def go_on(
     domains: Iterable[DomainFacts], guests: Mapping[str, Guest], hypervisor: Hypervisor
 ) -> None:
-    """Say why the guests that wait for room do, and let them try again."""
+    """Report why these guests wait, and resume them."""
     for facts in domains:
         guest = guests.get(facts.uid)
         if guest is None:
@@ -34,4 +34,4 @@ async def go_on(
             await hypervisor.resume(facts.uid)
         except VirtbusError as error:
             extra = {"code": "not_resumed", "uid": facts.uid}
-            log.info("waits for its disk: %s", error, extra=extra)
+            log.info("paused because its disk is full: %s", error, extra=extra)

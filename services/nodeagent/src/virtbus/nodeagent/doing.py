@@ -1,4 +1,4 @@
-"""What an action of the table does: each one "ensure", safe to repeat and to be killed in."""
+"""Implements the table's actions; each can be repeated, and interrupted at any step."""
 
 import asyncio
 import hashlib
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S = 5.0
 ADOPT_LIMIT_S = 60.0
 WRITING = frozenset({"prepare", "save"})
-"""Tasks that write files of the VM, in threads that a cancellation does not end."""
+"""Tasks that write files of the VM in threads, which a cancellation does not end."""
 LEAVING = frozenset({Phase.RELEASING, Phase.RELEASED, Phase.GONE})
-"""No file of the VM may come back."""
+"""Phases in which no file of the VM may be created again."""
 
 
 class Doing:
@@ -50,17 +50,17 @@ class Doing:
         self._saved: VmRecord | None = None
         self._saving = asyncio.Lock()
         self._down = asyncio.Event()
-        """Set once the guest that is being destroyed has ended, by whatever."""
+        """Set once the guest that is being destroyed has ended for any reason."""
 
     @property
     def _record(self) -> VmRecord:
         return self._guest.record
 
     def _spawn(self, name: str, work: Work, on_error: Event | None = None) -> None:
-        """Run `work` as the VM's child of that name, in place of an earlier one.
+        """Run `work` as the VM's child of that name; replace an earlier one.
 
-        An unexpected error is logged whole and becomes `on_error`: it must neither take the
-        other VMs along nor leave this one waiting.
+        An unexpected error is logged with traceback and becomes `on_error`, so that it affects no
+        other VM and leaves this one in a defined phase.
         """
         assert self.group is not None  # noqa: S101  set before the first event is taken
         earlier = self._tasks.pop(name, None)
@@ -81,7 +81,7 @@ class Doing:
                 self._guest.post(on_error)
 
     def cancel(self) -> None:
-        """End all children."""
+        """Cancel all children."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -92,7 +92,7 @@ class Doing:
 
     # --- the record on disk ---------------------------------------------------------------
     def save(self) -> None:
-        """Make the latest record durable here, soon; nobody waits for it."""
+        """Write the latest record to disk in the background."""
         running = self._tasks.get("save")
         if self.group is None or self._guest.phase in LEAVING:
             return
@@ -104,7 +104,7 @@ class Doing:
             await self._save()
         except VirtbusError as error:
             extra = {"code": error.reason, "uid": self._record.uid}
-            log.warning("the record is not on disk: %s", error, extra=extra)
+            log.warning("cannot write the record to disk: %s", error, extra=extra)
 
     async def _save(self) -> None:
         """Durable on return; raises VirtbusError."""
@@ -114,12 +114,12 @@ class Doing:
                 await self._tools.files.write(record)
                 self._saved = record
 
-    # --- the way up -----------------------------------------------------------------------
+    # --- start -------------------------------------------------------------------------------
     def prepare(self) -> None:
         self._spawn("prepare", self._prepare, Event.PARTS_FAILED)
 
     async def _prepare(self) -> None:
-        """Record and seed on disk, image and network made; then PARTS_*."""
+        """Write record and seed, wait for image and network; then PARTS_*."""
         guest, record, tools = self._guest, self._record, self._tools
         again = self._prepared > 0 or guest.resumed
         self._prepared += 1
@@ -143,18 +143,18 @@ class Doing:
             guest.post(Event.PARTS_READY)
 
     async def _seed(self, record: VmRecord, net: NetReady | None) -> VmSecrets | None:
-        """Write the seeds; where the bus lost the secrets, those that stand hold them still.
+        """Write the seeds; if the bus lost the secrets, use the existing seeds.
 
-        Returns the secrets, where there are any.
+        Returns the secrets, if there are any.
         """
         secrets: VmSecrets | None = None
         if record.sec_digest is not None:
             secrets = await self._secrets(record)
             if secrets is None and self._tools.seeds.stand(record):
                 extra = {"code": "secrets_lost", "uid": record.uid}
-                log.warning("the bus has lost the secrets; the seed stays as it is", extra=extra)
+                log.warning("the bus has lost the secrets; the existing seed is kept", extra=extra)
                 return None
-            if secrets is None:  # or the server that we read from has them a moment later
+            if secrets is None:  # or the replica we read from lags
                 message = (
                     "the bus does not have the VM's secrets, and this host has no seed of it; it "
                     "is asked again. If they are lost, create the VM anew with its cloud-init"
@@ -170,17 +170,17 @@ class Doing:
             message = "the bus does not give the VM's secrets now; it is asked again"
             raise VirtbusError(Code.UNAVAILABLE, "bus_unavailable", message) from error
         if entry is None or hashlib.sha256(entry.value).hexdigest() != record.sec_digest:
-            return None  # none, or what another create of this uid had put there
+            return None  # none, or those of another create of this uid
         return read_stored(VmSecrets, entry.key, entry.value)
 
     @property
     def starting(self) -> bool:
-        """True while a start is under way: the guest may be there any moment."""
+        """Return True while a start is in flight: the guest may appear at any moment."""
         task = self._tasks.get("start")
         return task is not None and not task.done()
 
     def start(self) -> None:
-        """Start it once no call that ends the run before is under way: it would end this one."""
+        """Start after any call that ends the previous run; it would end this one."""
         before = [self._tasks[name] for name in ("shutdown", "destroy") if name in self._tasks]
         self._spawn("start", partial(self._start, before), Event.START_FAILED)
 
@@ -200,7 +200,7 @@ class Doing:
                     still = guest.record.paused
                     await tools.hypervisor.start(record.uid, paused=still)
             except VirtbusError as error:
-                if guest.phase is Phase.STARTING:  # else it was us who ended it
+                if guest.phase is Phase.STARTING:  # otherwise we ended it
                     guest.failed(error, Kind.DOMAIN_FAILED)
                 later = error.code == Code.UNAVAILABLE
                 guest.post(Event.START_LATER if later else Event.START_FAILED)
@@ -214,7 +214,7 @@ class Doing:
         self._spawn("start", self._await_start, Event.START_LATER)
 
     async def _await_start(self) -> None:
-        """Libvirt is starting it for an agent that died: wait for what becomes of it."""
+        """Wait for the result of a start that an earlier agent began."""
         loop = asyncio.get_running_loop()
         limit_s = loop.time() + ADOPT_LIMIT_S
         while loop.time() < limit_s:
@@ -230,20 +230,24 @@ class Doing:
         self._spawn("confirm", self._confirm)
 
     async def _confirm(self) -> None:
-        """A start is asked of a guest that runs, as far as we know: its end may be unheard."""
+        """Check a guest that should be running, because its end may have been missed."""
         uid = self._record.uid
         for delay_s in delays(*RETRY_S, self._tools.bus.sources):
             try:
                 self._guest.confirmed(await self._tools.hypervisor.facts(uid))
             except VirtbusError as error:
-                log.info("asked again: %s", error, extra={"code": error.reason, "uid": uid})
+                log.info(
+                    "check failed, will be retried: %s",
+                    error,
+                    extra={"code": error.reason, "uid": uid},
+                )
                 await asyncio.sleep(delay_s)
             else:
                 return
 
     # --- while it runs --------------------------------------------------------------------
     def running(self) -> None:
-        """The guest runs: learn when it answers."""
+        """Wait until the running guest is ready."""
         self._stop("prepare")
         self._spawn("ready", self._await_ready)
 
@@ -254,7 +258,7 @@ class Doing:
             self._spawn("pause", lambda: until_done(self._guest, work))
 
     def moved(self, before: Phase, now: Phase) -> None:
-        """Begin and end what belongs to a phase."""
+        """Start and stop the tasks of a phase."""
         if now is Phase.RUNNING and before is not Phase.RUNNING:
             self.running()
         if before in UP and now not in UP:
@@ -279,7 +283,7 @@ class Doing:
         guest.report()
 
     async def _learn_parts(self) -> None:
-        """An adopted guest: what netd and imaged hold for it (which also brings DHCP back)."""
+        """Ask netd and imaged for an adopted guest's resources, which also restores DHCP."""
         record = self._record
         try:
             if has_nics(record):
@@ -289,18 +293,18 @@ class Doing:
             if error.reason == "network_lost":
                 self._guest.cut_off(error.body.message)
             log.warning(
-                "adopted, but its parts are not whole: %s",
+                "adopted with missing resources: %s",
                 error,
                 extra={"code": error.reason, "uid": record.uid},
             )
         self._guest.report()
 
-    # --- the way down ---------------------------------------------------------------------
+    # --- end ---------------------------------------------------------------------------------
     def shutdown(self) -> None:
         self._spawn("shutdown", self._shutdown)
 
     async def _shutdown(self) -> None:
-        """Ask by ACPI; a guest that is gone, or a libvirt that is, is the timer's business."""
+        """Ask by ACPI. If there is no guest or no libvirt, the timer handles it."""
         try:
             if not await self._tools.hypervisor.shutdown(self._record.uid):
                 self._guest.post(Event.ENDED)
@@ -312,7 +316,7 @@ class Doing:
         self._spawn("destroy", lambda: until_done(self._guest, self._destroy, over))
 
     def ended(self) -> None:
-        """The guest has ended, by whatever: that is not tried again."""
+        """Stop ending the guest: it has ended."""
         self._down.set()
 
     async def _destroy(self) -> None:
@@ -321,7 +325,7 @@ class Doing:
         self._guest.post(Event.ENDED)
 
     async def _end(self) -> None:
-        """No guest runs, and a start that was under way has ended and brings none either."""
+        """Return once no guest runs and no start in flight can create one."""
         starting = self._tasks.get("start") if self.starting else None
         await self._tools.hypervisor.destroy(self._record.uid)
         if starting is not None:
@@ -334,7 +338,7 @@ class Doing:
         self._spawn("release", lambda: until_done(self._guest, self._release))
 
     async def _release(self) -> None:
-        """Domain first, then what it used, then our files: never pull a disk from a guest."""
+        """Remove the domain first, then its resources, then our files."""
         record, tools = self._record, self._tools
         with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
             await self._end()
@@ -349,14 +353,14 @@ class Doing:
             if kept := disks.result():
                 await tools.files.keep_work(record.uid, kept)
             await tools.files.remove_work(record.uid)
-            # Before anybody is told: an agent that is killed after the purge must not find the
+            # Before anybody is notified: an agent that is killed after the purge must not find the
             # record of a deleted VM on disk and start it again (I3).
             epoch = record.epoch if self._guest.refused else 0
             await tools.files.forget(record.uid, refused_epoch=epoch)
         self._guest.post(Event.RELEASED)
 
     async def _let_go(self, service: str, record: VmRecord, keep: Keep | None = None) -> str:
-        """The quarantine's entry that has what the service held, if any."""
+        """Release the service's resources; return the quarantine's entry, if any."""
         try:
             answer = await self._tools.bus.request(
                 subjects.rpc(record.node, service, "release"),
@@ -365,19 +369,24 @@ class Doing:
             )
             return validate(Released, answer).kept
         except VirtbusError as error:
-            if error.reason != "stale_epoch":  # else it is back here: that is the next one's
+            # stale_epoch: a newer assignment owns these resources
+            if error.reason != "stale_epoch":
                 raise
             return ""
 
     async def forget(self) -> None:
-        """The record is purged: the status goes too, however often it takes."""
+        """Purge the status after the record was purged; retry until done."""
         record = self._record
         key = subjects.vm_status(record.node, record.uid)
         for delay_s in delays(*RETRY_S, self._tools.bus.sources):
             try:
                 await self._tools.bus.purge(key, marker_ttl_s=86_400)
             except BusError as error:
-                log.info("status left: %s", error, extra={"code": "status_left", "uid": record.uid})
+                log.info(
+                    "cannot purge the status: %s",
+                    error,
+                    extra={"code": "status_left", "uid": record.uid},
+                )
                 await asyncio.sleep(delay_s)
             else:
                 return

@@ -1,4 +1,4 @@
-"""Parts that imaged and netd report of a VM before this agent has read its record."""
+"""Buffers ready events of VMs whose record this agent has not read yet."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,16 +10,16 @@ from virtbus.schemas.wire import encode
 Part = ImageReady | NetReady
 
 PARTS_A_UID = 4
-"""Disks, a network that begins, one that is ready, and one to spare."""
+"""Disks, a network that begins, one that is ready, and one more."""
 UIDS = 1000
 PART_BYTES = 16 * 1024
-"""A part names a VM's disks or interfaces; imaged and netd are asked for a larger one again."""
+"""A part lists a VM's disks or interfaces; a larger one is requested again later."""
 KEPT_S = 60.0
-"""A record comes within seconds of its parts, or the VM is gone."""
+"""A record arrives within seconds of its parts, or the VM is gone."""
 
 
 class EarlyParts:
-    """Bounded by VM, in all and in time; the oldest are dropped first."""
+    """A buffer that is bounded per VM, in total and in time; the oldest are dropped first."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -29,19 +29,19 @@ class EarlyParts:
         return len(self._parts)
 
     def add(self, part: Part) -> None:
-        """Keep a part; raises VirtbusError 400 where its uid is none."""
+        """Store a part; raise VirtbusError 400 if its uid is invalid."""
         uid = check_uid(part.uid)
         if len(encode(part)) > PART_BYTES:
             return
         now_s = self._clock()
         _, parts = self._parts.pop(uid, (0.0, deque[Part](maxlen=PARTS_A_UID)))
         parts.append(part)
-        self._parts[uid] = (now_s, parts)  # last in order: it is the youngest
+        self._parts[uid] = (now_s, parts)  # last in order: the youngest
         for old, (told_s, _) in list(self._parts.items()):
             if len(self._parts) <= UIDS and told_s >= now_s - KEPT_S:
                 break
             del self._parts[old]
 
     def take(self, uid: str) -> Sequence[Part]:
-        """The parts of a VM, oldest first; nothing of it is kept."""
+        """Return and remove the parts of a VM, oldest first."""
         return tuple(self._parts.pop(uid, (0.0, ()))[1])

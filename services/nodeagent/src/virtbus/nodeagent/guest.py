@@ -1,7 +1,7 @@
-"""One VM on this node: takes its events in order, walks the table, does what the table says.
+"""The actor of one VM: takes its events in order, steps the table, runs the actions.
 
-Long actions run as children of the VM's task group and answer with an event, so that a delete
-reaches a VM whatever it is waiting for.
+Long actions run as children of the VM's task group and report by an event. So a delete reaches a VM
+even while it waits.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ SOON_S = 1.0
 
 
 class Guest:
-    """The actor of one VM. All methods but `run` only enqueue, and never wait."""
+    """The actor of one VM. All methods except `run` only enqueue, and never wait."""
 
     def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool) -> None:
         self.record = record
@@ -56,16 +56,16 @@ class Guest:
         self.net: Awaited[NetReady] = Awaited(tools.bus, "netd", NetReady, self)
         self.resumed = resumed
         self.held = ""
-        """Why nothing may be started or ended now (design §4); empty: nothing is held."""
+        """The reason why nothing may be started or ended now; empty: not on hold."""
         self._tools = tools
         self._held_back: list[Event] = []
-        self._why, self._deleted = "", False  # why no record stands for it; by a delete?
+        self._why, self._deleted = "", False  # why it has no record, and if a delete removed it
         self._recalling = False
         self._found: Event | None = None
         """What an earlier agent told decides first whether the record asks for anything."""
         self._at_once = self._unreported = False
         self.refused = ""
-        """Why this node does not take the VM; empty: it does."""
+        """The reason why this node rejects the VM; empty: it accepts it."""
         self._asked = Asked()
         self._purged = False
         self._now_ns = tools.bus.sources.time_ns
@@ -102,46 +102,49 @@ class Guest:
         self._wish()
 
     def refuse(self, why: str) -> None:
-        """Begin nothing: the node cannot take this VM, and lets go of what others began for it."""
+        """Begin nothing: the node rejects this VM, and releases what others made for it."""
         self.refused = why
         self.post(Event.DELETE)
 
     def _wish(self) -> None:
-        """Post what the record asks for and was not acted on; nothing while held."""
+        """Post the unapplied requests of the record; nothing while on hold."""
         if not (self.held or self.refused or self._recalling):
             self._ask()
 
     def _ask(self) -> bool:
-        """Post what the record asks; False where that is nothing."""
+        """Post the requests of the record; return False if there are none."""
         events = self._asked.events(self.record, self.phase)
         for event in events:
             self.post(event)
         return bool(events)
 
     def started(self, record: VmRecord, *, paused: bool) -> None:
-        """A start for `record` has brought a guest, running or paused."""
+        """Handle a start for `record` that created a guest, running or paused."""
         self._asked.started(record)
         self.post(Event.PAUSED if paused else Event.STARTED)
 
     @property
     def ends(self) -> bool:
-        """True when nothing of what is here shall stay."""
+        """Return True if nothing of the VM should stay."""
         return bool(self._why or self.refused) or self.record.ending
 
     @property
     def keeps(self) -> str:
-        """Why its disks go to the quarantine (ADR 0033); empty: a user's word gave them up."""
+        """Return why its disks go to the quarantine (ADR 0033).
+
+        Empty if a user's delete allows removal.
+        """
         return "" if self.record.ending or self._deleted else self._why or self.refused
 
-    # --- held ---------------------------------------------------------------------------------
+    # --- hold ------------------------------------------------------------------------------------
     def hold(self, why: str) -> None:
-        """Start and end nothing from now on; what the host does is still seen and told."""
+        """Start and end nothing from now on; observation and status continue."""
         if self.held != why and self.phase not in GOING and not self._why:
             self.held = why
             self.report()
 
     def let_go(self) -> None:
-        """Go on: first with what was held back, then with what the record asks now."""
+        """Resume: first the deferred events, then the record's current requests."""
         if not self.held:
             return
         self.held = ""
@@ -152,7 +155,7 @@ class Guest:
         self.report()
 
     def end(self, why: str) -> None:
-        """No record stands for it, which a person says `why`: end it and forget it."""
+        """End and forget the VM on a person's request: it has no record."""
         if self._why:
             return
         self.held, self._why = "", why
@@ -161,26 +164,26 @@ class Guest:
         self.post(Event.PURGED)  # remembered until it is released
 
     def end_purged(self, *, deleted: bool) -> None:
-        """Its record was purged: another node may run it, so it gets no grace here (I1)."""
+        """End it without grace: its record was purged, and another node may run it (I1)."""
         self._at_once, self._deleted = True, self._deleted or deleted
         self.end(MOVED)
 
     def compare(self, facts: DomainFacts | None) -> None:
-        """The domain is this now: post what was missed (events are hints)."""
+        """Post the events that were missed, from the domain's current state."""
         event = missed(self.phase, facts)
         if event is not None:
             self.post(event)
 
     def confirmed(self, facts: DomainFacts | None) -> None:
-        """A start was asked for, and the domain is this: where it runs, that was the start."""
+        """Handle the check after a start request: a running domain confirms the start."""
         self.compare(facts)
         if facts is not None and facts.active and not self.record.ending and self.record.powered:
             self._asked.confirmed(self.record)
             self.report()
 
-    # --- what others tell it --------------------------------------------------------------
+    # --- inputs ----------------------------------------------------------------------------------
     def wanted(self, record: VmRecord) -> None:
-        """The record is now this; older epochs and unchanged wishes do nothing."""
+        """Apply a new version of the record; ignore older epochs and repeated requests."""
         if record.epoch < self.record.epoch:
             return
         if record.generation != self.record.generation:
@@ -194,13 +197,13 @@ class Guest:
             self.report()
 
     def post(self, event: Event) -> None:
-        """Something happened; of the end of a guest that starts only who ends it may tell."""
+        """Enqueue an event; during a start, only the code that stops the guest reports its end."""
         if event in ENDINGS and self.phase in WAY_DOWN and self._doing.starting:
             return
         self._events.put_nowait(event)
 
     def part(self, ready: ImageReady | NetReady) -> None:
-        """Imaged or netd told of its part."""
+        """Handle a report of imaged or netd."""
         if isinstance(ready, ImageReady):
             self.image.told(ready)
         elif self.phase not in UP:
@@ -213,24 +216,24 @@ class Guest:
             self.report()
 
     def rebooted(self) -> None:
-        """The guest boots anew, asked to or by itself; it is ready once it answers again."""
+        """Handle a reboot of the guest: it is ready once it answers again."""
         if self.phase in UP and rebooted(self.record, self.seen, self._tools):
             if self.phase is Phase.RUNNING:
                 self._doing.running()
             self.report()
 
     def mishap(self, change: DomainChange) -> None:
-        """The guest's kernel panicked, or its watchdog fired; an end of it is told apart."""
+        """Handle a kernel panic or a fired watchdog; the end of the guest is a separate event."""
         mishap(change, self.record, self.seen, self._tools)
 
     def cut_off(self, why: str) -> None:
-        """The running guest has no network any more: that is told, and nothing else done."""
+        """Report that the running guest has no network any more; no other reaction."""
         self.seen.network_lost = why
         self.report()
 
-    # --- its life -------------------------------------------------------------------------
+    # --- main loop -------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Live until nothing of the VM is left; then the task ends."""
+        """Run until nothing of the VM is left; then the task ends."""
         async with asyncio.TaskGroup() as group:
             self._doing.group = group
             try:
@@ -238,7 +241,8 @@ class Guest:
                     await self._recall()
                     self._recalling = False
                     self._wish()
-                self._writer = group.create_task(self._status.run())  # over what was recalled
+                # start only after _recall(), so it cannot overwrite the restored status
+                self._writer = group.create_task(self._status.run())
                 while self.phase is not Phase.GONE:
                     await self._take(await self._events.get())
                     if self._unreported:
@@ -250,9 +254,9 @@ class Guest:
                     self._writer.cancel()
 
     async def _recall(self) -> None:
-        """What an earlier agent told of the running guest: it is still so.
+        """Restore the running guest's state from the last status.
 
-        Where it decides whether the guest is started, it is read however long that takes.
+        If the status decides whether the guest is started, retry until it is read.
         """
         told, readable = await self._status.told_before(self.record, insist=self._recalling)
         ended = ended_before(told, self.record, self._found) if self._recalling else None
@@ -295,19 +299,19 @@ class Guest:
         if self.phase is not before or actions:
             self.report()
         if self.phase in SETTLED and before is not self.phase:
-            self._wish()  # what came on the way here counts now
+            self._wish()  # requests that arrived meanwhile count now
         if self.phase is Phase.RELEASED and before is not self.phase and self._purged:
-            self.post(Event.PURGED)  # it was, by what an agent before us had told
+            self.post(Event.PURGED)  # already purged, according to the previous agent's status
 
     async def _forget(self) -> None:
-        """Purge the status, once nobody here could still write it: an unknown put is put again."""
+        """Purge the status after the writer has ended, because it could repeat a put."""
         assert self._writer is not None  # noqa: S101  `run` made it
         async with self._status.putting:
             self._writer.cancel()
         await self._doing.forget()
 
     def _note(self, event: Event, before: Phase) -> None:
-        """Times and facts of what happened, and what goes with a guest that runs."""
+        """Record times and events, and start or stop the tasks of a running guest."""
         note(Happened(event, before, self.phase), self.record, self.seen, self._tools)
         self._doing.moved(before, self.phase)
         if event in ENDINGS:
@@ -337,7 +341,7 @@ class Guest:
         self.seen.attempt = 0
 
     def _set_timer(self, event: Event | None, after_s: float) -> None:
-        """One timer a VM: a later one replaces an earlier one."""
+        """Set the VM's timer; it replaces an earlier one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -345,22 +349,22 @@ class Guest:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(after_s, self.post, event)
 
-    # --- what it tells --------------------------------------------------------------------
+    # --- outputs ---------------------------------------------------------------------------------
     def failed(self, error: VirtbusError, kind: Kind) -> None:
-        """Remember why, and tell it as a fact."""
+        """Record the failure, and emit an event."""
         self.seen.reason, self.seen.message = error.reason, str(error)
         self._tools.facts.emit(kind, self.record, reason=error.reason, message=str(error))
         level = logging.INFO if error.expected else logging.WARNING
         log.log(level, "%s: %s", kind, error, extra={"code": error.reason, "uid": self.record.uid})
 
     def report(self) -> None:
-        """Tell the bus what is so, once all events are taken: what they ask for counts as done."""
+        """Write the status once all queued events are handled."""
         self._unreported = not self._events.empty()
         if not self._unreported:
             self._status.report(self.status())
 
     def status(self) -> VmStatus:
-        """The VM's status as it is now."""
+        """Return the VM's current status."""
         seen, net, image = self.seen, self.net.latest, self.image.latest
         anew = seen.domain_hash not in {"", self.wanted_hash}
         power_epoch, pause_epoch = self._asked.acted_on(self.record, self.phase)

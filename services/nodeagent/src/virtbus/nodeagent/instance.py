@@ -1,8 +1,8 @@
-"""The node's key on the bus: taken before anything of the node is read, renewed, given up to none.
+"""Holds the node's key on the bus: taken before the first read, then renewed.
 
-All that has a node's credentials can pull from the node's consumers. So an agent first holds
-`$KV.st.<node>._instance`, by compare-and-set, and proves before each list that it still does. One
-that may not hold it starts nothing and ends nothing, and says why, until a person decides.
+All holders of a node's credentials can pull from the node's consumers. So an agent first takes
+`$KV.st.<node>._instance`, by compare-and-set, and verifies it before each list. An agent that may
+not take it starts nothing, ends nothing, and reports why, until a person decides.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 RENEW_S = 60.0
-"""Each renewal is a synced write; the key is proved before each list besides."""
+"""Each renewal is a synced write; the key is also verified before each list."""
 LOOK_S = 1.0
 REFUSED_LOOK_S = 5.0
 WAIT_TOLD_S = 20.0
-"""A reboot's wait for the end of the old heartbeat (15 s) is no news."""
+"""The wait for an old heartbeat (15 s) after a reboot is normal and not reported."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
-"""Longer than a beat: a bus that was restarted has no heartbeats for a moment."""
+"""Longer than a heartbeat's interval: a restarted bus has no heartbeats for a moment."""
 STALE_READ_S = 0.2
 WHY = (
     "node {node} is not run by this host: {why}. Nothing is started or ended here. If {other} is "
@@ -47,16 +47,16 @@ WHY = (
 
 
 class Lives(Protocol):
-    """What the state folder and the run directory keep of it."""
+    """Access to the state folder and the run directory."""
 
     def remember(self, instance: str) -> None:
-        """Durable on return: a later life may follow this one."""
+        """Write durably that a later life may succeed this one."""
 
     def disown(self) -> None:
-        """Durable on return: no later life of this folder may follow any."""
+        """Write durably that no later life of this folder may succeed any."""
 
     def tell(self, instance: str, why: str) -> None:
-        """For imaged, netd and `virtbus doctor`: the life that holds the node, or why none does."""
+        """Report the life that holds the node, or the reason, to local services and `doctor`."""
 
 
 class Ownership:
@@ -82,14 +82,14 @@ class Ownership:
         self._since_ns = bus.sources.time_ns()
         self._revision = 0
         self._sent: set[str] = set()
-        """Tokens of writes that may have been stored after the last one that surely was."""
+        """Tokens of writes that may have been stored after the last confirmed one."""
         self._quiet_since_s: float | None = None
         self._refused_s: float | None = None
         self._told = ""
 
-    # --- taking -------------------------------------------------------------------------------
+    # --- acquire ---------------------------------------------------------------------------------
     async def claim(self) -> None:
-        """Return once this life holds the key, however long that takes."""
+        """Return once this life holds the key."""
         self._lives.remember(self.me.instance)
         while True:
             try:
@@ -98,9 +98,11 @@ class Ownership:
                     break
                 await self._refused(step, why)
             except ConflictError:
-                continue  # another one was first: look again
+                continue  # another agent was first: check again
             except BusError as error:
-                log.warning("the node's key: %s", error, extra={"code": "instance_waits"})
+                log.warning(
+                    "cannot take the node's key: %s", error, extra={"code": "instance_waits"}
+                )
                 step = Step.WAIT
             await asyncio.sleep(LOOK_S if step is Step.WAIT else REFUSED_LOOK_S)
         self._sent.clear()
@@ -109,7 +111,7 @@ class Ownership:
         log.info("this host runs node %s", self._node, extra={"code": "instance_held"})
 
     async def _try(self) -> tuple[Step, str]:
-        """One look, and the key taken where that may be; ConflictError where it changed."""
+        """Check once, and take the key if allowed; ConflictError if it changed."""
         entry = await self._bus.get(self._key)
         held = self._holder(entry)
         if held is not None and held.token in self._sent:
@@ -148,7 +150,7 @@ class Ownership:
             raise UnavailableError(message) from error
 
     async def _heard(self, held: Instance) -> bool:
-        """False once the holder said goodbye, or has had no heartbeat for `QUIET_S`."""
+        """Return False if the holder has left, or had no heartbeat for `QUIET_S`."""
         entry = await self._bus.get(subjects.node_record(self._node))
         now_s = asyncio.get_running_loop().time()
         if entry is not None and entry.kind is EntryKind.PUT:
@@ -162,7 +164,7 @@ class Ownership:
         return now_s - self._quiet_since_s < QUIET_S
 
     async def _write(self, expect: int) -> None:
-        """Compare-and-set; raises as `Bus.put`."""
+        """Write by compare-and-set; raises as `Bus.put`."""
         token = self._bus.sources.uuid7()
         self._sent.add(token)
         value = encode(self._instance(token))
@@ -183,9 +185,9 @@ class Ownership:
             why=why,
         )
 
-    # --- being refused ------------------------------------------------------------------------
+    # --- refused ---------------------------------------------------------------------------------
     async def _refused(self, step: Step, why: str) -> None:
-        """Say so: to the log, the supervisor, this host's services, and the controllers."""
+        """Report the refusal: to the log, the supervisor, local services, and controllers."""
         now_s = asyncio.get_running_loop().time()
         self._refused_s = now_s if self._refused_s is None else self._refused_s
         if step is Step.WAIT and now_s - self._refused_s < WAIT_TOLD_S:
@@ -202,26 +204,26 @@ class Ownership:
         rival = encode(self._instance(self._bus.sources.uuid7(), why))
         await self._bus.put(subjects.node_rival(self._node), rival, ttl_s=RIVAL_TTL_S)
 
-    # --- holding ------------------------------------------------------------------------------
+    # --- renew -----------------------------------------------------------------------------------
     async def keep(self) -> None:
-        """Renew now and then; never returns.
+        """Renew periodically; never returns.
 
         Raises:
-            VirtbusError: 409 `second_instance`: the key is no longer this life's.
+            VirtbusError: 409 `second_instance`: another life has the key.
         """
         while True:
             await asyncio.sleep(RENEW_S)
             try:
                 await self.prove()
             except BusError as error:
-                log.info("the node's key: %s", error, extra={"code": "instance_waits"})
+                log.info("cannot renew the node's key: %s", error, extra={"code": "instance_waits"})
 
     async def prove(self) -> None:
-        """Return once the key was written by this life, over its own last write.
+        """Return once this life has written the key over its own last write.
 
         Raises:
-            VirtbusError: 409 `second_instance`: the key is no longer this life's.
-            BusError: it is not known; ask again.
+            VirtbusError: 409 `second_instance`: another life has the key.
+            BusError: unknown; ask again.
         """
         while True:
             try:
@@ -237,10 +239,10 @@ class Ownership:
             await self._again(entry, held)
 
     async def _again(self, entry: Entry | None, held: Instance | None) -> None:
-        """The key is not as it was written last: of a bus that lost it, or of another life."""
+        """Handle a changed key: the bus lost it, or another life took it."""
         if entry is not None and held is not None and held.instance == self.me.instance:
             if entry.revision != self._revision:
-                self._lose(held)  # this very life, somewhere else
+                self._lose(held)  # a copy of this very life
             await asyncio.sleep(STALE_READ_S)
             return
         signs = await self._signs(entry)

@@ -1,4 +1,4 @@
-"""Statuses of deleted VMs that an agent, killed before it could purge them, left on the bus."""
+"""Purges statuses of deleted VMs that a killed agent left on the bus."""
 
 import asyncio
 import logging
@@ -11,11 +11,11 @@ log = logging.getLogger(__name__)
 MARKER_TTL_S = 86_400
 RETRY_S = 2.0
 LOOKED_KEPT = 10_000
-"""Of older ones a list makes it look again, which costs one read each."""
+"""Number of remembered uids. For older ones a list costs one more read each."""
 
 
 class LeftStatuses:
-    """Looks once for the status of each purged VM that this agent has no actor for."""
+    """Checks once for the status of each purged VM without an actor."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
@@ -24,7 +24,7 @@ class LeftStatuses:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
 
     def purged(self, uid: str) -> None:
-        """The record of `uid` is purged, and nobody here knows of it."""
+        """Schedule a check: the record of `uid` is purged, and there is no actor."""
         if uid not in self._looked:
             self._looked[uid] = None
             if len(self._looked) > LOOKED_KEPT:
@@ -32,13 +32,15 @@ class LeftStatuses:
             self._queue.put_nowait(uid)
 
     async def run(self) -> None:
-        """Purge what is left; one after the other, for nobody waits for it."""
+        """Purge leftover statuses in the background, one after the other."""
         while True:
             uid = await self._queue.get()
             try:
                 await purge_status(self._bus, self._node, uid)
             except BusError as error:
-                log.info("status left: %s", error, extra={"code": "status_left", "uid": uid})
+                log.info(
+                    "cannot purge a status: %s", error, extra={"code": "status_left", "uid": uid}
+                )
                 self._queue.put_nowait(uid)
                 await asyncio.sleep(RETRY_S)
 

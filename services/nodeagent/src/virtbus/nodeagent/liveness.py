@@ -1,4 +1,4 @@
-"""The node's liveness record: written every few seconds with a TTL, and at once when it changes."""
+"""The node's heartbeat: written every few seconds with a TTL, and at once on a change."""
 
 import asyncio
 import contextlib
@@ -23,13 +23,13 @@ TTL_S = 15.0
 LEFT_TTL_S = 60.0
 GOODBYE_S = 1.0
 SILENT_S = 12.0
-"""A service of the node that said nothing for three of its beats is told as not ready."""
+"""A service of the node that is silent for three intervals is reported as not ready."""
 VERSION = "0.1.0"
 SERVICES = ("imaged", "netd")
 
 
 class Liveness:
-    """What the node says of itself on `$KV.node.<id>`."""
+    """The node's report on `$KV.node.<id>`."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class Liveness:
         self._started_ns = bus.sources.time_ns()
         self._message = self._blind = ""
         self.held = 0
-        """VMs here that the bus has no record of."""
+        """VMs here without a record on the bus."""
         self._tele: dict[str, Tele] = {}
         self._heard_s: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._images = ToldImages(bus, settings.node)
 
     def host(self) -> HostFacts:
-        """What the host is, as it is told to controllers."""
+        """Return the facts of the host for controllers."""
         return self._host()
 
     def say(self, message: str) -> None:
-        """Why the node is not ready."""
+        """Set why the node is not ready."""
         self._message = message
         self._wake.set()
 
     def ready(self, message: str = "") -> None:
-        """Host and records have been compared; `message` is what is odd all the same."""
+        """Report that host and records have been compared; `message` lists remaining problems."""
         self._be(NodeState.READY, message)
 
     def blind(self, why: str) -> None:
@@ -73,7 +73,7 @@ class Liveness:
             self._wake.set()
 
     def recovering(self, message: str) -> None:
-        """The node takes no work, and why."""
+        """Report that the node takes no work, and why."""
         self._be(NodeState.RECOVERING, message)
 
     def _be(self, state: NodeState, message: str) -> None:
@@ -82,7 +82,10 @@ class Liveness:
             self._wake.set()
 
     async def run(self) -> None:
-        """Beat; never returns by itself. Who is stopped says so: silence is for what went wrong."""
+        """Send heartbeats; never returns by itself.
+
+        A normal stop is reported; silence means failure.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._hear())
@@ -97,7 +100,7 @@ class Liveness:
                         continue
         finally:
             self.state = NodeState.LEFT
-            if self._own is None or self._own.held:  # else another life speaks for the node
+            if self._own is None or self._own.held:  # otherwise another life represents the node
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_S):
                         await self._beat(ttl_s=LEFT_TTL_S)

@@ -1,4 +1,4 @@
-"""What is wanted of this node, by the bus that it joined: cordoned, drained, fenced (ADR 0014)."""
+"""The desired state of this node on the joined bus: cordoned, drained, fenced (ADR 0014)."""
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.nodeagent.core.ports import RecordFiles
@@ -12,7 +12,7 @@ FENCED = (
 
 
 class WishHere:
-    """`$KV.vm.<node>._wish` as it was listed last; `keep` puts it on disk for a bus made anew."""
+    """`$KV.vm.<node>._wish` as last listed; `keep` writes it to disk for a rebuilt bus."""
 
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
@@ -21,7 +21,7 @@ class WishHere:
 
     @property
     def fence(self) -> str:
-        """Why nothing is started here: this node was declared off (F25)."""
+        """Return why nothing is started here: this node is fenced (F25)."""
         wish = self._wish
         if wish is None or wish.fenced is None:
             return ""
@@ -29,17 +29,17 @@ class WishHere:
 
     @property
     def closed(self) -> str:
-        """Why no new VM is begun here: the node is cordoned or drained."""
+        """Return why no new VM is started here: the node is cordoned or drained."""
         return self._wish.closed if self._wish is not None and self._wish.fenced is None else ""
 
     def reset(self) -> None:
-        """A list begins; what it does not name is wanted no more."""
+        """Start a list; a key that it lacks requests nothing."""
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """What the bus says now.
+        """Apply the bus' value.
 
-        Raises VirtbusError for what cannot be read: then the last wish stands, a fence above all.
+        Raises VirtbusError for an unreadable value. Then the last one stays, above all a fence.
         """
         self._listed = True
         try:
@@ -51,10 +51,10 @@ class WishHere:
         self._wish = None if wish is None or wish.idle else wish
 
     def synced(self) -> None:
-        """The list is complete."""
+        """End the list."""
         if not self._listed:
             self._wish = None
 
     def keep(self) -> None:
-        """The bus is the one that was joined: its wish outlives it."""
+        """Write it to disk: the bus is the joined one."""
         self._files.set_wish(self._wish)

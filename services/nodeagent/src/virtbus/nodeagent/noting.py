@@ -1,4 +1,4 @@
-"""Times, counts and facts of what happened to a VM, as its status and the stream tell them."""
+"""Updates the observed state of a VM and emits events for its steps."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ MISHAPS = {
     DomainChange.WATCHDOG_RESET: "reset",
     DomainChange.WATCHDOG_SHUTDOWN: "shutdown",
 }
-"""What befalls a guest before its end or a reboot, if any follows; with the watchdog's action."""
+"""Failures that may precede an end or a reboot; with the watchdog's action."""
 WORDS = {"watchdog": "was powered off by its watchdog"}
 
 
@@ -37,7 +37,7 @@ class Happened:
 
 
 def note(what: Happened, record: VmRecord, seen: Seen, tools: Tools) -> None:
-    """Keep in `seen` what the step says, and tell it as a fact where it is one."""
+    """Update `seen`, and emit the step's event if it has one."""
     phase, before = what.phase, what.before
     if phase in {Phase.PREPARING, Phase.STARTING}:
         seen.reboots, seen.rebooted_ns, seen.boots_anew = 0, None, False
@@ -55,7 +55,7 @@ def note(what: Happened, record: VmRecord, seen: Seen, tools: Tools) -> None:
 
 
 def rebooted(record: VmRecord, seen: Seen, tools: Tools) -> bool:
-    """The machine was reset; False where that is part of the reboot before.
+    """Handle a machine reset; return False if it belongs to the previous reboot.
 
     Firmware that finds itself started a second time resets the machine once more.
     """
@@ -71,7 +71,7 @@ def rebooted(record: VmRecord, seen: Seen, tools: Tools) -> bool:
 
 
 def mishap(change: DomainChange, record: VmRecord, seen: Seen, tools: Tools) -> None:
-    """The guest's kernel panicked, or its watchdog fired: the fact, and how its end is called."""
+    """Handle a panic or watchdog: emit the event, and record the cause for the coming end."""
     if change is DomainChange.PANICKED:
         seen.mishap = "panicked"
         tools.facts.emit(Kind.GUEST_PANICKED, record)
@@ -83,7 +83,8 @@ def mishap(change: DomainChange, record: VmRecord, seen: Seen, tools: Tools) -> 
 
 def _note_ending(what: Happened, record: VmRecord, seen: Seen, tools: Tools) -> None:
     seen.started_ns, seen.ready = None, ""
-    if what.phase is what.before:  # libvirt's event, a comparison and our own call may all tell
+    # libvirt's event, a comparison and our own call may all report it
+    if what.phase is what.before:
         return
     how = (what.event is Event.CRASHED and seen.mishap) or HOW[what.event]
     words = WORDS.get(how, how)

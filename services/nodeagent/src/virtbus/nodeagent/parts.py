@@ -1,4 +1,4 @@
-"""What imaged and netd make for a VM: told by events, asked for when they are silent."""
+"""Waits for a VM's disks and network: reported by events, requested after silence."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ ASK_TIMEOUT_S = 3.0
 WORKING = {"image_pulling": "the image is being fetched; `virtbus events -f` shows how far it is"}
 ASK_AGAIN_S = (0.25, 5.0)
 RECOVERING = "recovering"
-"""Why a service that was just started refuses: it will not in a moment, so nothing failed."""
+"""The refusal of a service that has just started; it is temporary."""
 
 
 class Waiting(Protocol):
@@ -31,11 +31,11 @@ class Waiting(Protocol):
     def record(self) -> VmRecord: ...
 
     def report(self) -> None:
-        """Its status may have changed."""
+        """Report that its status may have changed."""
 
 
 class Awaited(Generic[Part]):
-    """One part of a VM, of one service."""
+    """One part of a VM, made by one service."""
 
     def __init__(self, bus: Bus, service: str, model: type[Part], guest: Waiting) -> None:
         self._bus = bus
@@ -48,18 +48,18 @@ class Awaited(Generic[Part]):
 
     @property
     def latest(self) -> Part | None:
-        """What was made; None where it was not, or failed: a start must not go on without it."""
+        """Return the part; None if it is missing or failed, so that a start does not continue."""
         return self._told if self._told is not None and self._told.error is None else None
 
     def told(self, part: Part) -> None:
-        """A ready event arrived; one of a service that still recovers is as good as none.
+        """Handle a ready event; ignore those of a recovering service.
 
-        So is one that contradicts the record: the service is asked again.
+        One that contradicts the record is ignored, too: the service is asked again.
         """
         why = contradiction(self._guest.record, part)
         if why:
             extra = {"code": "part_refused", "uid": self._guest.record.uid}
-            log.warning("what %s says is not taken: %s", self._service, why, extra=extra)
+            log.warning("rejected the report of %s: %s", self._service, why, extra=extra)
             self._say(f"{self._service} is not believed: {why}; see its log")
             return
         if part.error is not None and part.error.reason == RECOVERING:
@@ -70,19 +70,20 @@ class Awaited(Generic[Part]):
         self._arrived.set()
 
     def forget(self) -> None:
-        """What was told is of an earlier run."""
+        """Drop the part: it belongs to an earlier run."""
         self._told = None
         self._arrived.clear()
 
     async def get(
         self, record: VmRecord, *, ask_after_s: float, image_pull: Mapping[str, str] | None = None
     ) -> Part:
-        """The part for this record's epoch and generation, however long it takes.
+        """Return the part for this record's epoch and generation; waits without limit.
 
-        With logins of the VM's own (`image_pull`) it is asked for at once: only the agent has them.
+        If the VM brings its own registry logins (`image_pull`), the request is sent at once,
+        because only the agent has them.
 
         Raises:
-            VirtbusError: the service says that it cannot.
+            VirtbusError: the service reports a failure.
         """
         wanted = Ensure(record=record, image_pull=dict(image_pull or {}))
         async with asyncio.TaskGroup() as group:
@@ -104,7 +105,7 @@ class Awaited(Generic[Part]):
             await self._arrived.wait()
 
     async def _ask(self, wanted: Ensure, after_s: float) -> None:
-        """Ask again and again, ever slower; an answer counts as an event."""
+        """Ask repeatedly with growing delays; an answer counts as an event."""
         record = wanted.record
         delay_s = after_s
         while True:

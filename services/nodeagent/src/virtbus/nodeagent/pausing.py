@@ -1,7 +1,7 @@
-"""Lets a guest's CPUs stand still or go on, as its record says.
+"""Pauses or resumes a guest's CPUs as its record says.
 
-Level-triggered: one task a VM looks at the record until both agree. Two calls in two threads
-could else overtake one another.
+Level-triggered: one task per VM compares guest and record until both agree. Two calls in two
+threads could overtake each other.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def follow(guest: "Guest", tools: Tools) -> None:
-    """Return when the guest is as the record says, or is gone; raises VirtbusError."""
+    """Return when the guest matches the record, or is gone; raises VirtbusError."""
     uid = guest.record.uid
     while True:
         paused = guest.record.paused

@@ -1,7 +1,7 @@
-"""`rpc.agent.quarantine`: what a person does about VMs and disks that no record accounts for.
+"""`rpc.agent.quarantine`: a person's decisions on VMs and disks that no record accounts for.
 
-imaged has the disks, the agent the record and the seeds. An adopted entry becomes a VM that is
-held here; whoever asked writes its record to the bus, and then it goes on as any other.
+imaged has the disks, the agent has the record and the seeds. An adopted entry becomes a VM that is
+held here. The requester writes its record to the bus, and then the VM continues normally.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ OFF = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
 class QuarantineDesk:
     """Answers `rpc.agent.quarantine`.
 
-    `absent` is true for a uid that the joined bus does not name; `adopt` makes a held VM of a
-    record whose disks came back.
+    `absent` is true for a uid that the joined bus does not have. `adopt` makes a held VM of a
+    record whose disks were restored.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class QuarantineDesk:
         self._one = asyncio.Lock()
 
     def endpoint(self) -> Endpoint:
-        """What the agent's service answers."""
+        """Return the endpoint for the agent's service."""
         subject = subjects.rpc(self._node, "agent", "quarantine")
         return Endpoint("agent-quarantine", subject, self._answer)
 
@@ -84,7 +84,7 @@ class QuarantineDesk:
         return validate(Quarantine, answer)
 
     async def _list(self) -> Quarantine:
-        """The VMs that are held without a record first."""
+        """List the VMs that are held without a record, then the entries."""
         kept = await self._imaged(QuarantineWork(do="list"))
         held = [_held(g) for uid, g in sorted(self._guests.items()) if self._absent(uid)]
         entries = (*held, *kept.entries)[:LIST_MAX]
@@ -118,7 +118,7 @@ class QuarantineDesk:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     def _off(self, guest: Guest) -> VmRecord:
-        """The record of a VM that exists here again; 409 while it is not off."""
+        """Return the record of a VM that exists here again; 409 while it is not off."""
         record = guest.record
         if guest.phase not in OFF or record.powered:
             message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
@@ -127,7 +127,7 @@ class QuarantineDesk:
 
     # --- keep, purge -------------------------------------------------------------------------
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
-        """End what no record stands for; done once nothing of it is left but its entry."""
+        """End a VM without a record; return once nothing but its entry is left."""
         uid = (want.entry or "").partition(".")[0]
         guest = self._guests.get(uid)
         overtaken = guest is not None and guest.record.epoch < want.below_epoch
@@ -157,7 +157,7 @@ class QuarantineDesk:
             raise VirtbusError(Code.DEADLINE, "ending", message) from None
 
     async def _purge(self, entry: str) -> None:
-        """Remove an entry for good; a VM that is held is no entry yet."""
+        """Remove an entry permanently; a held VM is not an entry yet."""
         if self._absent(entry) and entry in self._guests:
             message = (
                 f"{entry} is held with its guest; `virtbus node quarantine keep {self._node} "
@@ -189,7 +189,7 @@ def _named(record: VmRecord, want: QuarantineAsk) -> VmRecord:
 
 
 def _anew(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
-    """The saved record as that of a VM on this node, which is off."""
+    """Return the saved record for a stopped VM on this node."""
     update = {
         "uid": uid,
         "node": node,

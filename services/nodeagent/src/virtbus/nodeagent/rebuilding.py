@@ -1,4 +1,4 @@
-"""What this host gives a bus that lost its records, and how it comes to follow that bus."""
+"""Provides this host's records to a rebuilt bus, and joins the host to that bus."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,12 +17,12 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = REQUEST_BYTES
-"""Of records in one answer, which has ids of removed VMs beside them."""
+"""Size of the records in one answer, which also contains ids of removed VMs."""
 LEFT = frozenset({Phase.RELEASED, Phase.GONE})
 
 
 def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:
-    """The first of these that fit in one answer, at least one."""
+    """Yield the first of these that fit in one answer, at least one."""
     left_bytes = PAGE_BYTES
     for number, record in enumerate(records):
         left_bytes -= len(encode(record))
@@ -34,8 +34,8 @@ def _page(records: Iterable[VmRecord], limit: int) -> Iterator[VmRecord]:
 class Rebuilding:
     """`rpc.agent.records` and `rpc.agent.join`.
 
-    `listed` gives the nonce of the bus as it was listed last, None before the first list;
-    `follow` compares bus and host anew.
+    `listed` returns the nonce of the bus as last listed, None before the first list. `follow`
+    compares bus and host again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Rebuilding:
         self._follow = follow
 
     def endpoints(self) -> list[Endpoint]:
-        """What the agent's service answers."""
+        """Return the endpoints for the agent's service."""
         handlers = {"records": self._records, "join": self._join}
         return [
             Endpoint(f"agent-{verb}", subjects.rpc(self._node, "agent", verb), handler)
@@ -69,7 +69,7 @@ class Rebuilding:
 
     async def _records(self, request: Request) -> KnownRecords:
         want = validate(RecordsRead, request.data)
-        self._nonce_of_bus()  # only then is what the host holds known
+        self._nonce_of_bus()  # the host's state is known only then
         known = {uid: g.record for uid, g in self._guests.items() if g.phase not in LEFT}
         left = sorted(uid for uid in known if uid > want.after)
         page = list(_page((known[uid] for uid in left), want.limit))
@@ -84,13 +84,15 @@ class Rebuilding:
         )
 
     async def _join(self, request: Request) -> JoinedBus:
-        """Take the bus for ours; a nonce that we do not see there is of another."""
+        """Accept the bus as ours; a nonce that differs from the listed one is another bus'."""
         want = validate(JoinBus, request.data)
         if want.nonce != self._nonce_of_bus() and want.nonce != self._files.nonce():
             message = f"node {self._node} sees another bus than that; repeat in a moment"
             raise VirtbusError(Code.UNAVAILABLE, "other_bus", message, after_ms=1000)
         if want.nonce != self._files.nonce():
             self._files.set_nonce(want.nonce)
-            log.warning("the node follows a bus made anew", extra={"code": "joined_anew"})
+            log.warning(
+                "the node joined a new incarnation of the bus", extra={"code": "joined_anew"}
+            )
         self._follow()
         return JoinedBus(node=self._node, nonce=want.nonce, vms=len(self._guests))

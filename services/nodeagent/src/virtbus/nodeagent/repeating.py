@@ -1,4 +1,4 @@
-"""Ensure steps of a VM, repeated until they go through."""
+"""Repeats idempotent steps of a VM until they succeed."""
 
 import asyncio
 import logging
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.5, 10.0)
 
 Work = Callable[[], Awaitable[None]]
-"""Begun by its task, so that one cancelled before it ran leaves nothing behind."""
+"""Started by its task, so that one cancelled before it ran leaves nothing behind."""
 
 
 async def until_done(guest: "Guest", work: Work, over: asyncio.Event | None = None) -> None:
-    """Repeat an ensure step until it went through: what must end may not be given up.
+    """Repeat an idempotent step until it succeeds.
 
-    `over` is set once it happened by other means; the step is not tried again then.
+    `over` is set once the goal was reached by other means; then the step is not repeated.
     """
     over = over or asyncio.Event()
     delay_s, told = RETRY_S[0], ""
@@ -35,7 +35,7 @@ async def until_done(guest: "Guest", work: Work, over: asyncio.Event | None = No
             guest.seen.message = told = f"tried again: {error}"
             guest.report()
             log.warning(
-                "tried again in %.1f s: %s",
+                "retry in %.1f s: %s",
                 delay_s,
                 error,
                 extra={"code": "step_retry", "uid": guest.record.uid},
@@ -46,6 +46,6 @@ async def until_done(guest: "Guest", work: Work, over: asyncio.Event | None = No
             async with asyncio.timeout(delay_s):
                 await over.wait()
         delay_s = min(delay_s * 2, RETRY_S[1])
-    if told and guest.seen.message == told:  # it is no trouble any more
+    if told and guest.seen.message == told:  # the problem is solved
         guest.seen.message = ""
         guest.report()

@@ -1,4 +1,4 @@
-"""`node.<id>.rpc.agent.*`: inspect, what guests say of themselves, and streams (`streams.py`)."""
+"""`node.<id>.rpc.agent.*`: inspect, guest agent queries, and streams (`streams.py`)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ ASKED_AT_ONCE = 200
 
 
 class AgentRpc:
-    """What others may ask of the agent."""
+    """The agent's RPC endpoints."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class AgentRpc:
         agents: GuestAgents | None = None,
         doors: Doors | None = None,
     ) -> None:
-        """`agents` and `doors` None: nobody answers for guests, which are simulated."""
+        """`agents` and `doors` None: guests are simulated."""
         self._bus = bus
         self._node = node
         self._streams = Streams(bus, node, console, doors, self._interfaces, known=self.known)
@@ -90,7 +90,7 @@ class AgentRpc:
         check_owner(account, self._guests[uid].record.owner)
 
     def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
-        """What netd told of the network of a VM that is here."""
+        """Return netd's interfaces of a VM on this node."""
         net = self._guests[uid].net.latest
         return net.interfaces if net else ()
 

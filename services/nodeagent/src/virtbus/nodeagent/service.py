@@ -1,4 +1,4 @@
-"""The nodeagent's loop: records in, one actor a VM, host events in, liveness out."""
+"""The nodeagent's loop: handles records and host events, runs an actor per VM, sends heartbeats."""
 
 import asyncio
 import logging
@@ -76,18 +76,18 @@ class NodeAgent:
         self._on_disk: dict[str, VmRecord] = {}
         self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
         self._absent: set[str] = set()
-        """VMs that the bus does not name; nobody but a person ends them (ADR 0033)."""
+        """VMs that the bus does not have; only a person ends them (ADR 0033)."""
         self._listed: set[str] = set()
         self._unread: set[str] = set()
-        """Their records are on the bus and cannot be read: the last good ones stay in force."""
+        """VMs with an unreadable record on the bus: the last good one stays in force."""
         self._marked: dict[str, bool] = {}
         """Purged on the bus: True by a delete, False by a move."""
         self._next: dict[str, VmRecord] = {}
-        """VMs that are assigned to this node anew, while what was here before still goes."""
+        """VMs that are assigned to this node again while their previous copy is being released."""
         self._wish = WishHere(tools.files)
         self._nonce = ""
         self._trusted = False
-        """The bus is the one that was joined, and was listed whole: only then do VMs go on."""
+        """The bus is the joined one, and was listed completely: only then VMs leave hold."""
         self._told_ready = self._looking = False
         self._relist: Callable[[], None] = lambda: None
         self._left = LeftStatuses(self._bus, self._node)
@@ -125,7 +125,7 @@ class NodeAgent:
                     self._take(item)
 
     def _more_endpoints(self, relist: Callable[[], None]) -> list[Endpoint]:
-        """What is asked of the agent about all of its VMs."""
+        """Return the endpoints that concern all VMs of the agent."""
         rebuilding = Rebuilding(
             self._node,
             self._tools.files,
@@ -150,13 +150,13 @@ class NodeAgent:
         return more
 
     def _adopt_kept(self, record: VmRecord) -> None:
-        """An actor for what comes back from the quarantine: held until the bus has its record."""
+        """Create an actor for a VM from the quarantine: on hold until the bus has its record."""
         self._absent.add(record.uid)
         self._on_disk[record.uid] = record
         self._adopt(record, held=NO_RECORD)
 
     async def _domains_when_up(self) -> list[DomainFacts]:
-        """What libvirt has; waits for it, for without it nothing is known."""
+        """Return libvirt's domains; wait for libvirt, without which nothing is known."""
         while True:
             try:
                 return await self._tools.hypervisor.list_domains()
@@ -187,7 +187,7 @@ class NodeAgent:
     def _take_entry(self, uid: str, entry: Entry) -> None:
         if uid == subjects.JOIN_KEY:
             if entry.kind is EntryKind.PUT:
-                if self._trusted:  # one that cannot be read does not make it another bus
+                if self._trusted:  # an unreadable one does not make it another bus
                     self._nonce = self._tools.files.nonce()
                 self._nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
                 self._trusted = self._trusted and self._nonce == self._tools.files.nonce()
@@ -196,7 +196,7 @@ class NodeAgent:
             self._wished(entry)
             return
         if uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
-            return  # the controllers' and netd's
+            return  # for controllers and netd
         if entry.kind is EntryKind.PURGE:
             self._purged(uid, deleted=entry.why == DELETED)
             return
@@ -205,7 +205,7 @@ class NodeAgent:
             self._take_record(uid, record)
 
     def _cannot_read(self, uid: str) -> None:
-        """A record is there, so its VM is not absent: what the host knows of it goes on."""
+        """Handle an unreadable record: its VM is not absent, so the local copy stays in force."""
         if is_uid(uid):
             self._listed.add(uid)
             self._unread.add(uid)
@@ -217,7 +217,7 @@ class NodeAgent:
         self._absent.discard(uid)
         if record.epoch < self._tools.files.epoch(uid):
             log.warning(
-                "epoch %d is older than what this node acted on",
+                "rejected epoch %d: this node acted on a newer one",
                 record.epoch,
                 extra={"code": "stale_epoch", "uid": uid},
             )
@@ -230,12 +230,16 @@ class NodeAgent:
             log.warning("the bus has an older record than this host", extra=extra)
             record = known
         if guest is None and not record.ending and record.epoch <= self._tools.files.left(uid):
-            # Of a restored backup: nothing is left of it here, and no empty one takes its place.
-            log.warning("it left this host already", extra={"code": "left_before", "uid": uid})
+            # Of a restored backup: nothing is left of it here, and an empty disk must not replace
+            # it.
+            log.warning(
+                "rejected: it left this host already", extra={"code": "left_before", "uid": uid}
+            )
         elif guest is None:
             self._adopt(record)
         elif guest.ends and record.epoch > guest.record.epoch:
-            self._next[uid] = record  # it left, and comes back: as new, once the old is gone
+            # it left, and comes back: started as new once the old one is released
+            self._next[uid] = record
             guest.post(Event.PURGED)
         elif uid in self._next:
             self._next[uid] = record
@@ -245,7 +249,7 @@ class NodeAgent:
                 self._let_go(guest)
 
     def _purged(self, uid: str, *, deleted: bool) -> None:
-        """Deleted, or moved to another node: what is here must go, and nothing be started."""
+        """Handle a delete or a move: release the VM, and start nothing."""
         self._next.pop(uid, None)
         self._listed.discard(uid)
         self._unread.discard(uid)
@@ -261,7 +265,7 @@ class NodeAgent:
             guest.end_purged(deleted=deleted)
 
     def _wished(self, entry: Entry) -> None:
-        """What is wanted of this node: a fenced one starts nothing until it is unfenced."""
+        """Handle the desired state of this node: a fenced node starts nothing."""
         self._wish.take(entry)
         if self._trusted:
             self._wish.keep()
@@ -270,14 +274,14 @@ class NodeAgent:
                     self._let_go(guest)
 
     def _let_go(self, guest: Guest) -> None:
-        """Nothing of the comparison holds it any more; a fence may."""
+        """End the hold of the comparison; a fence may still apply."""
         if self._wish.fence and not guest.record.ending:
             guest.hold(self._wish.fence)
         else:
             guest.let_go()
 
     def _adopt(self, record: VmRecord, held: str = "") -> Guest:
-        """An actor for a VM that had none, told of what already stands on the host."""
+        """Create an actor for a VM, and pass the existing domain to it."""
         assert self._group is not None  # noqa: S101  set before the watch begins
         facts = self._domains.pop(record.uid, None)
         known = record.uid in self._on_disk
@@ -299,12 +303,13 @@ class NodeAgent:
         return guest
 
     def _cannot_take(self, record: VmRecord) -> str:
-        """Why a VM that is new here is not begun: the controller's picture was late."""
+        """Return why a new VM is rejected: the controller's cache was outdated."""
         files = self._tools.files
         refused = files.refused(record.uid)
         if record.ending or files.epoch(record.uid) > refused:
             return ""
-        if record.epoch <= refused:  # it was told, and may be moved this very moment (I1)
+        # already rejected under this epoch; a controller may be reassigning it now
+        if record.epoch <= refused:
             return "refused it before"
         held = [g.record for g in self._guests.values() if g.record.uid != record.uid]
         return self._wish.closed or no_room(record, held, self._liveness.host())
@@ -320,9 +325,9 @@ class NodeAgent:
         if record is not None:
             self._adopt(record)
 
-    # --- what a complete list leaves out ----------------------------------------------------
+    # --- after a complete list -----------------------------------------------------------------
     def _synced(self) -> None:
-        """The list is complete: adopt what only the host knows, hold what the bus no longer has."""
+        """Handle the end of a list: adopt VMs of the host only, hold those that the bus lost."""
         self._trusted = self._same_bus()
         self._wish.synced()
         if self._trusted:
@@ -344,7 +349,7 @@ class NodeAgent:
         self._tell()
 
     def _tell(self) -> None:
-        """Say what the comparison found; the supervisor is told that we serve either way."""
+        """Report the result of the comparison, and readiness to the supervisor."""
         count, self._liveness.held = len(self._guests), len(self._absent)
         if self._trusted and self._marked and self._auditor is not None:
             self._auditor.sweep_soon()
@@ -360,7 +365,7 @@ class NodeAgent:
             self._up()
 
     def _same_bus(self) -> bool:
-        """True when this bus is the one that the node joined; else say so."""
+        """Return True if this bus is the one that the node joined; otherwise report it."""
         known = self._tools.files.nonce()
         if known == "" and self._nonce:
             self._tools.files.set_nonce(self._nonce)
@@ -375,18 +380,18 @@ class NodeAgent:
         return False
 
     async def _look_again(self) -> None:
-        """A list without any join record: of a server that still reads its store, most likely."""
+        """List again if there is no join record: the server probably still reads its store."""
         await asyncio.sleep(LOOK_AGAIN_S)
         self._looking = False
         self._relist()
 
     async def _resync(self, relist: Callable[[], None]) -> None:
-        """Compare bus and host in full, again and again."""
+        """Compare bus and host completely, periodically."""
         while True:
             await asyncio.sleep(self._tools.settings.resync_s)
             relist()
 
-    # --- what the host says ----------------------------------------------------------------
+    # --- host events ----------------------------------------------------------------------------
     def _ready(self, part: ImageReady | NetReady) -> None:
         guest = self._guests.get(part.uid)
         if guest is not None:

@@ -1,4 +1,4 @@
-"""The nodeagent's knobs."""
+"""The nodeagent's settings."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -19,16 +19,18 @@ class Settings(ServiceSettings):
     libvirt_uri: str = Field("qemu:///system", description="the hypervisor")
     wrapper: Path = Field(
         Path("/usr/local/libexec/virtbus/vmwrapper"),
-        description="what libvirt runs instead of QEMU; netd installs it",
+        description="the program that libvirt runs instead of QEMU; netd installs it",
     )
     accelerator: str = Field(
-        "auto", pattern="^(auto|kvm|tcg)$", description="auto: KVM where a probe guest really runs"
+        "auto", pattern="^(auto|kvm|tcg)$", description="auto: KVM if a probe guest runs"
     )
     labels: dict[str, str] = Field(default_factory=dict, description="labels of this node")
     boot_id: str = Field(
         "",
-        description="id of this boot of the host; empty: the kernel's. The unit gives systemd's, "
-        "for the kernel's is hidden there",
+        description=(
+            "id of this boot of the host; empty: the kernel's. The unit passes systemd's, "
+            "because the kernel's is hidden there"
+        ),
     )
     heartbeat_s: float = Field(
         4.0, gt=0, description="seconds between liveness records; their TTL is 15 s"
@@ -39,13 +41,15 @@ class Settings(ServiceSettings):
     compare_s: float = Field(
         20.0,
         gt=0,
-        description="seconds between looks at what libvirt runs; a lost event is made good there",
+        description="seconds between comparisons with libvirt, which correct lost events",
     )
     orphan_grace_s: float = Field(
         600.0,
         gt=0,
-        description="seconds that what a VM left without a record or a guest stays where it is; "
-        "then its disks go to the quarantine and the rest is removed",
+        description=(
+            "seconds after which a VM's leftovers without a record or a guest are removed; "
+            "its disks go to the quarantine"
+        ),
     )
     ask_after_s: float = Field(
         0.25, gt=0, description="silence in seconds after which imaged and netd are asked"
@@ -53,23 +57,27 @@ class Settings(ServiceSettings):
     min_free_bytes: Bytes = Field(
         2 * GIB,
         ge=0,
-        description="bytes of state_dir's disk below which this node gets no VM; records, logs "
-        "and what guests write next need them",
+        description=(
+            "bytes of state_dir's disk below which this node gets no VM; records, logs and "
+            "guests' writes need them"
+        ),
     )
     min_free_ratio: float = Field(
-        0.01, ge=0, lt=1, description="the same as a share of the disk; the larger of both holds"
+        0.01, ge=0, lt=1, description="the same as a share of the disk; the larger value applies"
     )
     simulate: bool = Field(
         False, description="libvirt's test driver, recorded netd and imaged; needs no root"
     )
     fast_start: bool = Field(
         False,
-        description="benches only: skip libvirt's CPU queries (qemu:del, see ADR 0007); "
-        "a domain saved so may not be restorable",
+        description=(
+            "benchmarks only: skip libvirt's CPU queries (qemu:del, see ADR 0007); a saved "
+            "domain may not be restorable"
+        ),
     )
 
     def disk_reserve_bytes(self, disk_bytes: int) -> int:
-        """What new VMs leave free of a disk; a simulated node's VMs take none."""
+        """Return the disk space to keep free; VMs of a simulated node use none."""
         if self.simulate:
             return 0
         return max(self.min_free_bytes, int(disk_bytes * self.min_free_ratio))

@@ -1,7 +1,7 @@
 """`python -m virtbus.nodeagent.simulate`: hundreds of simulated nodes in one process.
 
-Each is a real agent with its own credentials, connection and watch, and a libvirt test host of its
-own; netd, imaged and the disk are recorded. Nothing of a node outlives the process.
+Each is a real agent with its own credentials, connection, watch and libvirt test host. netd, imaged
+and the disk are simulated. The state of a node ends with the process.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 STARTS_AT_ONCE = 8
 JOINING_AT_ONCE = 20
-"""A hundred connections begun together keep each other from finishing in time."""
+"""A hundred concurrent connects would delay each other beyond their time limit."""
 
 
 class FleetSettings(Settings):
@@ -41,14 +41,14 @@ class FleetSettings(Settings):
 
     service: ClassVar[str] = "simulate"
 
-    count: int = Field(1, ge=1, le=1000, description="how many nodes")
+    count: int = Field(1, ge=1, le=1000, description="number of nodes")
     first: int = Field(0, ge=0, le=999, description="number of the first node")
-    cpus: int = Field(64, ge=1, description="CPUs that each node says it has")
-    memory: Bytes = Field(256 * 1024**3, ge=1024**3, description="memory that each says it has")
+    cpus: int = Field(64, ge=1, description="CPUs that each node reports")
+    memory: Bytes = Field(256 * 1024**3, ge=1024**3, description="memory that each node reports")
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes' ids."""
+        """Return the nodes' ids."""
         return tuple(f"{self.node}-{self.first + i:03d}" for i in range(self.count))
 
     @property
@@ -56,18 +56,18 @@ class FleetSettings(Settings):
         return f"node-{self.node}"
 
     def of(self, node: str) -> Settings:
-        """One node's own; its credentials are those that the bus wrote for it."""
+        """Return the settings of one node; the bus wrote its credentials."""
         return self.model_copy(update={"node": node, "simulate": True, "ask_after_s": 0.001})
 
 
 class Rollcall:
-    """Tells the supervisor once every node is up."""
+    """Notifies the supervisor once every node is up."""
 
     def __init__(self, count: int) -> None:
         self._missing = count
 
     def up(self) -> None:
-        """One more is."""
+        """Count one more."""
         self._missing -= 1
         if not self._missing:
             process.notify("READY=1")

@@ -1,7 +1,7 @@
-"""`--simulate`: recorded netd and imaged beside libvirt's test driver; no root, netns or QEMU.
+"""`--simulate`: simulated netd and imaged with libvirt's test driver; no root, netns or QEMU.
 
-The agent's own path is the real one; these answer on the bus as the real services do, and keep
-what they were asked, so that a test can read it.
+The agent's own code is the real one. The simulated services answer on the bus like the real ones,
+and record requests for tests.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import validate
 
 TELL_S = (0.5, 5.0)
-"""Soon again, for the agent may not listen yet; then often enough: it calls silent after 12 s."""
+"""Intervals: soon again, because the agent may not listen yet; then every 5 s of the allowed 12."""
 EACH_TURN = 4
 VERSION = "0.1.0"
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
@@ -61,7 +61,7 @@ class SimulatedNode:
         self.armed: list[str] = []
         self.disks: set[str] = set()
         self.kept: dict[str, Keep] = {}
-        """What is in quarantine, by entry; a disk was written to once its guest was started."""
+        """Quarantine by entry; a disk counts as written once its guest was started."""
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
@@ -90,7 +90,7 @@ class SimulatedNode:
             yield
 
     async def tell(self) -> None:
-        """Say that imaged and netd are ready, as the real ones do; never returns by itself."""
+        """Report imaged and netd as ready, like the real ones; never returns by itself."""
         default = NetworkInfo(name="default", kind="builtin")
         for pause_s in itertools.chain(TELL_S[:1] * 4, itertools.repeat(TELL_S[1])):
             for service, networks in (("imaged", ()), ("netd", (default,))):
@@ -143,7 +143,7 @@ class SimulatedNode:
         return HeldImages(images=tuple(i for i in self.images.list() if i.digest > after))
 
     def image(self, record: VmRecord) -> ImageReady:
-        """What imaged has made for the record."""
+        """Return imaged's answer for the record."""
         self.held[record.uid] = record.epoch
         self.disks.add(record.uid)
         self.images.make_disks(record)
@@ -151,7 +151,7 @@ class SimulatedNode:
         return ImageReady(uid=record.uid, epoch=record.epoch, disks=disks)
 
     def net(self, record: VmRecord) -> NetReady:
-        """What netd has made for the record."""
+        """Return netd's answer for the record."""
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,
@@ -160,13 +160,13 @@ class SimulatedNode:
         )
 
     def release(self, uid: str) -> Released:
-        """Nothing of the VM is left."""
+        """Release the VM."""
         self.held.pop(uid, None)
         self.images.release(uid)
         return Released(uid=uid)
 
     def release_disks(self, want: Release) -> Released:
-        """Nothing of the VM is left but what is kept."""
+        """Release the VM's disks, except those to keep."""
         there, entry = want.uid in self.disks, want.uid
         while entry in self.kept:
             entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"
@@ -184,7 +184,7 @@ class SimulatedNode:
         *,
         rebooted: bool = False,
     ) -> str:
-        """A simulated guest is ready when it runs."""
+        """Return at once: a simulated guest is ready when it runs."""
         del uid, interfaces, rebooted
         return "Simulated"
 
@@ -213,9 +213,9 @@ def _interface(record: VmRecord, index: int) -> InterfaceStatus:
 
 
 class MemoryFiles:
-    """The `RecordFiles` port without a disk: what a simulated node knows ends with its process.
+    """The `RecordFiles` port without a disk: a simulated node's state ends with its process.
 
-    Its guests do, too; a node that comes back so is one that was installed anew (F26).
+    Its guests end, too; the node that comes back is a reinstalled one (F26).
     """
 
     def __init__(self) -> None:
@@ -247,13 +247,13 @@ class MemoryFiles:
         self._commands.pop(uid, None)
 
     async def keep_work(self, uid: str, entry: str) -> None:
-        """There are no seeds."""
+        """Do nothing: there are no seeds."""
 
     async def bring_back(self, entry: str, uid: str) -> None:
-        """There are no seeds."""
+        """Do nothing: there are no seeds."""
 
     async def purge_kept(self, entry: str) -> None:
-        """There are no seeds."""
+        """Do nothing: there are no seeds."""
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         if refused_epoch:
@@ -271,7 +271,7 @@ class MemoryFiles:
         return self._left
 
     def seen(self, time_ns: int) -> None:
-        """Nothing here outlives the process."""
+        """Do nothing: no state survives the process."""
 
     def nonce(self) -> str:
         return self._nonce
@@ -286,7 +286,7 @@ class MemoryFiles:
         self._wish = wish
 
     async def new_boot(self, uid: str) -> None:
-        """There is no log."""
+        """Do nothing: there is no log."""
 
     def console_socket(self, uid: str) -> Path:
         return Path("/simulated") / uid / "console.sock"
@@ -296,15 +296,15 @@ class MemoryFiles:
 
 
 class NoSeeds:
-    """The `Seeds` port: nobody reads a simulated guest's seed."""
+    """The `Seeds` port: simulated guests read no seeds."""
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stand(self, record: VmRecord) -> bool:
-        """Always: none is missed."""
+        """Return True: none is missing."""
         del record
         return True
 
@@ -317,7 +317,7 @@ class NoSeeds:
 
 
 class NoDisks:
-    """The `DiskFiles` port: nobody opens a simulated guest's disk."""
+    """The `DiskFiles` port: simulated guests open no disks."""
 
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk]
@@ -326,23 +326,23 @@ class NoDisks:
 
 
 class Turns:
-    """At each turn of the loop a few VMs begin or end, so that those under way come to their end.
+    """Lets only a few VMs begin or end in each turn of the loop.
 
-    On a loop of hundreds of nodes ten thousand VMs would else be worked on in lockstep: none is
-    done before nearly all are, and nodes are too busy to say that they are there.
+    Otherwise ten thousand VMs on a loop of hundreds of nodes would progress in lockstep: none would
+    finish before nearly all, and nodes would be too busy to send heartbeats.
     """
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(EACH_TURN)
 
     async def come(self) -> None:
-        """Return when it is one's turn."""
+        """Return in turn."""
         async with self._places:
             await asyncio.sleep(0)
 
 
 class _Paced:
-    """A watch whose entries come in turns; keeps `ports.Watch`."""
+    """A watch whose entries are returned in turns; implements `ports.Watch`."""
 
     def __init__(self, watch: Watch, turns: Turns) -> None:
         self._watch = watch
@@ -358,10 +358,10 @@ class _Paced:
 
 
 class Beside:
-    """A node's bus on which its own imaged and netd, being here, are asked without a server.
+    """A node's bus that calls its own imaged and netd in the same process, without a server.
 
-    On one loop hundreds of nodes may answer late; asked over the bus, each would then be asked
-    again before it answered, and ever more work be done for nothing.
+    On one loop, hundreds of nodes may answer late. Over the bus each would be asked again before it
+    answered, which adds work without effect.
     """
 
     def __init__(self, bus: Bus, simulated: SimulatedNode, node: str, turns: Turns) -> None:
@@ -375,14 +375,14 @@ class Beside:
         }
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the bus's own."""
+        """Forward all other attributes to the bus."""
         return getattr(self._bus, name)
 
     @asynccontextmanager
     async def node_watch(
         self, node: str, service: str, gate: Gate | None = None
     ) -> AsyncIterator[_Paced]:
-        """As the bus's own, in turns."""
+        """Watch as the bus does, in turns."""
         async with self._bus.node_watch(node, service, gate) as watch:
             yield _Paced(watch, self._turns)
 

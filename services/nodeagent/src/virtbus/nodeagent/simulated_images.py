@@ -1,4 +1,4 @@
-"""The store of a simulated imaged: names and digests, no bytes."""
+"""The image store of a simulated imaged: names and digests, no bytes."""
 
 import hashlib
 
@@ -10,16 +10,16 @@ from virtbus.schemas.wire import invalid
 
 
 class SimulatedImages:
-    """Every image there could be is fetched at once, and has no size."""
+    """A store in which every image exists at once, with size 0."""
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
         """By name or URL."""
         self._disks: dict[str, frozenset[str]] = {}
-        """The digests that a VM's disks are made of."""
+        """The digests of the images of a VM's disks."""
 
     def pull(self, ref: str) -> ImageInfo:
-        """Have an image; raises VirtbusError 400 for what names none."""
+        """Add an image; raise VirtbusError 400 for an invalid reference."""
         try:
             locator, digest = parse_image_ref(ref)
         except ValueError as error:
@@ -29,16 +29,16 @@ class SimulatedImages:
         return self._info(digest)
 
     def list(self) -> tuple[ImageInfo, ...]:
-        """What was pulled and not deleted."""
+        """Return the images that were pulled and not deleted."""
         return tuple(self._info(digest) for digest in sorted(set(self._digests.values())))
 
     def make_disks(self, record: VmRecord) -> None:
-        """Have the images of a VM."""
+        """Add the images of a VM."""
         refs = [volume.image_ref for volume in record.spec.volumes if volume.image_ref]
         self._disks[record.uid] = frozenset(self.pull(ref).digest for ref in refs)
 
     def disks(self, record: VmRecord) -> dict[str, MadeDisk]:
-        """What the disks of a VM are made of, by volume."""
+        """Return the images of a VM's disks, by volume."""
         made = {}
         for volume in record.spec.volumes:
             if not volume.is_iso:
@@ -50,11 +50,11 @@ class SimulatedImages:
         return made
 
     def release(self, uid: str) -> None:
-        """The VM has no disks any more."""
+        """Remove a VM's disks."""
         self._disks.pop(uid, None)
 
     def forget(self, ref: str) -> ForgottenImage:
-        """Let go of a name, or of all names of a digest.
+        """Remove a name, or all names of a digest.
 
         Raises:
             VirtbusError: 404 `image_unknown`.

@@ -1,4 +1,4 @@
-"""What goes before a guest's start: its domain defined, and its taps within the wrapper's reach."""
+"""The steps before a guest's start: defines its domain, and arms netd for its wrapper."""
 
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def has_nics(record: VmRecord) -> bool:
-    """True for a VM that netd prepares something for."""
+    """Return True for a VM that needs netd."""
     return bool(record.spec.domain.devices.interfaces)
 
 
 async def define(record: VmRecord, guest: "Guest", tools: Tools) -> None:
-    """Define the domain anew from the record; raises VirtbusError."""
+    """Define the domain from the record; raises VirtbusError."""
     image = guest.image.latest
     if image is None:
         raise VirtbusError(Code.UNAVAILABLE, "no_image", "the disks are not ready; tried again")

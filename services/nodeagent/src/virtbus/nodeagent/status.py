@@ -1,4 +1,4 @@
-"""Writes statuses: the latest of each VM wins, one put at a time, until the bus has it."""
+"""Writes statuses: the latest of each VM, one put at a time, until the bus has it."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.1, 5.0)
 PASSING = frozenset({VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING})
 PASSING_S = 1.0
-"""Each put is a durable write; a create passes through these states in half of it."""
+"""Delay for transient states: each put is a durable write, and a create needs half of this time."""
 
 
 class StatusWriter:
@@ -29,18 +29,20 @@ class StatusWriter:
         self._latest: VmStatus | None = None
         self._told: VmStatus | None = None
         self._revision = 0
-        """What is put over. A put that hangs in a broken connection may arrive much later, even
-        behind the status's purge: the server refuses it, since it expects what was there then."""
+        """The revision to put over. A put that hangs in a broken connection may arrive late, even
+        after the status was purged. The server then refuses it, because it expects this
+        revision."""
         self._dirty = asyncio.Event()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
-        """Held while a put is under way. Who cancels `run` takes it first: a put that nobody waits
-        for any more may still be stored, after whatever is asked of the bus next."""
+        """Held during a put. A caller that cancels `run` takes it first: an abandoned put could be
+        stored after later requests."""
 
     def report(self, status: VmStatus) -> None:
-        """Make `status` the one to be told; an unchanged one is not told again.
+        """Set the status to write; an unchanged one is not written again.
 
-        A state on the way is told within PASSING_S, if it is still so then; others at once.
+        A transient state is written after PASSING_S if it still applies; others are written at
+        once.
         """
         self._latest = status
         if status.state not in PASSING:
@@ -55,7 +57,7 @@ class StatusWriter:
         self._dirty.set()
 
     async def run(self) -> None:
-        """Put whatever is latest; never returns by itself."""
+        """Write the latest status repeatedly; never returns by itself."""
         delay_s = RETRY_S[0]
         while True:
             await self._dirty.wait()
@@ -68,7 +70,7 @@ class StatusWriter:
                     self._revision = await self._put(status)
             except BusError as error:
                 log.info(
-                    "status is told again in %.1f s: %s",
+                    "writing the status failed, retry in %.1f s: %s",
                     delay_s,
                     error,
                     extra={"code": "status_retry", "uid": status.uid},
@@ -80,7 +82,7 @@ class StatusWriter:
             self._told, delay_s = status, RETRY_S[0]
 
     async def _put(self, status: VmStatus) -> int:
-        """Put it over what is there, whatever that is: nobody else tells of a VM on this node."""
+        """Put it over any value: only this process writes statuses of a VM on this node."""
         key, body = subjects.vm_status(status.node, status.uid), encode(fitted(status))
         try:
             return await self._bus.put(key, body, expect=self._revision)
@@ -89,13 +91,13 @@ class StatusWriter:
             return await self._bus.put(key, body, expect=self._revision)
 
     async def _there(self, key: str) -> bytes:
-        """What the bus has at `key`: it is put over from now on."""
+        """Return the value at `key`; later puts are over its revision."""
         entry = await self._bus.get(key)
         self._revision = entry.revision if entry is not None else 0
         return entry.value if entry is not None else b""
 
     async def told_before(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
-        """The last status that an agent told of a VM, and whether what there is could be read.
+        """Return the last status of a VM, and True if it was readable.
 
         With `insist` the bus is asked until it answers.
         """
@@ -109,7 +111,7 @@ class StatusWriter:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
                 break
             except BusError as error:
-                log.info("not recalled: %s", error, extra=extra)
+                log.info("cannot read the earlier status: %s", error, extra=extra)
                 if not insist:
                     break
             await asyncio.sleep(delay_s)

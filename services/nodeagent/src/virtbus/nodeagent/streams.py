@@ -15,11 +15,11 @@ from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen, StreamOpen
 from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
-"""Of each kind on one node."""
+"""Limit of each kind on one node."""
 SCREENSHOTS_AT_ONCE = 8
-"""Each is held whole: 32 MiB at most, by what its guest paints."""
+"""Each screenshot is in memory: 32 MiB at most, depending on the guest."""
 PICTURE_S = 60.0
-"""How long a client may take for a picture."""
+"""Time that a client may take for a screenshot."""
 END_OF_LOG = "end of log"
 END_OF_PICTURE = "end of picture"
 NOT_TAKEN = "the picture was not taken in time; ask for it anew"
@@ -31,7 +31,7 @@ Carry = Callable[[Stream], Awaitable[None]]
 
 
 class Doors(Protocol):
-    """Connections that the node makes to its guests."""
+    """Connections from the node to its guests."""
 
     def port(self, address: str, want: PortOpen) -> AbstractAsyncContextManager[Carry]:
         """A connection to a port of the guest.
@@ -52,7 +52,7 @@ class Doors(Protocol):
 
 
 class Streams:
-    """What clients may open; each stream lives as long as its request's handler."""
+    """The streams that clients may open; each lives as long as its request's handler."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Streams:
         *,
         known: Callable[[str, str], None],
     ) -> None:
-        """`known` raises for a VM that is not here, or that the account that asks may not touch.
+        """`known` raises for a VM that is not here, or that the account may not touch.
 
         `doors` None: guests are simulated.
         """
@@ -76,7 +76,7 @@ class Streams:
         self._known = known
 
     def endpoints(self) -> list[Endpoint]:
-        """One for each kind of stream; over the limit the answer is 429, nobody waits."""
+        """Return an endpoint for each kind of stream; over the limit the answer is 429 at once."""
         handlers: dict[str, Callable[[Request], Awaitable[None]]] = {
             "console": self._view,
             "logs": self._read,
@@ -157,7 +157,7 @@ class Streams:
 
 
 def _address(interfaces: Sequence[InterfaceStatus]) -> str:
-    """Where the guest is reached from its node: the first address, of IPv4 where there is one."""
+    """Return the guest's address from its node: the first one, preferably IPv4."""
     found = [a.partition("/")[0] for interface in interfaces for a in interface.addresses]
     if not found:
         message = "the guest has no address (yet); `virtbus vm get` shows its interfaces"
@@ -180,6 +180,6 @@ async def _tell(picture: bytes, stream: Stream) -> None:
 
 
 async def _type(stream: Stream, viewer: ConsoleViewer) -> None:
-    """Input that ends ends no session: who piped it in reads on."""
+    """Forward input. Its end does not end the session: piped input may be followed by output."""
     while keys := await stream.read():
         await viewer.write(keys)

@@ -1,4 +1,4 @@
-"""Tells controllers which images the node has: `$KV.st.<node>._images`, when that changes."""
+"""Writes the node's list of images for controllers: `$KV.st.<node>._images`, on change."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 PAUSE_S = 2.0
-"""Between two writes: pulls come in bursts, and a placement can wait for the news."""
+"""Delay between two writes: pulls come in bursts, and placement can wait."""
 
 
 class ToldImages:
-    """Writes the latest of what imaged says. An agent that was just started reads first."""
+    """Writes imaged's latest report. A new agent reads the key first."""
 
     def __init__(self, bus: Bus, node: str, pause_s: float = PAUSE_S) -> None:
         self._bus = bus
@@ -26,13 +26,13 @@ class ToldImages:
         self._wake = asyncio.Event()
 
     def told(self, keys: tuple[str, ...]) -> None:
-        """Imaged has these images now."""
+        """Set imaged's current images."""
         if keys != self._keys:
             self._keys = keys
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep the key as it was told last; never returns by itself."""
+        """Keep the key up to date; never returns by itself."""
         stored: tuple[str, ...] | None = None
         while True:
             await self._wake.wait()
@@ -44,7 +44,9 @@ class ToldImages:
                     await self._bus.put(subjects.node_images(self._node), encode(value))
                     stored = value.keys
             except BusError as error:
-                log.info("images not told: %s", error, extra={"code": "images_late"})
+                log.info(
+                    "cannot write the list of images: %s", error, extra={"code": "images_late"}
+                )
                 stored = None
                 self._wake.set()
             await asyncio.sleep(self._pause_s)
@@ -56,4 +58,4 @@ class ToldImages:
         try:
             return read(NodeImages, entry.value).keys
         except VirtbusError:
-            return ("unreadable",)  # like nothing that is told, so it is written over
+            return ("unreadable",)  # differs from any report, so it is overwritten

@@ -1,4 +1,4 @@
-"""What a VM's actor works with: the ports, wired once by the service."""
+"""The ports of a VM's actor, created once by the service."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Facts:
-    """The agent's voice on the event stream."""
+    """The agent's emitter of events."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
@@ -36,7 +36,7 @@ class Facts:
         message: str = "",
         took_ms: float | None = None,
     ) -> None:
-        """Store one fact; told after the deed, never awaited."""
+        """Emit an event after the step, without waiting."""
         self._count += 1
         event = Event(
             kind=kind,
@@ -74,4 +74,4 @@ class Tools:
     facts: Facts
     accelerator: Callable[[VmRecord], str]
     gate: Gate | None = None
-    """Passed before each list: this agent acts for the node."""
+    """Awaited before each list: this agent acts for the node."""

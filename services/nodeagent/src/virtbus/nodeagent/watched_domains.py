@@ -1,4 +1,4 @@
-"""What libvirt says of the domains: events as they come, and all of them now and then."""
+"""Observes libvirt's domains: by events, and by periodic comparison."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ CHANGES: dict[DomainChange, Event] = {
 
 ACTIVE = {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
 OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
-"""QEMU is started with its CPUs stopped, so libvirt tells both."""
+"""QEMU is started with its CPUs stopped, so libvirt reports both."""
 
 
 class WatchedDomains:
@@ -48,7 +48,7 @@ class WatchedDomains:
         self._blind_soon: asyncio.TimerHandle | None = None
 
     async def hear(self, events: AsyncIterator[DomainEvent]) -> None:
-        """Pass on what libvirt tells; never returns by itself."""
+        """Pass on libvirt's events; never returns by itself."""
         async for event in events:
             if event.change is DomainChange.AWAY:
                 self._cannot_see("its connection is lost")
@@ -58,17 +58,19 @@ class WatchedDomains:
                 continue
             try:
                 await self._heard(event)
-            except VirtbusError as error:  # of one domain; the next comparison finds it
+            except VirtbusError as error:  # about one domain; the next comparison finds it
                 extra = {"code": error.reason, "uid": event.uid}
-                log.warning("an event is seen to later: %s", error, extra=extra)
+                log.warning(
+                    "an event will be handled by the next comparison: %s", error, extra=extra
+                )
 
     async def _heard(self, event: DomainEvent) -> None:
-        """A hint: what libvirt shows now decides (an event may be late)."""
+        """Handle a hint: libvirt's current state decides, because an event may be late."""
         guest = self._guests.get(event.uid)
         if guest is None or event.change is None:
             return
         if guest.phase is Phase.STARTING and event.change in OF_A_START:
-            return  # the start itself tells, with its error where it failed after all
+            return  # the start itself reports, including its error
         _tell(guest, event.change)
         if event.change not in CHANGES:
             return
@@ -82,7 +84,7 @@ class WatchedDomains:
             guest.post(CHANGES[event.change])
 
     async def look(self, interval_s: float) -> None:
-        """Compare with libvirt, again and again: an event that was lost ends here (F11)."""
+        """Compare with libvirt periodically, which corrects lost events (F11)."""
         while True:
             await asyncio.sleep(interval_s)
             await self._see_again()
@@ -132,7 +134,7 @@ class WatchedDomains:
 
 
 def _tell(guest: Guest, change: DomainChange) -> None:
-    """What is so, whatever the domain is now."""
+    """Notify the actor of changes that do not depend on the domain's current state."""
     if change is DomainChange.REBOOTED:
         guest.rebooted()
     elif change in MISHAPS:

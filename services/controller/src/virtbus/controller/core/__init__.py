@@ -1,1 +1,1 @@
-"""What the controller decides: values in, values out. No await, clock, socket or randomness."""
+"""The controller's decisions: values in, values out. No await, clock, socket or randomness."""

@@ -1,4 +1,4 @@
-"""Admission: shorthand, defaults, every problem in one answer, and the secrets taken out."""
+"""Admission: expands the shorthand, fills defaults, reports all problems, separates secrets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from virtbus.schemas.wire import invalid, problems, spec_hash
 
 ROOT, SEED = "root", "cloudinit"
 _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
-_SHORTHAND = {  # field of VmCreate → what it would overwrite in a full spec
+_SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
     "cpus": ("domain", "cpu"),
     "memory": ("domain", "memory"),
     "network": ("networks",),
@@ -36,7 +36,7 @@ _SHORTHAND = {  # field of VmCreate → what it would overwrite in a full spec
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that may be placed: complete, checked, free of secrets."""
+    """A valid request: complete, checked, free of secrets."""
 
     uid: str
     namespace: str
@@ -50,7 +50,7 @@ class Admitted:
 
 
 def admit(data: Any, new_uid: str) -> Admitted:
-    """The VM that `data` (a VmCreate as plain values) asks for.
+    """Return the VM that `data` (a VmCreate as plain values) requests.
 
     Raises:
         VirtbusError: 400 with all problems: of types and bounds, and between fields.
@@ -82,9 +82,9 @@ def admit(data: Any, new_uid: str) -> Admitted:
 
 
 def _checked(spec: VmSpec) -> VmSpec:
-    """`spec` where it keeps its own bounds with all that was filled in; else 400.
+    """Return `spec` if it is still within its bounds after filling in defaults; otherwise 400.
 
-    What is stored is read again by every service, with the same bounds.
+    Every service reads the stored spec with the same bounds.
     """
     try:
         return VmSpec.model_validate(spec.model_dump())
@@ -93,12 +93,12 @@ def _checked(spec: VmSpec) -> VmSpec:
 
 
 def starts_by_itself(strategy: RunStrategy) -> bool:
-    """True when a VM of this strategy is powered on at its creation."""
+    """Return True if a VM of this strategy is powered on at its creation."""
     return strategy not in {RunStrategy.MANUAL, RunStrategy.HALTED}
 
 
 def complete(create: VmCreate) -> VmSpec:
-    """The whole spec: shorthand expanded, a seed, a disk per volume, a NIC per network."""
+    """Return the complete spec: shorthand expanded, a seed, a disk per volume, NICs."""
     spec = create.spec or VmSpec()
     domain = spec.domain
     if create.cpus is not None:
@@ -154,13 +154,13 @@ def _networks(spec: VmSpec, create: VmCreate) -> tuple[Network, ...]:
     if create.network is not None:
         return (Network(name="default", network=create.network),)
     if "networks" in spec.model_fields_set or spec.networks:
-        return spec.networks  # an explicit empty list means: no network
+        return spec.networks  # an explicit empty list means no network
     return (Network(name="default"),)
 
 
 # --- problems between fields -----------------------------------------------------------------
-# These read the request as it came, junk and all, so that they are told in the same answer as
-# the problems that pydantic found; a value of a wrong type is pydantic's to report and skipped.
+# These functions read the raw request, so that their problems are in the same answer as those of
+# pydantic. They skip values of a wrong type, because pydantic reports them.
 
 
 def _between_fields(data: Mapping[str, Any]) -> list[Detail]:
@@ -273,7 +273,7 @@ def _seed_forms(index: int, volume: Mapping[str, Any]) -> list[Detail]:
 def _partners(
     path: str, devices: list[Mapping[str, Any]], partners: list[Mapping[str, Any]], kind: str
 ) -> list[Detail]:
-    """Each device's contents are named like it; the other direction is filled in."""
+    """Report devices without the content of the same name; the other direction is a default."""
     found = _duplicates(path, devices)
     names = [partner.get("name") for partner in partners]
     for index, device in enumerate(devices):
@@ -285,7 +285,7 @@ def _partners(
 
 
 def _empty_drive(device: Mapping[str, Any]) -> bool:
-    """A CD-ROM drive needs no volume; virtio has no CD-ROM drive."""
+    """Return True for a CD-ROM drive without a volume; virtio has no CD-ROM drives."""
     return device.get("device") == "cdrom" and device.get("bus") in {"sata", "scsi"}
 
 

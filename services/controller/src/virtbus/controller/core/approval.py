@@ -1,7 +1,7 @@
-"""Approval of nodes: labels and capacity beyond the approved ones attract no VM.
+"""Approval of nodes: unapproved labels and capacity attract no VM.
 
-A node's credentials write its heartbeat. So a stolen one could draw VMs, and with them their
-secrets, by labels or a size that nobody gave it (ADR 0031).
+A node's credentials write its heartbeat. A stolen credential could otherwise attract VMs, and their
+secrets, by false labels or a false size (ADR 0031).
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.quantity import format_bytes
 
 SLACK = 1.02
-"""Growth below this is no news: kernels count a host's memory differently."""
+"""Growth below this factor is ignored: kernels count a host's memory differently."""
 
 
 def approval(record: NodeRecord) -> Approved:
-    """What is recorded of a node's first heartbeat."""
+    """Return the approval of a node's first heartbeat."""
     labels = {key: value for key, value in record.labels.items() if key != HOSTNAME}
     return Approved(
         labels=labels,
@@ -27,7 +27,7 @@ def approval(record: NodeRecord) -> Approved:
 
 
 def offered(record: NodeRecord, host: HostRecord | None) -> NodeRecord:
-    """The node as placement sees it; the name that a node goes by is its own, always."""
+    """Return the node as placement sees it; a node's name is always its own."""
     approved = _limits(host)
     labels = {
         key: value
@@ -47,7 +47,7 @@ def offered(record: NodeRecord, host: HostRecord | None) -> NodeRecord:
 
 
 def beyond(record: NodeRecord, host: HostRecord | None) -> tuple[str, ...]:
-    """What it reports beyond that, for people."""
+    """Return the unapproved part of a report, for people."""
     return tuple(_beyond(record, _limits(host)))
 
 

@@ -1,4 +1,4 @@
-"""What may change in a VM that exists: the desired record after start, stop, update, delete."""
+"""Changes of an existing VM: the desired record after start, stop, update, delete."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ LIVE = frozenset(
         *("spec.termination_grace_s", "spec.eviction_strategy"),
     }
 )
-"""Taken over at once, while the guest runs."""
+"""Fields that take effect at once, while the guest runs."""
 
 AT_RESTART = (
     "spec.domain.cpu.",
@@ -25,14 +25,14 @@ AT_RESTART = (
     "spec.domain.accelerator",
     "spec.domain.devices.watchdog",
 )
-"""Taken over at the guest's next start; until then the VM shows RestartRequired."""
+"""Fields that take effect at the guest's next start; until then the VM shows RestartRequired."""
 
 REQUESTS_KEPT = 4
-"""What may still come again: the last of a VM, or of a node, within a requester's patience."""
+"""Number of request ids to keep: requests that may be repeated within a client's time limit."""
 
 
 def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
-    """Paths of the leaves that differ, as in error details: `spec.volumes[0].image.size`."""
+    """Yield the paths of changed leaves, as in error details: `spec.volumes[0].image.size`."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from changed_paths(before.get(key), after.get(key), f"{path}.{key}")
@@ -50,7 +50,7 @@ def updated(
     labels: dict[str, str] | None,
     annotations: dict[str, str] | None,
 ) -> VmRecord:
-    """The record with the new spec, labels and annotations (None: as they are).
+    """Return the record with the new spec, labels and annotations (None: unchanged).
 
     Raises:
         VirtbusError: 422 naming each field that cannot change, 409 while the VM is being deleted.
@@ -97,7 +97,7 @@ def _sealed_as(volume: Volume, known: str) -> Volume:
 
 
 def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
-    """What another run strategy changes of whether the guest runs."""
+    """Return the changes of the power state that a new run strategy causes."""
     on = starts_by_itself(spec.run_strategy)
     paused = record.paused if on and record.powered else on and starts_paused(spec)
     return {"powered": on, "power_epoch": record.power_epoch + 1, "paused": paused}
@@ -108,16 +108,16 @@ def _live(path: str) -> bool:
 
 
 def starts_paused(spec: VmSpec) -> bool:
-    """True for a VM whose starts leave it paused, where the start itself says nothing."""
+    """Return True for a VM that is paused after a start, unless the request says otherwise."""
     return spec.start_strategy == "Paused"
 
 
 def powered(
     record: VmRecord, *, on: bool, grace_s: int | None = None, paused: bool | None = None
 ) -> VmRecord:
-    """The record after start (`on`) or stop; each raises the power epoch.
+    """Return the record after start (`on`) or stop; each raises the power epoch.
 
-    `paused`: whether a start leaves the guest so; None: as the spec says.
+    `paused`: the start leaves the guest paused; None: as the spec says.
     """
     refuse_deleting(record)
     still = starts_paused(record.spec) if paused is None else paused
@@ -132,10 +132,10 @@ def powered(
 
 
 def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
-    """The record after a start. One that is `up` already, or on its way, stays as it is paused.
+    """Return the record after a start. A running or starting VM keeps its pause state.
 
     Raises:
-        VirtbusError: 409 where a VM that is up is to be started paused, or that is being deleted.
+        VirtbusError: 409 if a running VM should be started paused, or the VM is being deleted.
     """
     if up and paused and not record.paused:
         message = f"{record.name} runs already; `virtbus vm pause {record.name}` pauses it"
@@ -144,7 +144,7 @@ def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
 
 
 def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
-    """The record after a restart; 409 where there is no guest to restart."""
+    """Return the record after a restart; 409 if there is no guest to restart."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     anew = powered(record, on=True, grace_s=grace_s)
@@ -152,7 +152,7 @@ def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
 
 
 def paused(record: VmRecord, *, up: bool, on: bool) -> VmRecord:
-    """The record after pause (`on`) or unpause; 409 where there is no guest to pause."""
+    """Return the record after pause (`on`) or unpause; 409 if there is no guest to pause."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     return record.model_copy(update={"paused": on, "pause_epoch": record.pause_epoch + 1})
@@ -165,19 +165,19 @@ def _refuse_down(record: VmRecord, *, up: bool) -> None:
 
 
 def asked(record: VmRecord, before: VmRecord, request_id: str) -> VmRecord:
-    """What a request made of `before`, with the request's id where it changed anything."""
+    """Return the changed record, with the request's id if anything changed."""
     if record == before or not request_id:
         return record
     return record.model_copy(update={"requests": remembered(record.requests, request_id)})
 
 
 def remembered(requests: tuple[str, ...], request_id: str) -> tuple[str, ...]:
-    """The ids of the last requests, with one more."""
+    """Return the ids of the last requests, with one more."""
     return (*requests, request_id)[-REQUESTS_KEPT:] if request_id else requests
 
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
-    """The record once its delete was asked for; asking again may only shorten the grace."""
+    """Return the record after a delete request; a repeat may only shorten the grace."""
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
     if record.deleting and (default_s if grace_s is None else grace_s) >= before_s:
@@ -186,7 +186,7 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
 
 
 def refuse_deleting(record: VmRecord) -> None:
-    """Raise 409 when the VM is being deleted."""
+    """Raise 409 while the VM is being deleted."""
     if record.deleting:
         message = f"{record.name} is being deleted; wait for vm.deleted, then create it anew"
         raise VirtbusError(Code.CONFLICT, "deleting", message)

@@ -1,7 +1,7 @@
-"""Who may hold a name or a uid: the decisions of claim-then-commit (design §3 rule 2, ADR 0003).
+"""Decides about the claims of names and uids in claim-then-commit (ADR 0003).
 
-Each decision is a function of the last message that stands on a key, so that the crash table of
-the ADR is a table here too.
+Each decision is a function of the last message of a key. So the crash table of the ADR is a table
+here too.
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ SECRETS_DIFFER = "its secret part is another"
 
 
 class Standing(StrEnum):
-    """What the last message over `$KV.vm.*.<uid>` says of a uid."""
+    """The state of a uid, from the last message over `$KV.vm.*.<uid>`."""
 
     NOTHING = "nothing"
     RECORD = "record"
@@ -23,25 +23,25 @@ class Standing(StrEnum):
     MARKER = "marker"
     """Purged: the uid was deleted and may never be committed again."""
     UNREADABLE = "unreadable"
-    """Something that nobody can read; whatever it is, the uid and its name stay taken."""
+    """An unreadable value: the uid and its name stay taken."""
 
 
 class NameStep(StrEnum):
-    """What to do about a name that another uid claims."""
+    """The action for a name that another uid claims."""
 
     REFUSE = "refuse"
     BURY_THEN_TAKE = "bury then take"
-    """Put a tombstone first, so that a paused controller can no longer commit the other uid."""
+    """Write a tombstone first, so that a paused controller can no longer commit the other uid."""
     TAKE = "take"
 
 
 class CommitStep(StrEnum):
-    """What to do when the commit of a uid met an earlier message."""
+    """The action for a commit that met an earlier message."""
 
     SAME = "same"
-    """It is there already: answer 200."""
+    """The VM exists already: answer 200."""
     ENDING = "ending"
-    """It is there and being deleted: 409."""
+    """The VM exists and is being deleted: 409."""
     REFUSE = "refuse"
     MOVE = "move"
     """Commit as a move from `_`: purge the tombstone in the same atomic batch."""
@@ -75,9 +75,9 @@ def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> Standing:
 
 
 def name_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRecord) -> NameStep:
-    """What to do about the claim on `wanted`'s name of another uid, given what stands on that.
+    """Return the action for another uid's claim on `wanted`'s name, given that uid's state.
 
-    A uid whose record bears another name can never be committed under this one.
+    A uid whose record has another name can never be committed under this one.
     """
     if isinstance(last, VmRecord) and not bears(last, wanted.namespace, wanted.name):
         return NameStep.TAKE
@@ -85,12 +85,12 @@ def name_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmReco
 
 
 def bears(record: VmRecord, namespace: str, name: str) -> bool:
-    """True for a record of this name."""
+    """Return True for a record of this name."""
     return (record.namespace, record.name) == (namespace, name)
 
 
 def commit_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRecord) -> CommitStep:
-    """What a commit of `wanted` does, given what stands on its uid."""
+    """Return the action for a commit of `wanted`, given its uid's state."""
     if where is not Standing.RECORD or not isinstance(last, VmRecord):
         return _COMMIT_STEPS[where]
     if not bears(last, wanted.namespace, wanted.name):
@@ -101,9 +101,9 @@ def commit_step(where: Standing, last: VmRecord | Tombstone | None, wanted: VmRe
 
 
 def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
-    """What a create asks for that the VM of its uid does not have, by field path.
+    """Return the differences between a create and the existing VM of its uid, by field path.
 
-    Of secrets only whether their digests differ: a record has no more, and an answer tells no more.
+    For secrets, only digests are compared, because a record and an answer contain no more.
     """
     found = []
     if last.spec != wanted.spec:
@@ -117,13 +117,13 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
 
 
 def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
-    """True where a VM of another uid is what was asked for: a hint, as digests name their uid."""
+    """Return True if a VM of another uid matches the request: a hint, as digests name their uid."""
     secret = [one.sec_digest is not None for one in (holder, wanted)]
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
 
 
 def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) -> VirtbusError:
-    """409 where another uid has the name that is wanted; `holder` is its record, if readable."""
+    """Return 409 for a name of another uid; `holder` is its record, if readable."""
     if isinstance(holder, VmRecord) and holder.deleting:
         message = f"{wanted.name} (uid {holder.uid}) is being deleted; repeat after vm.deleted"
         return VirtbusError(Code.CONFLICT, "deleting", message)
@@ -138,7 +138,10 @@ def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) 
 
 
 def uid_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None) -> VirtbusError:
-    """409 where the uid is another VM, or one not as wanted; the details say in what."""
+    """Return 409 for a uid of another VM, or of a different one.
+
+    The details list the differences.
+    """
     if isinstance(holder, VmRecord) and bears(holder, wanted.namespace, wanted.name):
         message = f"uid {wanted.uid} is {wanted.name} already, and not as asked for here"
         details = differences(holder, wanted)

@@ -1,6 +1,6 @@
-"""The fleet as the bus tells it: records, statuses, nodes and claims, kept from watches.
+"""The cached state of the fleet: records, statuses, nodes and claims, from watches.
 
-A cache: good for answers and placement, never for a decision that must hold; those are CAS writes.
+Use it for answers and placement. Decisions that must hold are CAS writes.
 """
 
 import math
@@ -42,15 +42,15 @@ from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, WISH_KEY
 from virtbus.schemas.vm import NameClaim, VmRecord, VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""A lease is renewed each 4 s: without a proof for longer the bus may be away, not the nodes."""
+"""Longer than the interval of lease renewals: then the bus may be unreachable, not the nodes."""
 SILENT_FRESH_S = 0.25
-"""To ask each of 200 silent nodes how silent it is costs 2 ms, with each create."""
+"""Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
 TOLD_FRESH_S = 1.0
 TOLD_KEPT = 1000
 
 
 class Held(NamedTuple):
-    """A record with its place: what a CAS needs."""
+    """A record with its revision, as a CAS needs it."""
 
     record: VmRecord
     revision: int
@@ -61,62 +61,62 @@ class Held(NamedTuple):
 
 @dataclass
 class Fleet:
-    """All that is known. `revision` and `status_revision` are the highest seen of each bucket.
+    """All cached state. `revision` and `status_revision` are the highest seen of each bucket.
 
-    Statuses are by node and uid: a node may write all below its own prefix, so what it says of a
-    VM counts only while the VM's record is there.
+    Statuses are by node and uid. A node may write anything below its own prefix, so its status of a
+    VM counts only while the VM's record is on that node.
     """
 
     GONE_KEPT: ClassVar[int] = 20_000
-    """Deleted VMs that a resumed watch can still be told of."""
+    """Number of deleted VMs that a resumed watch can still report."""
 
     vcpus_per_cpu: float = CPU_OVERCOMMIT
-    """What may be promised of a node's CPUs where they are shared."""
+    """Overcommit factor of a node's shared CPUs."""
     vms: dict[str, Held] = field(default_factory=dict)
-    """Read it; write by `apply` and `drop_vm`, which keep `names` and `promises` in step."""
+    """Read-only; written by `apply` and `drop_vm`, which keep `names` and `promises` consistent."""
     promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
-    """Read it; write by `put_images` and `purge_images`."""
+    """Read-only; written by `put_images` and `purge_images`."""
     wishes: dict[str, tuple[NodeWish, int]] = field(default_factory=dict)
-    """What is wanted of a node, and at which revision."""
+    """The desired state of a node, and its revision."""
     leaving: set[str] = field(default_factory=set)
     """Uids of the VMs that leave their node."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     claims: dict[str, Claimed] = field(default_factory=dict)
     unplaced: dict[str, None] = field(default_factory=dict)
-    """Uids of VMs that wait for a node."""
+    """Uids of VMs without a node."""
     refused: dict[str, None] = field(default_factory=dict)
-    """Uids of VMs that a node did not take: their status says whether it still holds."""
+    """Uids of VMs that a node refused; their status says if that still holds."""
     moving: dict[str, int] = field(default_factory=dict)
-    """Purged without a delete, and at which revision: the other half of a move is on its way."""
+    """VMs purged without a delete, with the revision: the second half of a move will follow."""
     gone: dict[str, int] = field(default_factory=dict)
     forgotten_revision: int = 0
-    """What was deleted up to here may be missing in `gone`."""
+    """Deletes up to this revision may be missing in `gone`."""
     revision: int = 0
     status_revision: int = 0
     quiet_since_s: float = 0.0
-    """When the bus last came back: silence counts from then on."""
+    """The time when the bus last became reachable: silence counts from then on."""
     proved_s: float = math.inf
-    """When the bus was last seen to take a write: silence counts only until then."""
+    """The time of the last successful write to the bus: silence counts only until then."""
     damaged: Damaged = field(default_factory=Damaged)
     braked: bool = False
-    """Too many nodes are silent together: nothing is done about them."""
+    """Too many nodes are silent together, so no action is taken."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
-    """As they were made last; one of a node that changed, or that holds another VM now, is not."""
+    """Cached candidates; one is removed when its node or its VMs change."""
     _silent_s: float = -math.inf
-    """When it was looked last who is silent."""
+    """The time of the last computation of silent nodes."""
     _told: dict[tuple[Demand, bool, bool], tuple[float, str]] = field(default_factory=dict)
 
-    # --- what the watches bring ---------------------------------------------------------------
+    # --- input from watches --------------------------------------------------------------------
     def put_vm(self, key: str, value: bytes, revision: int, time_ns: int) -> str | None:
-        """Take in one `$KV.vm` message; the uid whose view changed, if any."""
+        """Process one `$KV.vm` message; return the uid whose view changed, if any."""
         self.revision = max(self.revision, revision)
         held = self.vms.get(key.rpartition(".")[2])
         if held is not None and held.revision >= revision:
-            return None  # our own write, already applied: not worth a decode
+            return None  # our own write, already applied: needs no decoding
         message = read_vm_key(key, value)
         if isinstance(message, NameClaim):
             self.claims[key] = Claimed(message.uid, revision, time_ns)
@@ -130,7 +130,7 @@ class Fleet:
         return message.uid if self.apply(Held(message, revision)) else None
 
     def apply(self, held: Held) -> bool:
-        """Take in a record; False where as new a one is known (our own write's echo)."""
+        """Process a record; return False if it is not newer (the echo of our own write)."""
         record, known = held.record, self.vms.get(held.record.uid)
         if known is not None and known.revision >= held.revision:
             return False
@@ -147,12 +147,13 @@ class Fleet:
         self.vms[record.uid] = held
         self.names[record.namespace, record.name] = record.uid
         self.gone.pop(record.uid, None)
-        leaves = record.leaving and not record.deleting  # else its node lets it go, and no other
+        # otherwise its node deletes it without a move
+        leaves = record.leaving and not record.deleting
         (self.leaving.add if leaves else self.leaving.discard)(record.uid)
         return True
 
     def purge_vm(self, key: str, revision: int) -> str | None:
-        """Take in a purge marker."""
+        """Process a purge marker."""
         self.revision = max(self.revision, revision)
         tokens = key.split(".")
         if tokens[-1] == WISH_KEY:
@@ -160,7 +161,8 @@ class Fleet:
             return None
         if tokens[-1] in {JOIN_KEY, HOSTS_KEY}:
             if tokens[-1] == JOIN_KEY:
-                self.nodes.pop(tokens[2], None)  # forgotten; one that is there says so at once
+                # forgotten; a node that is online sends its next heartbeat soon
+                self.nodes.pop(tokens[2], None)
             return None
         if self.claims.pop(key, None) is not None or len(tokens) != 4:
             return None
@@ -169,16 +171,16 @@ class Fleet:
         if held is not None and (held.revision > revision or held.record.node != tokens[2]):
             return None  # the purge half of a move
         if held is not None and not held.record.deleting:
-            self.moving[uid] = revision  # of a move that is still to come
+            self.moving[uid] = revision  # the put of this move will follow
             return None
         return self.drop_vm(uid, revision)
 
     def drop_moved(self, uid: str, revision: int) -> str | None:
-        """Forget a VM whose record was purged at `revision` and never came back."""
+        """Forget a VM whose record was purged at `revision` and was not put again."""
         return self.drop_vm(uid, revision) if self.moving.get(uid) == revision else None
 
     def drop_vm(self, uid: str, revision: int) -> str | None:
-        """Forget a VM; its uid if it was known."""
+        """Forget a VM; return its uid if it was known."""
         self.gone.pop(uid, None)
         self.gone[uid] = revision
         if len(self.gone) > self.GONE_KEPT:
@@ -198,14 +200,14 @@ class Fleet:
         return uid
 
     def wish(self, wish: NodeWish, revision: int) -> None:
-        """Take in what is wanted of a node, in any order of arrival."""
+        """Process a node's desired state, in any order of arrival."""
         known = self.wishes.get(wish.node)
         if known is None or known[1] < revision:
             self.wishes[wish.node] = (wish, revision)
             self._candidates.pop(wish.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
-        """Take in one `$KV.st` message; VirtbusError where it is not of its key (BUS-04)."""
+        """Process a `$KV.st` message; raise VirtbusError for a foreign key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
@@ -215,21 +217,21 @@ class Fleet:
         return status.uid
 
     def purge_status(self, key: str, revision: int) -> str | None:
-        """Take in a status's purge marker; the uid if it was known."""
+        """Process a status's purge marker; return the uid if it was known."""
         self.status_revision = max(self.status_revision, revision)
         node, _, uid = key.removeprefix("$KV.st.").partition(".")
         return uid if self.statuses.pop((node, uid), None) is not None else None
 
     def put_images(self, key: str, value: bytes) -> None:
-        """Take in which images a node has; VirtbusError where it is not of its key."""
+        """Process the images of a node; raise VirtbusError if they do not match their key."""
         self._candidates.pop(self.images.put(key, value), None)
 
     def purge_images(self, key: str) -> None:
-        """Nothing is known of a node's images any more."""
+        """Forget a node's images."""
         self._candidates.pop(self.images.purge(key), None)
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
-        """Take in a node's liveness record; VirtbusError where it is not of its key."""
+        """Process a node's liveness record; raise VirtbusError if it does not match its key."""
         told = plain_stored(key, value)
         record = as_stored(NodeRecord, told)
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
@@ -241,39 +243,39 @@ class Fleet:
         return record.node
 
     def offer(self, node: str) -> None:
-        """Judge anew what the node may offer of what it reported."""
+        """Recompute the approved part of a node's report."""
         if seen := self.nodes.get(node):
             record, told = self.hosts.offered(node)
             self.nodes[node] = seen._replace(record=record, kind=kind_of(told))
         self._candidates.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
-        """Forget nodes that left: their records end on the bus without a word."""
+        """Forget nodes that left: their records expire on the bus without a message."""
         gone = [node for node, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]
         for node in gone:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
-        """A node's record ended: one that left and holds no VM is no longer of the fleet."""
+        """Handle the end of a node's record: forget a node that left and has no VMs."""
         seen = self.nodes.get(node)
         if seen and seen.record.state is NodeState.LEFT and node not in self.promises.on:
             del self.nodes[node]
 
     def wish_of(self, node: str) -> NodeWish:
-        """What is wanted of a node."""
+        """Return the desired state of a node."""
         known = self.wishes.get(node)
         return known[0] if known is not None else NodeWish(node=node)
 
     # --- answers --------------------------------------------------------------------------
     def silence_s(self, node: str, now_s: float) -> float:
-        """For how long a node has said nothing while the bus was there."""
+        """Return how long a node has been silent while the bus was reachable."""
         seen = self.nodes.get(node)
         heard_s = seen.heard_s if seen else 0.0
         until_s = now_s if now_s - self.proved_s < PROOF_FRESH_S else self.proved_s
         return max(until_s - max(heard_s, self.quiet_since_s), 0.0)
 
     def node_state(self, node: str, now_s: float) -> NodeState:
-        """The node as users see it; where a VM waits for one is ready."""
+        """Return the node's state; the pseudo node of unplaced VMs is always ready."""
         if node == UNPLACED:
             return NodeState.READY
         seen = self.nodes.get(node)
@@ -282,33 +284,34 @@ class Fleet:
         return state_of(Signs(said, self.silence_s(node, now_s), draining, self.braked))
 
     def silent(self, node: str, now_s: float) -> bool:
-        """True when the node takes no VM and what it said of its VMs is no longer known."""
+        """Return True if the node gets no VMs and the states of its VMs are unknown."""
         seen = self.nodes.get(node)
-        if seen and now_s - seen.heard_s <= SUSPECT_AFTER_S:  # whatever else: every create asks
+        # checked first, because every create asks for each node
+        if seen and now_s - seen.heard_s <= SUSPECT_AFTER_S:
             return seen.record.state is NodeState.LEFT
         return self.node_state(node, now_s) in UNHEARD
 
     def may_be_off(self, node: str, now_s: float) -> bool:
-        """True when nothing speaks against a node's being off: it is silent, or said that it left.
+        """Return True if the node may be off: it is silent, or reported that it left.
 
-        Without the brake: what a person says of a node holds for many of them as well.
+        The brake is ignored: a person may declare many nodes off.
         """
         seen = self.nodes.get(node)
         left = seen is not None and seen.record.state is NodeState.LEFT
         return left or self.silence_s(node, now_s) > DOWN_AFTER_S
 
     def known_nodes(self) -> list[str]:
-        """Nodes that were heard or hold VMs, by name."""
+        """Return nodes that were heard or hold VMs, by name."""
         return sorted({*self.nodes, *self.promises.on} - {UNPLACED})
 
     def alarms(self) -> tuple[str, ...]:
-        """What a person should look at."""
+        """Return problems that need a person."""
         brake_alarm = (BRAKE_ALARM,) if self.braked else ()
         held = held_alarms(seen.record for seen in self.nodes.values())
         return (*brake_alarm, *held, *self.hosts.alarms(), *self.damaged.alarms())
 
     def must_brake(self, now_s: float) -> bool:
-        """True when too many nodes fell silent together."""
+        """Return True if too many nodes fell silent together."""
         known = ((node, self.nodes.get(node)) for node in self.known_nodes())
         there = [
             (n, seen) for n, seen in known if not seen or seen.record.state is not NodeState.LEFT
@@ -317,16 +320,16 @@ class Fleet:
         return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
-        """What the record's own node last said of it, and at which revision."""
+        """Return the last status by the record's own node, and its revision."""
         return self.statuses.get((record.node, record.uid))
 
     def show(self, uid: str, now_s: float) -> VmView | None:
-        """The VM as the API shows it."""
+        """Return the VM as the API shows it."""
         held = self.vms.get(uid)
         return None if held is None else self.show_held(held, now_s)
 
     def show_held(self, held: Held, now_s: float) -> VmView:
-        """The same of a record that was just read or written."""
+        """Return the view of a record that was just read or written."""
         status = self.status_of(held.record)
         node = self.node_state(held.record.node, now_s)
         if node is NodeState.RECOVERING and held.record.node not in self.nodes:  # not heard yet
@@ -337,7 +340,7 @@ class Fleet:
         return self.damaged.shown(view(held.record, held.revision, seen, node, fence, why))
 
     def _unplaced(self, record: VmRecord, now_s: float) -> str:
-        """Why it waits for a node; empty where it has one. Alike VMs are judged once a second."""
+        """Return why it waits for a node; empty if it has one. Cached by demand for a second."""
         needs = takes_room(record)
         demand = (demand_of(record.spec), needs, record.reserved)
         told = self._told.get(demand)
@@ -352,13 +355,13 @@ class Fleet:
         return told[1]
 
     def unheard_nodes(self) -> list[str]:
-        """Nodes that hold VMs and were not heard by this controller: what they have is unknown."""
+        """Return nodes that hold VMs and were not heard: their capacity is unknown."""
         return [node for node in self.known_nodes() if node not in self.nodes]
 
     def sorted_uids(
         self, namespace: str | None, labels: dict[str, str], owner: str = ""
     ) -> list[str]:
-        """Uids of a namespace (None: all) and owner with these labels, by namespace, name, uid."""
+        """Return sorted uids of a namespace (None: all) and owner (empty: all) with the labels."""
         return [
             held.record.uid
             for held in sorted(self.vms.values(), key=Held.order)
@@ -366,7 +369,7 @@ class Fleet:
         ]
 
     def candidates(self, now_s: float) -> list[Candidate]:
-        """The nodes with what is promised on them, for placement."""
+        """Return the nodes with their allocations, for placement."""
         known, fresh_s = self._candidates, now_s - SUSPECT_AFTER_S
         if now_s - self._silent_s > SILENT_FRESH_S:
             self._silent_s = now_s
@@ -379,7 +382,7 @@ class Fleet:
         return [known[node] for node in self.nodes]
 
     def candidate(self, node: str, now_s: float) -> Candidate:
-        """One node that was heard, with what is promised on it."""
+        """Return one node that was heard, with its allocations."""
         seen, load = self.nodes[node], self.promises.on.get(node, NOTHING)
         images = self.images.of(node)
         return Candidate(

@@ -1,4 +1,4 @@
-"""Stored facts as the API shows them, in pages of bounded size."""
+"""Stored events as the API shows them, in pages of bounded size."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ SPAN = f".{Kind.SPAN}"
 
 
 class Stored(Protocol):
-    """A message of the stream of facts."""
+    """A message of the stream of events."""
 
     @property
     def subject(self) -> str: ...
@@ -26,7 +26,7 @@ class Stored(Protocol):
 
 
 def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool) -> Plain:
-    """The first of these facts that fit in one answer; `more`: others follow them."""
+    """Return the first of these events that fit in one answer; `more`: others follow them."""
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after
     told: set[tuple[str, str]] = set()
@@ -49,9 +49,9 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
 
 
 def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
-    """The identity of a message and its facts: spans that ended together are one message.
+    """Return a message's identity and its events; spans that ended together share a message.
 
-    The subject says which node told it, so no node can stand in for a fact of another.
+    The identity includes the node of the subject, so no node can replace another's event.
     """
     unread = (message.subject, str(message.sequence))
     try:

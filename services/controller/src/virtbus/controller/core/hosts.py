@@ -1,4 +1,4 @@
-"""The hosts that nodes are: whose a node is, what it may offer, and who else asks for it."""
+"""The hosts of nodes: identity, approved capacity, and refused agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.wire import read
 
 RIVAL_FRESH_S = 20.0
-"""One that was refused says so each 5 s."""
+"""A refused agent repeats its message every 5 s."""
 RIVALS_KEPT = 8
-"""Of one node: a credential in many hands is told of, and costs nothing more."""
+"""Limit for one node: a widely copied credential raises an alarm, but costs no more memory."""
 
 
 class Rival(NamedTuple):
-    """An agent that was refused, and when it last said so, on this process's clock."""
+    """A refused agent, and the time of its last message on this process's clock."""
 
     instance: Instance
     heard_s: float
@@ -27,23 +27,26 @@ class Rival(NamedTuple):
 
 @dataclass
 class Hosts:
-    """What is known of them from `_host`, `_rival` and heartbeats."""
+    """The hosts of nodes, from `_host`, `_rival` and heartbeats."""
 
     records: dict[str, tuple[HostRecord | None, int]] = field(default_factory=dict)
-    """By node, with the revision of the key; None where it was purged."""
+    """By node, with the revision of the key; None if it was purged."""
     reported: dict[str, tuple[NodeRecord, Mapping[str, Any]]] = field(default_factory=dict)
-    """The last heartbeats as they came."""
+    """The last heartbeats, unfiltered."""
     rivals: dict[str, dict[str, Rival]] = field(default_factory=dict)
 
     def put(self, key: str, value: bytes, revision: int) -> str:
-        """Take in a host record; the node, or VirtbusError where it is not of its key."""
+        """Process a host record.
+
+        Return the node, or raise VirtbusError if it does not match its key.
+        """
         record = read(HostRecord, value)
         refuse_foreign(key, is_id(record.node) and subjects.node_host(record.node))
         self.took(record.node, record, revision)
         return record.node
 
     def took(self, node: str, record: HostRecord | None, revision: int) -> None:
-        """It stands at this revision, in any order of arrival."""
+        """Store a record at its revision, in any order of arrival."""
         if self.revision(node) < revision:
             self.records[node] = (record, revision)
 
@@ -54,19 +57,19 @@ class Hosts:
         return self.records.get(node, (None, 0))[1]
 
     def put_rival(self, key: str, value: bytes, now_s: float) -> None:
-        """Take in the word of an agent that was refused."""
+        """Process the message of a refused agent."""
         instance = read(Instance, value)
         refuse_foreign(key, is_id(instance.node) and subjects.node_rival(instance.node))
         there = self.rivals.setdefault(instance.node, {})
         for name, one in list(there.items()):
             if (one.instance.host, one.instance.folder) == (instance.host, instance.folder):
-                del there[name]  # its life before
+                del there[name]  # its previous life
         there[instance.instance] = Rival(instance, now_s)
         while len(there) > RIVALS_KEPT:
             del there[next(iter(there))]
 
     def forget_old(self, now_s: float) -> None:
-        """Let go of rivals that are silent."""
+        """Forget rivals that are silent."""
         for node, there in list(self.rivals.items()):
             for name in [n for n, one in there.items() if now_s - one.heard_s > RIVAL_FRESH_S]:
                 del there[name]
@@ -74,17 +77,17 @@ class Hosts:
                 del self.rivals[node]
 
     def waiting(self, node: str) -> tuple[Instance, ...]:
-        """The agents that were refused of late."""
+        """Return the agents that were refused recently."""
         return tuple(one.instance for one in self.rivals.get(node, {}).values())
 
     def offered(self, node: str) -> tuple[NodeRecord, Mapping[str, Any]]:
-        """What placement sees of the last heartbeat, also as plain values."""
+        """Return the approved part of the last heartbeat, also as plain values."""
         record, told = self.reported[node]
         may = offered(record, self.record(node))
         return may, told if may is record else {**told, "labels": may.labels}
 
     def shown(self, node: str) -> dict[str, Any]:
-        """What a node's view says of its host."""
+        """Return the fields of a node's view about its host."""
         host, last = self.record(node), self.reported.get(node)
         return {
             "approved": host.approved if host is not None else None,
@@ -93,7 +96,7 @@ class Hosts:
         }
 
     def alarms(self) -> tuple[str, ...]:
-        """What a person should look at."""
+        """Return problems that need a person."""
         return (*self._rivalries(), *self._strangers())
 
     def _rivalries(self) -> list[str]:
@@ -105,7 +108,7 @@ class Hosts:
         ]
 
     def _strangers(self) -> list[str]:
-        """Heartbeats from a host that the node is not: of whoever has its credentials."""
+        """Return heartbeats from a foreign host that uses the node's credentials."""
         found = []
         for node, (record, _) in sorted(self.reported.items()):
             host = self.record(node)

@@ -1,4 +1,4 @@
-"""Pages of the fleet's images, made of pages of the nodes' ones."""
+"""Merges pages of the nodes' images into pages of the fleet's images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from virtbus.schemas.image_api import ImagePage, NodeImage
 from virtbus.schemas.nodework import HeldImages
 
 PAGE_BYTES = 256 * 1024
-"""Of names in a page."""
+"""Size of the names in a page."""
 NAMES_BYTES = 64 * 1024
-"""Of names of one image, over all nodes."""
+"""Size of the names of one image, over all nodes."""
 _IMAGE_BYTES = 256
 
 
@@ -23,7 +23,7 @@ class _Merged:
 
 
 def merged(pages: Mapping[str, HeldImages]) -> ImagePage:
-    """One page of what is on each node, by digest, as far as all nodes told and as fits."""
+    """Return one page of all nodes' images, by digest, up to the end of the shortest page."""
     horizon = min((page.next for page in pages.values() if page.next), default="")
     found: dict[str, _Merged] = {}
     for node, page in pages.items():

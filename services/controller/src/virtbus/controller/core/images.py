@@ -1,4 +1,4 @@
-"""Which images each node has, as keys of references and digests: for placement only."""
+"""The images of each node, as keys of references and digests: for placement only."""
 
 from hashlib import sha256
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from virtbus.schemas.wire import encode
 
 
 class HasImages(NamedTuple):
-    """The keys of a node's images, and what is equal for nodes with the same ones."""
+    """The keys of a node's images, and a value that is equal for nodes with the same images."""
 
     keys: frozenset[str] = frozenset()
     mark: bytes = b""
@@ -22,17 +22,20 @@ _NONE = HasImages()
 
 
 class KnownImages:
-    """What nodes said last."""
+    """The last reports of the nodes."""
 
     def __init__(self) -> None:
         self._of: dict[str, HasImages] = {}
 
     def of(self, node: str) -> HasImages:
-        """The images of a node; none where it said nothing."""
+        """Return the images of a node; none without a report."""
         return self._of.get(node, _NONE)
 
     def put(self, key: str, value: bytes) -> str:
-        """Take in one key; the node. VirtbusError where the value is not of its key."""
+        """Process one key; return the node.
+
+        Raise VirtbusError if the value does not match its key.
+        """
         told = read_stored(NodeImages, key, value)
         refuse_foreign(key, is_id(told.node) and subjects.node_images(told.node))
         mark = sha256(encode(sorted(told.keys))).digest()
@@ -40,11 +43,11 @@ class KnownImages:
         return told.node
 
     def purge(self, key: str) -> str:
-        """Nothing is known of a node's images any more; the node."""
+        """Forget a node's images; return the node."""
         node = key.split(".")[2]
         self._of.pop(node, None)
         return node
 
     def known(self) -> set[str]:
-        """The keys of all that is known."""
+        """Return the keys of all reports."""
         return {subjects.node_images(node) for node in self._of}

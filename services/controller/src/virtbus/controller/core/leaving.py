@@ -1,4 +1,4 @@
-"""VMs that change their node: which may, what they are afterwards, and where they go (ADR 0014)."""
+"""Evacuation: which VMs may leave, their records afterwards, and their targets (ADR 0014)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,10 +20,10 @@ STAYS: dict[EvictionStrategy, str] = {
 
 
 def stays(record: VmRecord, *, discard: bool) -> str:
-    """Why a VM does not leave by itself; empty where it may.
+    """Return why a VM does not leave by itself; empty if it may.
 
-    Its disks are on its node only: without the user's word, in its spec or as `discard`, a VM
-    that may have written to them stays.
+    Its disks exist on its node only. A VM that may have written to them stays, unless the user
+    permits it in the spec or by `discard`.
     """
     strategy = record.spec.eviction_strategy
     if strategy is not None:
@@ -32,7 +32,7 @@ def stays(record: VmRecord, *, discard: bool) -> str:
 
 
 def loses(record: VmRecord) -> str:
-    """What a VM would lose by leaving, and how to allow that; empty where nothing."""
+    """Return the data that a VM would lose by leaving, and how to permit that; empty if none."""
     disks = record.spec.local_disks
     if not disks:
         return ""
@@ -44,7 +44,7 @@ def loses(record: VmRecord) -> str:
 
 
 def fenced(record: VmRecord, fence: Fence) -> str:
-    """What becomes of a VM whose node is off for sure."""
+    """Return the consequence of a fence for a VM."""
     why = "" if record.leaving else stays(record, discard=fence.discard_local_disks)
     if not why:
         return f"{record.node} is fenced; the VM starts on the next node that can take it"
@@ -55,49 +55,49 @@ def fenced(record: VmRecord, fence: Fence) -> str:
 
 
 def runs_after(record: VmRecord, status: VmStatus | None) -> bool:
-    """Whether the VM shall run on its next node: what has ended by itself does not run again.
+    """Return True if the VM should run on its next node: not if it has ended by itself.
 
-    A status from before the last start says nothing about that start.
+    A status from before the last start does not count.
     """
     return record.spec.run_strategy is not RunStrategy.ONCE and up(record, status)
 
 
 def up(record: VmRecord, status: VmStatus | None) -> bool:
-    """True for a VM that is on and has not ended by itself: it runs, or is on its way there."""
+    """Return True for a VM that is on and has not ended by itself: it runs or is starting."""
     asked = record.epoch, record.power_epoch
     told = status if status is not None and (status.epoch, status.power_epoch) == asked else None
     return record.powered and (told is None or not told.ended)
 
 
 def leaving(record: VmRecord, status: VmStatus | None, to: str | None) -> VmRecord:
-    """The record from which its node learns that it leaves."""
+    """Return the record that makes the node release the VM."""
     update = {"leaving": True, "leaving_to": to, "powered": runs_after(record, status)}
     return record.model_copy(update=update)
 
 
 def moved(record: VmRecord, node: str) -> VmRecord:
-    """The record on its new node: a higher epoch, so nobody acts on the old one any more (I15)."""
+    """Return the record on its new node: a higher epoch fences the old one (I15)."""
     update = {"node": node, "epoch": record.epoch + 1, "leaving": False, "leaving_to": None}
     return record.model_copy(update=update)
 
 
 def let_go(record: VmRecord, status: VmStatus | None) -> bool:
-    """True when its node has said that nothing of this assignment is left there."""
+    """Return True if the node has reported that nothing of this assignment is left."""
     return status is not None and status.released and status.epoch >= record.epoch
 
 
 class Places:
-    """Where VMs that leave can go; each place that was given counts for the next."""
+    """Targets for evacuated VMs; each choice counts for the next."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._nodes = {candidate.record.node: candidate for candidate in candidates}
         self._hopeless: dict[tuple[object, ...], str] = {}
-        """Whom nobody could take: places only become fewer, so nobody can take their like."""
+        """Demands that no node can take. Capacity only shrinks here, so similar VMs are skipped."""
 
     def find(self, record: VmRecord, *, home: bool = False) -> tuple[str, str]:
-        """A node and "", or "" and why there is none; with `home` its own node is the last choice.
+        """Return a node and "", or "" and the reason; with `home` its own node is the last choice.
 
-        A VM that was asked to go to a certain node goes there, or (with `home`) nowhere.
+        A VM with a requested target goes there, or (with `home`) nowhere.
         """
         goal = (record.node, record.leaving_to, home)
         like = (demand_of(record.spec), takes_room(record), record.reserved, *goal)
@@ -127,12 +127,12 @@ class Places:
         return "", "no node can take it: " + (why or "there is no other")
 
     def open(self, node: str) -> bool:
-        """True for a node that is known and takes VMs."""
+        """Return True for a node that is known and takes VMs."""
         there = self._nodes.get(node)
         return there is not None and not there.cordoned and not there.silent
 
     def keep(self, node: str, record: VmRecord) -> None:
-        """Count a VM that will come to `node`; one that is off takes only its disks' room."""
+        """Count a VM that will come to `node`; a stopped one uses only disk space."""
         there, on = self._nodes[node], takes_room(record)
         self._nodes[node] = replace(
             there,

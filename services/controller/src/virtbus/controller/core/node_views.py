@@ -9,7 +9,7 @@ from virtbus.schemas.node import NodeView
 
 
 def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
-    """All nodes that were heard or hold VMs, by name."""
+    """Return all nodes that were heard or hold VMs, by name."""
     for node in fleet.known_nodes():
         seen = fleet.nodes.get(node) or NodeSeen(unheard(node), fleet.quiet_since_s)
         load = fleet.promises.on.get(node, NOTHING)

@@ -1,4 +1,4 @@
-"""What a node is, as users see it: one table over what it said, and for how long it is silent."""
+"""The state of a node: one table over its reports and the length of its silence."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -6,15 +6,17 @@ from typing import NamedTuple
 from virtbus.schemas.node import NodeRecord, NodeState
 
 SUSPECT_AFTER_S = 10.0
-"""Two beats and a half: what the node last said may no longer be so."""
+"""Two and a half heartbeats: the last report may be outdated."""
 DOWN_AFTER_S = 25.0
-"""Longer than a bus election (9 s) plus a beat, or a leader change marks every node down."""
+"""Longer than a bus election (9 s) plus a heartbeat; otherwise a leader change marks every node
+down."""
 LEFT_FOR_S = 60.0
-"""How long a node that left is shown; as long as its last record is on the bus."""
+"""Time that a node that left is shown; its last record lasts as long."""
 TOGETHER_S = 10.0
-"""Nodes that were last heard within this of each other fell silent together."""
+"""Nodes that were last heard within this time of each other fell silent together."""
 BRAKE_SHARE = 3
-"""More than one in this many (and more than one) silent together: the bus or the net failed."""
+"""If more than one in this many (and more than one) are silent together, the bus or network
+failed."""
 
 BRAKE_ALARM = (
     "too many nodes fell silent together: nothing is done about them; look at the bus and the "
@@ -23,22 +25,22 @@ BRAKE_ALARM = (
 
 
 class NodeSeen(NamedTuple):
-    """A node's last word, and when it came on this process's monotonic clock."""
+    """A node's last report, and its arrival on this process's monotonic clock."""
 
     record: NodeRecord
     heard_s: float
     skew_s: float = 0.0
     kind: bytes = b""
     vms: int = 0
-    """How many were promised on it then."""
+    """Number of VMs allocated to it at that time."""
 
 
 class Signs(NamedTuple):
-    """What is known of a node."""
+    """The inputs of the state table."""
 
     said: NodeState
     silence_s: float
-    """For how long nothing came while the bus was there."""
+    """Time without a message while the bus was reachable."""
     draining: bool = False
     braked: bool = False
 
@@ -51,13 +53,14 @@ ROWS: tuple[tuple[NodeState, Callable[[Signs], bool]], ...] = (
     (NodeState.DRAINING, lambda one: one.draining or one.said is NodeState.DRAINING),
     (NodeState.READY, lambda _: True),
 )
-"""The first row that holds. A brake keeps the silent ones at Suspect: nothing is done to them."""
+"""The first matching row decides. A brake keeps silent nodes at Suspect, without any action."""
 
 UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
-"""Such a node's agent is not there to be asked."""
+"""States in which the node's agent cannot be asked."""
 
 UNCERTAIN = UNHEARD | {NodeState.RECOVERING}
-"""What such a node last said of its VMs is shown as Unknown (I9): nobody compared it since."""
+"""States in which the statuses of the node's VMs are shown as Unknown (I9): they are not
+current."""
 
 WHY_UNKNOWN: dict[NodeState, str] = {
     NodeState.SUSPECT: "{node} has not been heard for a while; the guest may still run",
@@ -70,12 +73,12 @@ WHY_UNKNOWN: dict[NodeState, str] = {
 
 
 def state_of(signs: Signs) -> NodeState:
-    """The node's state."""
+    """Return the node's state."""
     return next(state for state, holds in ROWS if holds(signs))
 
 
 def unheard(node: str) -> NodeRecord:
-    """What stands for the record of a node that holds VMs and said nothing to this process."""
+    """Return a placeholder record for a node that holds VMs and was not heard."""
     return NodeRecord(
         node=node,
         hostname="",
@@ -89,7 +92,7 @@ def unheard(node: str) -> NodeRecord:
 
 
 def brake(silent_since_s: Iterable[float], nodes: int) -> bool:
-    """True when more than max(1, nodes / 3) fell silent together (design §6).
+    """Return True if more than max(1, nodes / 3) fell silent together.
 
     `silent_since_s` is when each silent node was last heard.
     """

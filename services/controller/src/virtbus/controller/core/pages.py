@@ -1,4 +1,4 @@
-"""Lists as pages of bounded size: bytes as they are sent, and items (ADR 0028)."""
+"""Splits lists into pages that are bounded in encoded bytes and items (ADR 0028)."""
 
 import base64
 from collections.abc import Iterable, Iterator
@@ -11,23 +11,23 @@ from virtbus.schemas.paging import Paged
 from virtbus.schemas.wire import encode, encode_json
 
 PAGE_BYTES = 512 * 1024
-"""A page ends before this, unless its only item is larger. 500 usual VMs have less."""
+"""A page ends before this size, unless its only item is larger. 500 usual VMs need less."""
 ITEM_BYTES = 768 * 1024
-"""An item above it loses its largest fields; a message on the bus may have 1 MiB."""
+"""A larger item loses its largest fields; a message on the bus may have 1 MiB."""
 PAGE_ITEMS = 500
 
 Plain = dict[str, Any]
 
 
 class Asked(Protocol):
-    """Of a request, whether its answer is JSON."""
+    """The part of a request that says if its answer is JSON."""
 
     @property
     def wants_json(self) -> bool: ...
 
 
 class Page(NamedTuple):
-    """Items as plain data, and the key of the last one where more follow."""
+    """Items as plain data, and the key of the last one if more follow."""
 
     items: list[Plain]
     last: str | None
@@ -41,7 +41,7 @@ def answer(
     most: int = PAGE_ITEMS,
     **fields: Any,
 ) -> Plain:
-    """A page of `model` as plain data; `fields` are its others."""
+    """Return a page of `model` as plain data; `fields` are its other fields."""
     found_ = page(found, as_json=asked.wants_json, most=most)
     continue_ = None if found_.last is None else token(found_.last)
     empty = model.model_validate({"continue": continue_, **fields})
@@ -49,14 +49,14 @@ def answer(
 
 
 def page(found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS) -> Page:
-    """The first items of `found` (key and model, in the order of keys) that fit in one answer."""
+    """Return the first items of `found` (key and model, ordered by key) that fit in one answer."""
     return next(split(found, as_json=as_json, most=most))
 
 
 def split(
     found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS
 ) -> Iterator[Page]:
-    """All of `found` in pages, at least one; each is made when it is asked for."""
+    """Yield all of `found` in pages, at least one; each is made on demand."""
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, ""
     for key, model in found:
@@ -71,9 +71,9 @@ def split(
 
 
 def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
-    """A model as plain data, and its size. Above ITEM_BYTES its largest fields are left out.
+    """Return a model as plain data, and its size; omit the largest fields above ITEM_BYTES.
 
-    `cut` of the item then names them. A field that has no default becomes an empty value.
+    `cut` of the item names the omitted fields. A field without a default becomes an empty value.
     """
     item = plain(model, as_json=as_json)
     size_bytes = _size_bytes(item, as_json=as_json)
@@ -95,13 +95,13 @@ def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
 
 
 def _field(model: BaseModel, name: str) -> str:
-    """The field that is sent as `name`."""
+    """Return the field with the encoded name `name`."""
     fields = type(model).model_fields
     return next(each for each, field in fields.items() if name in {each, field.alias})
 
 
 def plain(model: BaseModel, *, as_json: bool) -> Plain:
-    """What is sent of a model: JSON has its defaults, msgpack leaves them out."""
+    """Return the encoded form of a model: JSON contains defaults, msgpack omits them."""
     if as_json:
         return model.model_dump(mode="json", by_alias=True)
     return model.model_dump(exclude_defaults=True, by_alias=True)
@@ -112,12 +112,12 @@ def _size_bytes(item: Plain, *, as_json: bool) -> int:
 
 
 def token(key: str) -> str:
-    """`continue` of the page behind an item."""
+    """Return the `continue` of the page after an item."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
 def key_of(continue_: str | None) -> str:
-    """The key in a `continue`, "" without one; VirtbusError 400 where it is none."""
+    """Return the key in a `continue`, "" without one; VirtbusError 400 if it is invalid."""
     try:
         return base64.urlsafe_b64decode((continue_ or "").encode()).decode()
     except ValueError:
@@ -125,6 +125,6 @@ def key_of(continue_: str | None) -> str:
 
 
 def bad_continue() -> VirtbusError:
-    """400: no list gave this."""
+    """Return 400: the token is not from a list."""
     message = "continue is not what a list gave; leave it out to begin anew"
     return VirtbusError(Code.INVALID, "bad_continue", message)

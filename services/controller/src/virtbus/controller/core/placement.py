@@ -1,7 +1,7 @@
-"""Placement: filter, then score; every refused node with its reason.
+"""Placement: filters nodes, then scores them; each refused node gets a reason.
 
-A create looks at every node, so nodes of one kind (same labels, networks, images, services …) are
-judged once, and of each only what it has left is compared: 0.07 ms with 200 nodes.
+A create considers every node. Nodes of one kind (same labels, networks, images, services …) are
+judged once, and only their free capacity is compared: 0.07 ms with 200 nodes.
 """
 
 import math
@@ -18,27 +18,27 @@ from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.wire import encode
 
 CPU_OVERCOMMIT = 8.0
-"""Promised vCPUs per host CPU where the settings say nothing else: an idle guest costs none, so
-CPU is shared; memory is not."""
+"""Default of allocated vCPUs per host CPU. Idle guests use no CPU, so CPUs are shared; memory is
+not."""
 MEMORY_RESERVE_BYTES = 512 * 1024**2
-"""Kept for the host: libvirtd, the services and page tables of the guests."""
+"""Reserved for the host: libvirtd, the services and page tables of the guests."""
 QEMU_OVERHEAD_BYTES = 48 * 1024**2
-"""Beside the guest's memory, per VM (perf-limits.md §2: PSS 31.5 MiB for a 32 MiB guest)."""
+"""Overhead per VM in addition to the guest's memory (measured: PSS 31.5 MiB for a 32 MiB guest)."""
 OVERLAY_BYTES = 64 * 1024**2
-"""Of a disk's size this much counts: overlays are thin, and a small guest's first boot writes
-less. Disks are shared like CPUs; what older ones grew to shows in the node's free bytes."""
+"""The part of a disk's size that counts. Overlays are thin, and a small guest's first boot writes
+less. Disks are overcommitted like CPUs; the growth of older ones shows in the node's free bytes."""
 
 HOSTNAME = "kubernetes.io/hostname"
-"""Every node has this label, with its name: who selects by it names one (as in Kubernetes)."""
+"""Every node has this label, with its name as the value (as in Kubernetes)."""
 NODES_TOLD = 8
-"""Of a large fleet so many reasons are in a VM's message; `virtbus node list` shows the rest."""
+"""Maximum number of reasons in a VM's message; `virtbus node list` shows the rest."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node and what is promised on it, and so what it has left, which is computed once.
+    """A node and its allocations, with the free capacity computed once.
 
-    `kind` is equal for nodes that differ in nothing else; without it the node is one of its own.
+    `kind` is equal for nodes that differ only in capacity; without it the node has its own kind.
     """
 
     record: NodeRecord
@@ -48,35 +48,36 @@ class Candidate:
     silent: bool = False
     kind: bytes = b""
     cordoned: str = ""
-    """Why it takes no VM: cordoned, drained or fenced."""
+    """The reason why it takes no VM: cordoned, drained or fenced."""
     fresh_vms: int = 0
-    """Of `vms`, those promised after the record: its free disk does not show them yet."""
+    """Those of `vms` that were allocated after the record: its free disk does not include them
+    yet."""
     strict: bool = False
-    """Its CPUs are not shared: a strict VM is there, or asks."""
+    """Its CPUs are not shared: it has a strict VM, or a strict VM asks."""
     vcpus_per_cpu: float = CPU_OVERCOMMIT
-    """Where they are shared, so many vCPUs may be promised for each."""
+    """Allocatable vCPUs per shared CPU."""
     images: frozenset[str] = frozenset()
-    """The keys of the images that it has (`schemas.image.image_key`); part of its kind."""
+    """The keys of its images (`schemas.image.image_key`); part of its kind."""
 
     @cached_property
     def free_vcpus(self) -> int:
-        """How many vCPUs may still be promised."""
+        """Return how many vCPUs are free."""
         share = 1.0 if self.strict else self.vcpus_per_cpu
         return int(self.record.cpus * share) - self.vcpus
 
     @cached_property
     def free_memory_bytes(self) -> int:
-        """Memory that may still be promised."""
+        """Return how much memory is free."""
         return self.record.memory_bytes - MEMORY_RESERVE_BYTES - self.memory_bytes
 
     @cached_property
     def free_disk_bytes(self) -> int:
-        """Free disk, without what VMs that came after the record will take."""
+        """Return the free disk space, less the demand of VMs that came after the record."""
         return self.record.disk_free_bytes - self.fresh_vms * OVERLAY_BYTES
 
     @cached_property
     def takes(self) -> "Takes":
-        """What `place` reads of each node."""
+        """Return the values that `place` reads of each node."""
         record = self.record
         free = max(self.free_memory_bytes, 0) / max(record.memory_bytes, 1)
         spare = self.free_disk_bytes - record.disk_reserve_bytes
@@ -92,44 +93,44 @@ class Candidate:
 
     @cached_property
     def emptied(self) -> "Candidate":
-        """The same without any VM."""
+        """Return the same node without VMs."""
         return replace(self, vms=0, vcpus=0, memory_bytes=0, fresh_vms=0)
 
     @cached_property
     def made_strict(self) -> "Candidate":
-        """The same for a VM that does not share."""
+        """Return the same node for a strict VM."""
         return self if self.strict else replace(self, strict=True)
 
 
 Rank = tuple[float, int, str]
-"""Of nodes of one kind the lowest is the best: most memory free, then fewest VMs, then by name."""
+"""Among nodes of one kind the lowest is best: most free memory, then fewest VMs, then by name."""
 
 
 Takes = tuple[bytes | str, int, int, float, Rank]
 """The largest VM that a node takes now: kind, vCPUs (-1: it takes none), bytes of memory and of
-disk, rank. A bare tuple, for of each node it is taken apart at each create."""
+disk, rank. A plain tuple because it is unpacked once per node on every create."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Those that fit, by rank; `refused` maps the others to why."""
+    """Nodes that fit, by rank; `refused` maps the others to the reason."""
 
     fit: Sequence[Rank]
     refused: Mapping[str, str]
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """Those that fit, the best first."""
+        """Return the nodes that fit, the best first."""
         return tuple(name for *_, name in sorted(self.fit))
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The first of `nodes`, or nothing: at a third of its time."""
+        """Return the first of `nodes`, or nothing; three times as fast."""
         return (min(self.fit)[2],) if self.fit else ()
 
 
 class Demand(NamedTuple):
-    """What of a spec decides which nodes can take it: alike VMs have the same."""
+    """The part of a spec that decides which nodes can take it; equal for similar VMs."""
 
     vcpus: int
     memory_bytes: int
@@ -141,7 +142,7 @@ class Demand(NamedTuple):
 
 
 def demand_of(spec: VmSpec) -> Demand:
-    """The demand of a VM."""
+    """Return the demand of a VM."""
     return Demand(
         spec.domain.cpu.vcpus,
         memory_of(spec),
@@ -154,12 +155,12 @@ def demand_of(spec: VmSpec) -> Demand:
 
 
 def memory_of(spec: VmSpec) -> int:
-    """What a VM takes of a host's memory."""
+    """Return the memory that a VM uses on a host."""
     return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
 
 
 def disk_of(spec: VmSpec) -> int:
-    """What a VM takes of a host's disk at first."""
+    """Return the disk space that a VM uses on a host at first."""
     sizes = [v.empty_disk.capacity if v.empty_disk else OVERLAY_BYTES for v in spec.volumes]
     return sum(min(size, OVERLAY_BYTES) for size in sizes)
 
@@ -229,7 +230,7 @@ def _disk(want: Demand, node: Candidate) -> str | None:
 
 Filter = Callable[[Demand, Candidate], str | None]
 OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks)
-"""These read nothing of the record that ONE_OF_A_KIND leaves out, and nothing beside it."""
+"""Filters that read only fields in which nodes of one kind are equal."""
 FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _host, _vcpus, _memory, _disk)
 ONE_OF_A_KIND = frozenset(
     {
@@ -241,10 +242,10 @@ ONE_OF_A_KIND = frozenset(
 
 
 def kind_of(told: Mapping[str, Any]) -> bytes:
-    """The kind of a node, of its record as plain values."""
+    """Return the kind of a node, from its record as plain values."""
     same = {key: value for key, value in told.items() if key not in ONE_OF_A_KIND}
     services = same.get("services")
-    if isinstance(services, Mapping):  # when a service was last seen makes no kind
+    if isinstance(services, Mapping):  # the time of a service's last report does not count
         same["services"] = {
             name: {key: value for key, value in state.items() if key != "seen_ns"}
             for name, state in services.items()
@@ -263,7 +264,7 @@ def _locality(spec: VmSpec, node: Candidate) -> float:
 
 
 def _hands(_spec: VmSpec, node: Candidate) -> float:
-    """Prefer a node whose services are all there; one that lacks them still gets them back."""
+    """Prefer a node with all its services; one without some of them will recover."""
     states = [service.state for service in node.record.services.values()]
     return sum(state is NodeState.READY for state in states) / len(states) if states else 1.0
 
@@ -282,16 +283,16 @@ class _Verdict(NamedTuple):
 
 
 def _judge(spec: VmSpec, want: Demand, node: Candidate) -> _Verdict:
-    """What holds for every node of this one's kind."""
+    """Return the verdict for every node of this one's kind."""
     refused = next((why for check in OF_KIND if (why := check(want, node))), None)
     score = sum(weight * score(spec, node) for weight, score in SCORES_OF_KIND)
     return _Verdict(refused, score)
 
 
 def room(spec: VmSpec, node: Candidate, *, powered: bool = True, disk: bool = True) -> str | None:
-    """Why the VM does not fit beside what is promised on the node.
+    """Return why the VM does not fit in the node's free capacity.
 
-    One that is not to run now takes no CPU or memory of it; one that is there (`disk` False) has
+    A VM that should not run needs no CPU or memory. One that is already there (`disk` False) has
     its disks.
     """
     return _room(demand_of(spec), node, powered=powered, disk=disk)
@@ -303,11 +304,11 @@ def _room(want: Demand, node: Candidate, *, powered: bool, disk: bool = True) ->
 
 
 def never(spec: VmSpec, node: Candidate, *, strict: bool = False) -> str | None:
-    """Why the node could not hold the VM even if it were empty and all of it ready."""
+    """Return why the node could not hold the VM even if it were empty and ready."""
     node = (node.made_strict if strict else replace(node, strict=False)).emptied
     netd = node.record.services.get("netd")
     checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _vcpus, _memory)
-    if netd is None or netd.state is NodeState.READY:  # else its networks are not known
+    if netd is None or netd.state is NodeState.READY:  # otherwise its networks are unknown
         checks = (*checks, _networks)
     want = demand_of(spec)
     return next((why for check in checks if (why := check(want, node))), None)
@@ -316,7 +317,7 @@ def never(spec: VmSpec, node: Candidate, *, strict: bool = False) -> str | None:
 def place(
     spec: VmSpec, nodes: Sequence[Candidate], *, powered: bool = True, strict: bool = False
 ) -> Placement:
-    """Nodes that can take the VM, best first; equal ones by fewest VMs, then by name."""
+    """Return nodes that can take the VM, best first; ties by fewest VMs, then by name."""
     want = demand_of(spec)
     asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]
     anywhere = powered and not want.host
@@ -327,7 +328,7 @@ def place(
         kind, vcpus, memory_bytes, disk_bytes, rank = node.takes
         if kind not in fit:
             verdicts[kind], fit[kind] = _judge(spec, want, node), []
-        if (  # what the filters say, at a tenth of their time
+        if (  # the same as the filters, in a tenth of the time
             anywhere
             and asked_vcpus <= vcpus
             and asked_memory_bytes <= memory_bytes
@@ -349,7 +350,7 @@ def _ranked(
     verdicts: Mapping[bytes | str, _Verdict],
     refused: dict[str, str],
 ) -> list[Rank]:
-    """Nodes of all kinds by one rank; those of a kind that is refused go to `refused`."""
+    """Return nodes of all kinds by one rank; nodes of a refused kind go to `refused`."""
     found: list[Rank] = []
     for kind, ranks in fit.items():
         verdict = verdicts[kind]
@@ -363,7 +364,7 @@ def _ranked(
 
 
 def why_unplaced(refused: Mapping[str, str]) -> str:
-    """In one sentence, why a VM waits for a node."""
+    """Return one sentence that says why a VM waits for a node."""
     if not refused:
         return "no node has joined; start one with `virtbus up`"
     told = [f"{node} {why}" for node, why in sorted(refused.items())]
@@ -374,7 +375,7 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
 def impossible(
     spec: VmSpec, nodes: Sequence[Candidate], *, strict: bool = False
 ) -> VirtbusError | None:
-    """422 with each node's reason where none of them could ever hold the VM; None if one could."""
+    """Return 422 with each node's reason if none could ever hold the VM; None if one could."""
     refused = {node.record.node: why for node in nodes if (why := never(spec, node, strict=strict))}
     if not refused or len(refused) < len(nodes):
         return None
@@ -388,12 +389,12 @@ def impossible(
 
 
 def never_room(node: str, why: str) -> VirtbusError:
-    """422: the VM's own node is too small for what it shall become."""
+    """Return 422: the VM's own node is too small for the changed VM."""
     message = f"{node} {why}, even if it were empty; ask for less"
     return VirtbusError(Code.UNSUPPORTED, "no_capacity", message)
 
 
 def no_room(node: str, why: str) -> VirtbusError:
-    """429: the VM's own node has no room for it now."""
+    """Return 429: the VM's own node has no capacity for it now."""
     message = f"{node} {why}; stop or delete VMs there, or move this one, then repeat"
     return VirtbusError(Code.EXHAUSTED, "no_room", message, after_ms=5000)

@@ -1,6 +1,6 @@
-"""What is promised on each node, kept up as records come and go.
+"""The allocations on each node, updated as records change.
 
-A create looks at every node; it must not look at every VM as well (10,000 of them cost 10 ms).
+A create considers every node. It must not scan every VM as well: 10,000 of them cost 10 ms.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from virtbus.schemas.vm import VmRecord
 
 
 def takes_room(record: VmRecord) -> bool:
-    """A stopped VM promises nothing but its disks; its start asks for room anew (ADR 0012).
+    """Return True if the record allocates CPU and memory; a stopped VM's does not (ADR 0012).
 
-    A strict one keeps what is reserved for it.
+    A strict VM keeps its reservation. The start of any other VM checks capacity again.
     """
     return record.powered or record.reserved
 
@@ -27,10 +27,10 @@ class Load:
     reserved_vms: int = 0
     reserved_vcpus: int = 0
     reserved_memory_bytes: int = 0
-    """Of the above, what is reserved for strict VMs."""
+    """The reserved part of it, for strict VMs."""
 
     def count(self, record: VmRecord, sign: int) -> None:
-        """Add (`sign` 1) or take away (-1) a record."""
+        """Add (`sign` 1) or subtract (-1) a record."""
         vcpus, memory_bytes = sign * record.spec.domain.cpu.vcpus, sign * memory_of(record.spec)
         self.vms += sign
         if takes_room(record):
@@ -52,11 +52,11 @@ class Promises:
     on: dict[str, Load] = field(default_factory=dict)
 
     def add(self, record: VmRecord) -> None:
-        """A record is on its node now."""
+        """Add a record to its node."""
         self.on.setdefault(record.node, Load()).count(record, 1)
 
     def take_back(self, record: VmRecord) -> None:
-        """The same record, which was added, is no more or changes."""
+        """Subtract a record that was added."""
         load = self.on[record.node]
         load.count(record, -1)
         if not load.vms:

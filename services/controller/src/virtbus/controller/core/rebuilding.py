@@ -1,7 +1,7 @@
-"""What a bus that lost records gets back from the hosts: who is right about each VM (I15).
+"""Decides which copy of each VM a rebuilt bus gets: the bus' or a host's (I15).
 
-A host's copy is of what it acted on; the bus may hold an older one (a restored backup), a newer
-one, or none. The higher (epoch, generation, power_epoch, pause_epoch) is right, whoever has it.
+A host has the record that it acted on. The bus may have an older one (a restored backup), a newer
+one, or none. The copy with the higher (epoch, generation, power_epoch, pause_epoch) is used.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,26 +14,29 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Step(StrEnum):
-    """What to do about one VM."""
+    """The action for one VM."""
 
     ADD = "add"
-    """The bus has nothing of it: claim and commit what the host knows."""
+    """The bus has no record: claim and commit the host's copy."""
     RAISE = "raise"
-    """The host moved on: its copy takes the place of the bus's older one."""
+    """The host's copy is newer: it replaces the bus' copy."""
     MOVE = "move"
     """The same, from another node's key."""
     END = "end"
-    """The host let go of it after this copy was made: it was deleted."""
+    """The host released it after this copy was made, so it was deleted."""
     KEEP = "keep"
     UNSIGNED = "unsigned"
-    """A host's copy would win, and no controller has signed it: a person decides."""
+    """A host's copy is newer but not signed by a controller: a person decides."""
     CONFLICT = "conflict"
-    """Nobody can say: a person decides."""
+    """Undecidable: a person decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The last message of a uid on the bus; `record` None where it is none, `node` of its key."""
+    """The last message of a uid on the bus.
+
+    `record` None if it is not a record, `node` of its key.
+    """
 
     where: Standing
     record: VmRecord | None = None
@@ -43,7 +46,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """One VM's step. `record` is the host's copy, or the bus's where no host has one."""
+    """One VM's step. `record` is the host's copy, or the bus' if no host has one."""
 
     step: Step
     record: VmRecord
@@ -51,13 +54,13 @@ class Rebuilt:
 
 
 def age(record: VmRecord) -> tuple[int, int, int, int, bool, bool]:
-    """What makes one copy of a record newer than another."""
+    """Return the sort key by which one copy of a record is newer than another."""
     changes = record.generation, record.power_epoch, record.pause_epoch
     return record.epoch, *changes, record.leaving, record.deleting
 
 
 def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str, str]]:
-    """The newest copy of each VM, and the VMs that two hosts claim under one epoch, with why."""
+    """Return the newest copy of each VM, and the VMs that two hosts claim under one epoch."""
     newest: dict[str, VmRecord] = {}
     disputed: dict[str, str] = {}
     for report in reports:
@@ -75,16 +78,16 @@ def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str
 
 
 def left(reports: Iterable[KnownRecords]) -> dict[tuple[str, str], int]:
-    """The epoch at which a VM left a node, by uid and node."""
+    """Return the epoch at which a VM left a node, by uid and node."""
     return {
         (uid, report.node): epoch for report in reports for uid, epoch in report.removed.items()
     }
 
 
 def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
-    """True for a record of the bus whose host has let go of it.
+    """Return True for a record on the bus whose host has released it.
 
-    One that was leaving its node is on its way, unless a later node has let go of it as well.
+    If the VM was leaving its node, it was deleted only if a later node has released it as well.
     """
     if record.leaving:
         return any(uid == record.uid and epoch > record.epoch for (uid, _), epoch in gone.items())
@@ -92,7 +95,7 @@ def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
 
 
 def step_of(record: VmRecord, known: Known) -> Rebuilt:
-    """What to do with a host's newest copy."""
+    """Return the step for a host's newest copy."""
     if known.where is Standing.MARKER:
         return Rebuilt(Step.KEEP, record, "it was deleted; its host ends what is left of it")
     if known.where is Standing.UNREADABLE:
@@ -112,7 +115,7 @@ def believed(
     good: Collection[tuple[str, str]],
     accepted: Collection[str],
 ) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
-    """The reports with what is signed, or was accepted by a person; and what is left of them.
+    """Split the reports into trusted ones (signed, or accepted by a person) and the rest.
 
     `good` are node and uid of the signed ones, `accepted` names `NODE` or `NODE/UID`.
     """
@@ -133,7 +136,7 @@ def believed(
 def unsigned(
     doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
 ) -> list[Rebuilt]:
-    """Those that would change something, were they believed."""
+    """Return the untrusted records that would change something."""
     settled = {step.record.uid: step.record for step in steps}
     found = []
     for record in doubtful:
@@ -153,10 +156,10 @@ def unsigned(
 def plan(
     reports: Mapping[str, KnownRecords], bus: Mapping[str, Known], silent: Iterable[str]
 ) -> list[Rebuilt]:
-    """A step for each VM that a host or the bus knows, by uid; `silent` nodes did not answer.
+    """Return a step for each VM that a host or the bus knows; `silent` nodes did not answer.
 
-    A VM that left its node was deleted, or moved: only when every node has answered and none has
-    it, it was deleted.
+    A VM that left its node was deleted or moved. It counts as deleted only if every node has
+    answered and none has it.
     """
     newest, disputed = best(reports.values())
     gone = left(reports.values())
@@ -171,7 +174,7 @@ def plan(
             steps.append(step_of(record, known))
         elif known.record is not None:
             let_go = was_deleted(known.record, gone)
-            if let_go and known.record.leaving:  # by another node's word, which nobody signed
+            if let_go and known.record.leaving:  # by another node's report, which is unsigned
                 why = "it left its node, and another host says that it was deleted there"
                 steps.append(Rebuilt(Step.CONFLICT, known.record, f"{why}: vm delete, or repeat"))
             elif let_go and unheard:

@@ -1,4 +1,4 @@
-"""The secret inputs of a VM, apart from its record (design §3 rule 8)."""
+"""Separates the secret inputs of a VM from its record."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from virtbus.schemas.vm import ImageVolume, VmSecrets, VmSpec, Volume
 from virtbus.schemas.wire import encode
 
 MAX_BYTES = SECRET.written_bytes
-"""Of one entry of `$KV.sec`."""
+"""Size limit of one entry of `$KV.sec`."""
 _TEXTS = (
     *("user_data", "user_data_base64", "network_data", "network_data_base64"),
     "image_pull_secret",
@@ -18,7 +18,7 @@ _HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "containe
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
-    """The spec without its secrets, and these by volume name."""
+    """Return the spec without its secrets, and the secrets by volume name."""
     bare = tuple(_bare(volume) for volume in spec.volumes)
     held = [old for old, new in zip(spec.volumes, bare, strict=True) if old != new]
     if not held:
@@ -49,12 +49,12 @@ def _bare(volume: Volume) -> Volume:
 
 
 def secret_bytes(secrets: VmSecrets) -> bytes:
-    """The entry of `$KV.sec`; its SHA-256 is the record's `sec_digest`."""
+    """Return the entry of `$KV.sec`; its SHA-256 is the record's `sec_digest`."""
     return encode(secrets)
 
 
 def secret_paths(spec: VmSpec) -> tuple[str, ...]:
-    """Where in a spec secrets may have been."""
+    """Return the paths in a spec at which secrets may have been."""
     return tuple(
         f"spec.volumes[{index}].{kind}"
         for index, volume in enumerate(spec.volumes)
@@ -70,7 +70,7 @@ def _may_hold(holder: object) -> bool:
 
 
 def secret_size(volumes: list[Mapping[str, Any]]) -> int:
-    """About how many bytes of secrets a request's volumes hold, as they came, junk and all."""
+    """Estimate the bytes of secrets in a request's raw volumes."""
     return sum(len(text.encode(errors="replace")) for v in volumes for text in _texts(v))
 
 

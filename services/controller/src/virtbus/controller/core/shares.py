@@ -1,7 +1,7 @@
-"""Fair parts of a stream that all nodes write to (ADR 0030).
+"""Fair shares of a stream that all nodes write to (ADR 0030).
 
-nats-server knows limits of a stream and of a subject, none of a node's subtree. So the controller
-with the lease estimates each node's part from a sample, and trims who takes what others need.
+nats-server limits a stream or a subject, but not a node's subtree. So the controller with the lease
+estimates each node's share from a sample, and trims nodes that exceed it.
 """
 
 from collections import Counter
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOOK_AT = 0.25
-"""The fill of a stream below which nobody is short of room."""
+"""The fill of a stream below which nothing is trimmed."""
 MOST, LEAST, TIMES_FAIR = 0.5, 1 / 16, 4
-"""A node may take four times its fair part, at most half and at least a sixteenth of a stream."""
+"""A node may use four times its fair share, at most half and at least a sixteenth of a stream."""
 _OVERHEAD_BYTES = 64
-"""Of a stored message beside subject and body, about."""
+"""Approximate overhead of a stored message in addition to subject and body."""
 _NODE_TOKEN = 2
 """In `virtbus.evt.<node>.…` and in `$KV.st.<node>.…`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A node that takes too much; about `bytes` of the stream are its, `keep` of its messages."""
+    """A node that exceeds its share: about `bytes` of the stream; `keep` of its messages stay."""
 
     node: str
     bytes: int
@@ -28,7 +28,7 @@ class Excess:
 
 
 def limit(max_bytes: int, nodes: int) -> int:
-    """What one of so many nodes may have of a stream."""
+    """Return the limit of one of so many nodes in a stream."""
     fair = TIMES_FAIR / max(nodes, 1)
     return int(max_bytes * min(MOST, max(LEAST, fair)))
 
@@ -36,9 +36,9 @@ def limit(max_bytes: int, nodes: int) -> int:
 def excess(
     sample: Iterable[tuple[str, int]], used_bytes: int, max_bytes: int, messages: int, nodes: int
 ) -> list[Excess]:
-    """Who takes more than its limit, by a sample of (subject, body size) over the whole stream.
+    """Return nodes above their limit, by a sample of (subject, body size) over the whole stream.
 
-    Of what is trimmed, messages for half of the limit stay.
+    Trimming keeps messages for half of the limit.
     """
     by_node: Counter[str] = Counter()
     counted: Counter[str] = Counter()
@@ -48,7 +48,7 @@ def excess(
         counted[node] += 1
     total = by_node.total()
     if len(by_node) < 2 and nodes < 2:
-        return []  # nobody else is short of it
+        return []  # no other node needs the space
     most = limit(max_bytes, nodes)
     found = []
     for node, sampled in by_node.items():

@@ -1,4 +1,4 @@
-"""Refuses what a user gave where it is more than is stored, by the field that is largest."""
+"""Refuses user input that is too large to be stored, and names the largest field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,9 +14,9 @@ _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 
 
 def refuse_large(record: VmRecord, secrets: VmSecrets | None = None) -> None:
-    """Raise 413 where a record or its secret inputs are larger than is accepted from users.
+    """Raise 413 if a record or its secret inputs are larger than accepted from users.
 
-    What later writes add to a record is not in it yet; there is room for that above this bound.
+    Later writes add to a record; there is space for that above this limit.
     """
     size = len(encode(record))
     if size > RECORD_ACCEPTED_BYTES:
@@ -36,7 +36,7 @@ def refuse_large(record: VmRecord, secrets: VmSecrets | None = None) -> None:
 
 
 def largest(value: Any, path: str = "") -> str:
-    """The path of the field that makes up most of a value."""
+    """Return the path of the largest field of a value."""
     while True:
         sizes = {where: len(encode(one)) for where, one in _children(value, path).items()}
         if not sizes:
@@ -57,7 +57,7 @@ def _children(value: Any, path: str) -> dict[str, Any]:
 
 
 def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]:
-    """Each volume's secrets by the path at which a request gives them."""
+    """Yield each volume's secrets by their path in a request."""
     for index, volume in enumerate(spec.volumes):
         where, name = f"spec.volumes[{index}]", volume.name
         if name in secrets.cloud_init:

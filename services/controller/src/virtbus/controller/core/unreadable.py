@@ -1,4 +1,4 @@
-"""Values on the bus that nobody can read: known by key, shown, and one VM's trouble (ADR 0027)."""
+"""Unreadable values on the bus: tracked by key, shown, and limited to one VM (ADR 0027)."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _NODE_WIDE = {JOIN_KEY: "join record", WISH_KEY: "wish", IMAGES_KEY: "list of im
 
 
 class Unreadable(NamedTuple):
-    """A value as it stands: where, which one, how large, and what is wrong with it."""
+    """An unreadable value: its key, revision, size, and the error."""
 
     key: str
     revision: int
@@ -26,12 +26,12 @@ class Unreadable(NamedTuple):
 
     @property
     def uid(self) -> str:
-        """The VM that it is of, where the key names one."""
+        """Return the VM in the key, if there is one."""
         return self.key.rpartition(".")[2]
 
     @property
     def kind(self) -> str:
-        """What would stand there."""
+        """Return the kind of value that the key should have."""
         _, bucket, place, *_ = self.key.split(".")
         if self.uid.startswith("_"):
             return _NODE_WIDE.get(self.uid, "value")
@@ -41,7 +41,7 @@ class Unreadable(NamedTuple):
 
     @property
     def way_out(self) -> str:
-        """What a person does about it."""
+        """Return the next step for a person."""
         match self.kind:
             case "record":
                 return (
@@ -73,51 +73,51 @@ class UnreadableError(VirtbusError):
 
 
 class Damaged:
-    """The values that the feeds met and could not read, until another stands in their place."""
+    """The unreadable values that the feeds met, until each is replaced."""
 
     def __init__(self) -> None:
         self._found: dict[str, Unreadable] = {}
 
     def add(self, found: Unreadable) -> bool:
-        """Note one; False where it is known already."""
+        """Add one; return False if it is known already."""
         if self._found.get(found.key) == found:
             return False
         self._found[found.key] = found
         return True
 
     def discard(self, key: str) -> None:
-        """Something else stands there, or nothing."""
+        """Remove the value of a key that was replaced or purged."""
         self._found.pop(key, None)
 
     def has(self, key: str) -> bool:
-        """True where what stands there was met and could not be read."""
+        """Return True if the key's value could not be read."""
         return key in self._found
 
     def record_of(self, uid: str) -> bool:
-        """True where a VM's record cannot be read: writes over the last good one would fail."""
+        """Return True if a VM's record is unreadable: writes over the last good one would fail."""
         return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
 
     def in_bucket(self, bucket: str) -> set[str]:
-        """The keys in one bucket."""
+        """Return the keys in one bucket."""
         return {key for key in self._found if key.startswith(f"$KV.{bucket}.")}
 
     def of(self, uid: str) -> list[Unreadable]:
-        """What is of one VM: its record, its status."""
+        """Return the unreadable values of one VM: its record, its status."""
         return [found for found in self if found.uid == uid]
 
     def claims(self) -> list[Unreadable]:
-        """Name claims that cannot be read."""
+        """Return name claims that cannot be read."""
         return [found for found in self if found.kind == "name claim"]
 
     def statuses(self) -> list[Unreadable]:
-        """Statuses that cannot be read."""
+        """Return statuses that cannot be read."""
         return [found for found in self if found.kind == "status"]
 
     def __iter__(self) -> Iterator[Unreadable]:
         return iter(tuple(self._found.values()))
 
     def alarms(self) -> tuple[str, ...]:
-        """A sentence for each of the first, and how many more there are."""
+        """Return a sentence for each of the first, and the number of the rest."""
         found = sorted(self)
         told = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
         more = len(told) - NAMED_IN_ALARM
@@ -125,7 +125,7 @@ class Damaged:
         return tuple(told[:NAMED_IN_ALARM] + (rest if more > 0 else []))
 
     def shown(self, view: VmView) -> VmView:
-        """The view of the last value that could be read, with a condition where that is older."""
+        """Return the view of the last readable value, with a condition if that is outdated."""
         if not self._found:
             return view
         found = [one for one in self.of(view.uid) if one.kind != "status" or _own(one, view)]
@@ -133,7 +133,7 @@ class Damaged:
 
 
 def _own(found: Unreadable, view: VmView) -> bool:
-    """True for a status of the VM's own node."""
+    """Return True for a status of the VM's own node."""
     return found.key.split(".")[2] == view.node
 
 
@@ -150,7 +150,7 @@ def _told(found: Iterable[Unreadable]) -> tuple[Condition, ...]:
 
 
 def removed(found: Unreadable, *, uid: str, namespace: str, name: str) -> VmView:
-    """What a delete answers of a VM whose record nobody could read: it has no more to show."""
+    """Return the answer to a delete of a VM whose record was unreadable."""
     node = found.key.split(".")[2] if found.kind in {"record", "status"} else UNPLACED
     return VmView(
         uid=uid,

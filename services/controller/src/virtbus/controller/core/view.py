@@ -1,4 +1,4 @@
-"""A VM as users see it: the record and the status that its node last wrote, joined."""
+"""A VM as users see it: the record, joined with the status that its node last wrote."""
 
 from virtbus.controller.core.leaving import fenced
 from virtbus.controller.core.nodes import UNCERTAIN, WHY_UNKNOWN
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import Condition, VmRecord, VmSpec, VmStatus, VmView, Vo
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:
-    """The state to show. A delete wins; what an uncertain node said is unknown (I9)."""
+    """Return the state to show. A delete wins; reports of an uncertain node are Unknown (I9)."""
     if record.node == UNPLACED:
         state = VmState.PENDING
     elif status is None or status.epoch < record.epoch:
@@ -21,7 +21,8 @@ def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) ->
     if record.deleting:
         return advance(state, VmEvent.DELETE)
     refused = status is not None and status.refused
-    if (record.leaving or refused) and state is VmState.DELETING:  # it goes on to another node
+    # the node releases it for a move, not for a delete
+    if (record.leaving or refused) and state is VmState.DELETING:
         let_go = status is not None and (status.released or refused)
         state = VmState.PENDING if let_go else VmState.STOPPING
     return advance(state, VmEvent.LOST) if node in UNCERTAIN else state
@@ -35,10 +36,10 @@ def view(
     fence: Fence | None = None,
     unplaced: str = "",
 ) -> VmView:
-    """The API's VM. `revision` is the record's, to be given back in an update.
+    """Return the API's view. `revision` is the record's, to be sent back in an update.
 
-    `fence` is the proof that its node is off, where there is one.
-    `unplaced` is why it waits for a node.
+    `fence` is the proof that its node is off, if there is one. `unplaced` is why it waits for a
+    node.
     """
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
@@ -101,7 +102,7 @@ def view(
 
 
 def shown_spec(spec: VmSpec) -> VmSpec:
-    """A spec as people may see it: no URL of an image has its query (`changes` puts it back)."""
+    """Return a spec for display: image URLs without their query (`changes` restores it)."""
     if not any(volume.image is not None and "?" in volume.image.ref for volume in spec.volumes):
         return spec
     return spec.model_copy(update={"volumes": tuple(_shown(volume) for volume in spec.volumes)})
@@ -117,7 +118,10 @@ def _shown(volume: Volume) -> Volume:
 def matches(
     record: VmRecord, namespace: str | None, labels: dict[str, str], owner: str = ""
 ) -> bool:
-    """True for a record of the namespace (None: any) and owner (empty: any) with the labels."""
+    """Return True for a record of the namespace and owner with the labels.
+
+    A namespace None, or an empty owner, matches all.
+    """
     return (
         (namespace is None or record.namespace == namespace)
         and (not owner or record.owner == owner)

@@ -1,4 +1,4 @@
-"""What stands at the keys of the bucket `vm`: records, tombstones, name claims, wishes of nodes."""
+"""Values of the bucket `vm`: records, tombstones, name claims, desired states of nodes."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord
 
 
 class Claimed(NamedTuple):
-    """A name claim as it stands."""
+    """A stored name claim."""
 
     uid: str
     revision: int
@@ -18,10 +18,10 @@ class Claimed(NamedTuple):
 
 
 def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | NodeWish | None:
-    """The value of a `$KV.vm…` key by the shape of the key.
+    """Return the value of a `$KV.vm…` key by the shape of the key.
 
-    None for what joins a node, and what controllers tell it alone: the addresses of hosts. Raises
-    VirtbusError where it cannot be read.
+    Return None for join records and for addresses of hosts, which only nodes read. Raises
+    VirtbusError if it cannot be read.
     """
     tokens = key.split(".")
     if tokens[-1] in {HOST_KEY, HOSTS_KEY}:
@@ -39,7 +39,7 @@ def read_vm_key(key: str, value: bytes) -> VmRecord | Tombstone | NameClaim | No
 
 
 def refuse_foreign(key: str, own: str | bool) -> None:
-    """Raise 400 where what stands at `key` says that its place is another (BUS-04)."""
+    """Raise 400 if the value at `key` belongs to another key (BUS-04)."""
     if key != own:
         message = f"what stands at {key} is not its own"
         raise VirtbusError(Code.INVALID, "foreign_record", message)

@@ -1,1 +1,1 @@
-"""What the controller does: records on the bus, requests from it."""
+"""The controller's effects: records on the bus, and requests from it."""

@@ -1,4 +1,4 @@
-"""`node.audit`: each agent compares its host with the records; here is what only the bus shows."""
+"""`node.audit`: combines the audits of agents with findings that only the bus has."""
 
 import asyncio
 
@@ -11,10 +11,10 @@ from virtbus.schemas.nodework import Audit, Audited, Finding
 from virtbus.schemas.wire import validate
 
 FINDINGS_SHOWN = 400
-"""In one answer, shared by the nodes; each has one at least."""
+"""Limit for one answer, shared by the nodes; each has at least one."""
 TEXT_CHARS = 200
 ANSWER_S = 60.0
-"""A repair ends guests and waits for netd and imaged."""
+"""Time limit: a repair ends guests and waits for netd and imaged."""
 
 
 class Audits:
@@ -55,7 +55,7 @@ class Audits:
         return NodeFindings(node=node, findings=found)
 
     def _statuses_without_record(self, node: str) -> tuple[str, ...]:
-        """Uids of which the node tells something, and that are not its own (any more)."""
+        """Return uids with a status of the node that are not, or no longer, on the node."""
         return tuple(
             uid
             for there, uid in self._fleet.statuses
@@ -65,7 +65,7 @@ class Audits:
 
 
 def _shown(one: NodeFindings, most: int) -> NodeFindings:
-    """The same with at most so many findings, and what the node says of them cut."""
+    """Return the result with at most so many findings, and shortened messages."""
     more = len(one.findings) - most
     message = f"{more} more are not listed; repair these, then repeat" if more > 0 else one.message
     return NodeFindings(

@@ -1,4 +1,4 @@
-"""Claim, then commit: the writes that make, change and end a VM's record (ADR 0003)."""
+"""Claim, then commit: the writes that create, change and end a VM's record (ADR 0003)."""
 
 import hashlib
 import logging
@@ -32,19 +32,19 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 8
-"""Each lost race is another writer's progress; eight in a row is a storm to be told of."""
+"""Each lost race is another writer's progress; eight in a row are reported as contention."""
 MARKER_TTL_S = 86_400.0
-"""How long a deleted uid is remembered, so that a late create cannot bring it back (I3)."""
+"""Time that a deleted uid is remembered, so that a late create cannot restore it (I3)."""
 
 
 Fenced = tuple[NodeWish, int]
-"""The wish by which a node is off for sure, and its revision."""
+"""The desired state that fences the node, and its revision."""
 
 
 def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
-    """The writes as a batch that fails once `fence` does not stand any more at its revision.
+    """Return the writes as a batch that fails if `fence` has another revision by then.
 
-    A node that was unfenced meanwhile keeps its VMs. The wish comes right before the writes.
+    A node that was unfenced meanwhile keeps its VMs. The node's key is the first write.
     """
     if fence is None:
         return list(writes)
@@ -54,7 +54,7 @@ def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Where the record stands; `created` False: it was there already, the same."""
+    """The stored record; `created` False: it existed already, unchanged."""
 
     held: Held
     created: bool
@@ -72,7 +72,7 @@ class Commits:
 
         Raises:
             VirtbusError: 409 name or uid taken, 410 uid deleted, 503 too many lost races.
-            NodeFullError: a strict VM, and its node has no room by now.
+            NodeFullError: a strict VM, and its node has no capacity left.
             BusError: nothing happened, or the outcome is unknown.
         """
         body = secret_bytes(secrets) if secrets is not None else None
@@ -89,10 +89,12 @@ class Commits:
             raise
 
     async def _put_secrets(self, record: VmRecord, body: bytes) -> None:
-        """Store the secrets, under a revision that nobody read yet. Those of a VM that exists stay.
+        """Store the secrets under a revision that nobody has read yet.
 
-        Who takes others away buries the uid between reading and replacing them: so whoever put
-        them cannot commit a record that has ours, and comes here again.
+        Those of an existing VM stay.
+
+        A writer that replaces another's secrets first tombstones the uid. So the other writer
+        cannot commit a record with wrong secrets, and comes back here.
         """
         key = subjects.vm_secret(record.node, record.uid)
         there: Entry | None = None
@@ -101,7 +103,9 @@ class Commits:
                 if there is not None:
                     others = there.kind is EntryKind.PUT and there.value != body
                     if not await self.buried(record.uid, bury=others):
-                        return  # the commit finds what is there, too, and says what that means
+                        # leave it: the commit will see the existing record and return the right
+                        # error
+                        return
                 await self._bus.put(key, body, expect=there.revision if there else 0)
             except ConflictError:
                 there = await self._bus.get(key)
@@ -110,9 +114,10 @@ class Commits:
         raise _storm()
 
     async def buried(self, uid: str, *, bury: bool = True) -> bool:
-        """True where `uid` has no record and was not deleted; with `bury` no commit is under way.
+        """Return True if `uid` has no record and was not deleted.
 
-        ConflictError when one was.
+        With `bury` it also writes a tombstone, so that no commit can be under way. ConflictError if
+        one was.
         """
         last = await self._bus.get(subjects.vm_anywhere(uid))
         where, _ = stands(last)
@@ -124,7 +129,10 @@ class Commits:
 
     # --- the name -------------------------------------------------------------------------
     async def _claim(self, record: VmRecord, *, anew: bool = False) -> None:
-        """Hold the name for the record's uid; with `anew` under a revision that nobody read yet."""
+        """Claim the name for the record's uid.
+
+        With `anew` under a revision that nobody has read yet.
+        """
         key = subjects.name_claim(record.namespace, record.name)
         body = encode(NameClaim(uid=record.uid))
         for _ in range(ATTEMPTS):
@@ -137,7 +145,7 @@ class Commits:
         raise _storm()
 
     async def _take_over(self, key: str, body: bytes, record: VmRecord, *, anew: bool) -> bool:
-        """One try at a claim that stands; False when somebody else moved meanwhile."""
+        """Try once to take over an existing claim; return False if another writer was faster."""
         claim = await self._bus.get(key)
         if claim is None:
             return False
@@ -166,7 +174,7 @@ class Commits:
                 pass
 
     async def _bury(self, uid: str, last: Entry | None) -> None:
-        """A fresh tombstone over what was read of the uid; ConflictError when that moved."""
+        """Write a new tombstone over the message that was read; ConflictError if that changed."""
         await self._bus.put(
             subjects.vm_record(UNPLACED, uid),
             encode(Tombstone(uid=uid)),
@@ -188,7 +196,8 @@ class Commits:
                 return Committed(Held(record, revision), created=True)
             except ConflictError:
                 done = await self._settle(record, body, await self._bus.get(anywhere))
-            except NodeFullError:  # of itself, perhaps: then it is there already
+            except NodeFullError:
+                # possibly because of the VM's own reservation: then it exists already
                 last = await self._bus.get(anywhere)
                 if stands(last)[0] is not Standing.RECORD:
                     raise
@@ -200,16 +209,16 @@ class Commits:
     async def _settle(
         self, record: VmRecord, body: bytes | None, last: Entry | None
     ) -> Committed | None:
-        """One try at a commit that met an earlier message; None to try again."""
+        """Try once to commit over an earlier message; return None to retry."""
         where, message = stands(last)
         step = commit_step(where, message, record)
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
             return Committed(Held(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
-            # Who buried us goes on to take the claim over at the revision that it read before.
-            # A new revision, made after we saw the tombstone, lets only one of us succeed.
+            # The controller that tombstoned this uid will next CAS the name claim at the revision
+            # it read. Renewing the claim first makes that CAS fail, so only one of us succeeds.
             await self._claim(record, anew=True)
-            if body is not None:  # a sweep, or another create, may have taken them away
+            if body is not None:  # a sweep, or another create, may have removed them
                 await self._put_secrets(record, body)
             try:
                 revision = await self._unbury(record, last)
@@ -227,7 +236,7 @@ class Commits:
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
-        """Put the record where its tombstone stands, or move from there to its node."""
+        """Put the record over its tombstone, or move it from there to its node."""
         key, body = subjects.vm_record(record.node, record.uid), encode(record)
         if key == tombstone.key:
             anywhere = subjects.vm_anywhere(record.uid)
@@ -240,7 +249,7 @@ class Commits:
         return await self._reservations.write(None, record, move)
 
     async def _withdraw(self, record: VmRecord) -> None:
-        """Give back what a refused create took, where nobody can commit it any more."""
+        """Release the claim and secrets of a refused create, if nobody can commit it any more."""
         try:
             last = await self._bus.get(subjects.vm_anywhere(record.uid))
             _, there = stands(last)
@@ -258,24 +267,24 @@ class Commits:
             _left(error, record.uid)
 
     async def replace(self, held: Held, record: VmRecord) -> Held:
-        """CAS the record over the revision that was read; raises ConflictError when it moved.
+        """CAS the record over the revision that was read; raises ConflictError if it changed.
 
-        NodeFullError where a strict VM grows beyond what its node has.
+        NodeFullError if a strict VM grows beyond its node's capacity.
         """
         key = subjects.vm_record(held.record.node, record.uid)
         write = Write(key, encode(record), expect=held.revision)
         return Held(record, await self._reservations.write(held.record, record, [write]))
 
     async def known(self, uid: str) -> Known:
-        """What the leader has of a uid, whatever it is."""
+        """Return the leader's message of a uid, of any kind."""
         return known_of(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def write_back(self, record: VmRecord, known: Known) -> None:
-        """Put a host's newer copy in the place of the bus's, with its name; CAS over `known`.
+        """Replace the bus' copy with a host's newer one, with its name; CAS over `known`.
 
         Raises:
-            VirtbusError: another VM has the name, or the uid is gone for good.
-            ConflictError: the record moved meanwhile.
+            VirtbusError: another VM has the name, or the uid was deleted.
+            ConflictError: the record changed meanwhile.
         """
         if known.record is None and known.where is not Standing.UNREADABLE:
             await self.create(record, None)
@@ -294,11 +303,11 @@ class Commits:
         await self._reservations.write(old, record, move)
 
     async def ensure_name(self, record: VmRecord) -> None:
-        """Hold the name for a record that stands; raises as `create`."""
+        """Claim the name for an existing record; raises as `create`."""
         await self._claim(record)
 
     async def latest(self, uid: str) -> Held | None:
-        """The record as the leader has it; raises UnreadableError."""
+        """Return the leader's record; raises UnreadableError."""
         last = await self._bus.get(subjects.vm_anywhere(uid))
         message = message_of(last)
         if last is None or not isinstance(message, VmRecord):
@@ -306,12 +315,12 @@ class Commits:
         return Held(message, last.revision)
 
     async def holder(self, namespace: str, name: str) -> str | None:
-        """The uid that holds a name, from the leader; raises UnreadableError."""
+        """Return the uid that holds a name, from the leader; raises UnreadableError."""
         return holder_of(await self._bus.get(subjects.name_claim(namespace, name)))
 
     # --- the end --------------------------------------------------------------------------
     async def finish(self, held: Held, *, fence: Fenced | None = None) -> int:
-        """Purge secrets, record, then claim: a crash in between leaves only what a sweep finds.
+        """Purge secrets, record, then claim: after a crash in between, a sweep finds the rest.
 
         `fence` as in `guarded`. Returns the record's last revision.
         """
@@ -331,13 +340,13 @@ class Commits:
         return revision
 
     async def purged(self, uid: str) -> bool:
-        """True for a VM that is deleted for sure, not merely unknown to this bus."""
+        """Return True for a VM that was deleted, not merely one unknown to this bus."""
         return purged(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def release_name(self, key: str, uid: str, *, its_own: bool = False) -> bool:
-        """Purge a claim that `uid` holds; False when another holds it by now.
+        """Purge a claim that `uid` holds; return False if another uid holds it by now.
 
-        `its_own`: the VM had that name, so a claim that nobody can read was its.
+        `its_own`: the VM had that name, so an unreadable claim was its own.
         """
         claim = await self._bus.get(key)
         try:
@@ -350,11 +359,11 @@ class Commits:
         return True
 
     async def free_name(self, key: str) -> bool:
-        """Purge a claim whose holder has no record of that name; False if it has, or moved.
+        """Purge a claim whose holder has no record of that name; return False otherwise.
 
-        The claim's revision is read first, and the tombstone is a fresh one: a create of the
-        buried uid that comes back renews the claim, and then this purge fails (ADR 0003).
-        A record that nobody can read keeps its name. Raises UnreadableError for such a claim.
+        The claim's revision is read first, and the tombstone is new. If a create of the tombstoned
+        uid continues, it renews the claim, and then this purge fails (ADR 0003). An unreadable
+        record keeps its name. Raises UnreadableError for an unreadable claim.
         """
         claim = await self._bus.get(key)
         holder = holder_of(claim)
@@ -373,7 +382,7 @@ class Commits:
         return True
 
     async def reclaim(self, key: str, revision: int, uid: str) -> None:
-        """Write a claim that nobody can read for the VM that bears the name; ConflictError."""
+        """Replace an unreadable claim for the VM that has the name; ConflictError."""
         await self._bus.put(key, encode(NameClaim(uid=uid)), expect=revision)
 
 

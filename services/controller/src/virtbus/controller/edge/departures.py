@@ -1,7 +1,7 @@
-"""VMs leave their nodes: what a drain, a fence or `vm.move` began goes on here (ADR 0014).
+"""Evacuation: continues each drain, fence and `vm.move` (ADR 0014).
 
-All that is to be known is on the bus, in wishes, records and statuses; so whichever controller
-holds the lease goes on where the one before it stopped.
+All state is on the bus, in desired node states, records and statuses. So any controller that gets
+the lease can continue.
 """
 
 import asyncio
@@ -27,14 +27,15 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 0.5
 SETTLE_S = 6.0
-"""A node that came back just before its fence was written is heard within this: a beat is 4 s."""
+"""A node that came back just before its fence was written is heard within this: heartbeats are 4 s
+apart."""
 
 Check = Callable[[], int]
-"""The fencing token, right before a write; LeaseLostError once the lease is lost."""
+"""Returns the fencing token, right before a write; LeaseLostError once the lease is lost."""
 
 
 class Departures:
-    """One round after the other, while the lease is held."""
+    """Runs rounds while the lease is held."""
 
     def __init__(self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts) -> None:
         self._fleet = fleet
@@ -43,9 +44,9 @@ class Departures:
         self._commits = Commits(bus, fleet)
         self._moves = Moves(bus, fleet)
         self._fences: dict[str, tuple[Fence, float]] = {}
-        """The fences that stand, and since when this process knows of each."""
+        """The active fences, and since when this process knows of each."""
         self._kept: dict[str, str] = {}
-        """Where VMs that leave have a place, while their nodes let go of them."""
+        """Targets of VMs that leave, until their nodes have released them."""
 
     async def run(self, tenure: Tenure) -> None:
         """Rounds until cancelled."""
@@ -53,11 +54,11 @@ class Departures:
             try:
                 await self.round(tenure.check)
             except (BusError, VirtbusError) as error:
-                log.info("departures wait: %s", error, extra={"code": "departures_wait"})
+                log.info("evacuation paused: %s", error, extra={"code": "departures_wait"})
             await asyncio.sleep(ROUND_S)
 
     async def round(self, check: Check) -> None:
-        """Move what can be moved now, and let leave what may; `check` comes before each write."""
+        """Move VMs that can move now, and start to evacuate others; `check` precedes each write."""
         fleet = self._fleet
         wishes = {node: wish for node, (wish, _) in fleet.wishes.items() if wish.closed}
         self._fences = {node: kept for node, kept in self._fences.items() if node in wishes}
@@ -76,14 +77,17 @@ class Departures:
                 await self._drained(node, places, check, discard=wish.draining.discard_local_disks)
 
     def _on(self, node: str) -> list[Held]:
-        """The VMs of a node, the oldest first; without those whose records cannot be read."""
+        """Return the VMs of a node with readable records, the oldest first."""
         fleet = self._fleet
         there = [held for held in fleet.vms.values() if held.record.node == node]
         there = [held for held in there if not fleet.damaged.record_of(held.record.uid)]
         return sorted(there, key=lambda held: held.record.created_ns)
 
     async def _go_on(self, held: Held, places: Places, check: Check) -> None:
-        """A VM that leaves: move it once its node has let go of it; else keep it a place."""
+        """Continue with a VM that leaves: move it once it is released.
+
+        Until then reserve its target.
+        """
         record, uid = held.record, held.record.uid
         status = self._fleet.status_of(record)
         if not let_go(record, status[0] if status else None):
@@ -95,14 +99,15 @@ class Departures:
             return
         node, _ = places.find(record, home=True)
         if not node and record.leaving_to is None:
-            node = UNPLACED  # as a new VM that nobody can take now: placing goes on with it
+            # as a new VM that does not fit anywhere now: placement continues with it
+            node = UNPLACED
         if node:
             await self._move(held, record, node, check, self._fence_of(record.node))
 
     async def _drained(self, node: str, places: Places, check: Check, *, discard: bool) -> None:
-        """Let the VMs of a node leave for which there is a place."""
+        """Start to evacuate the VMs of a node for which there is a target."""
         if self._fleet.silent(node, asyncio.get_running_loop().time()):
-            return  # it cannot let go of any; should it be off, it is to be fenced
+            return  # a silent node cannot release VMs; if it is powered off, it must be fenced
         for held in self._on(node):
             record = held.record
             if record.ending or stays(record, discard=discard):
@@ -117,14 +122,14 @@ class Departures:
             try:
                 left = await self._commits.replace(held, wanted)
             except ConflictError:
-                continue  # its echo brings us back
+                continue  # the write's echo continues here
             self._apply(left)
             self._facts.emit(Kind.VM_LEAVING, left.record, f"{node} is drained")
 
     async def _fenced(
         self, node: str, wish: NodeWish, fence: Fence, places: Places, check: Check
     ) -> None:
-        """Move the VMs of a node that is off for sure, and is not back."""
+        """Move the VMs of a fenced node that is not back."""
         if not self._is_off(node, fence):
             return
         discard = fence.discard_local_disks or (
@@ -133,7 +138,7 @@ class Departures:
         for held in self._on(node):
             record, standing = held.record, self._fence_of(node)
             if standing is None or standing[0].fenced != fence:
-                return  # it was lifted while we were at it
+                return  # the fence was lifted meanwhile
             if record.deleting:
                 check()
                 await self._finish(held, standing)
@@ -146,9 +151,9 @@ class Departures:
                     await self._move(held, record, there, check, standing)
 
     def _is_off(self, node: str, fence: Fence) -> bool:
-        """True when the node was not heard since, and for long enough to be sure of that.
+        """Return True if the node was not heard since the fence, for long enough to be sure.
 
-        A node that is back holds what it has (its agent reads the fence), until it is unfenced.
+        A node that is back keeps its VMs (its agent reads the fence), until it is unfenced.
         """
         now_s = asyncio.get_running_loop().time()
         kept, since_s = self._fences.get(node, (None, now_s))
@@ -161,7 +166,7 @@ class Departures:
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: Held, fence: Fenced) -> None:
-        """End a delete whose node will not answer; what is on its disk goes when it is back."""
+        """Complete a delete whose node will not answer; its disks are removed when it is back."""
         try:
             revision = await self._commits.finish(held, fence=fence)
         except ConflictError:
@@ -178,7 +183,7 @@ class Departures:
             new = await self._moves.move(Held(record, held.revision), node, fence=fence)
         except (ConflictError, NodeFullError) as error:
             extra = {"code": "move_lost", "uid": record.uid}
-            log.info("%s is looked at again: %s", record.name, error, extra=extra)
+            log.info("%s will be retried: %s", record.name, error, extra=extra)
             return
         if fence is not None:
             self._fleet.wish(fence[0], new.revision - 2)

@@ -1,4 +1,4 @@
-"""What one controller does for all: its duties run while it holds the lease, and end with it."""
+"""Leader tasks: they run while one controller holds the lease, and end with it."""
 
 import asyncio
 import logging
@@ -14,26 +14,28 @@ ROLE = "fleet"
 AGAIN_S = 5.0
 
 Duty = Callable[[Tenure], Coroutine[Any, Any, None]]
-"""Runs until cancelled; asks `tenure.check()` before each write."""
+"""Runs until cancelled; calls `tenure.check()` before each write."""
 
 
 class Duties:
-    """The singletons of the controllers, under one lease."""
+    """The singleton tasks of the controllers, under one lease."""
 
     def __init__(self, leases: Leases, duties: Sequence[Duty]) -> None:
         self._leases = leases
         self._duties = tuple(duties)
         self.tenure: Tenure | None = None
-        """Set while this controller is the one."""
+        """Set while this controller is the leader."""
 
     async def run(self) -> None:
-        """Wait for the lease, do the duties, begin again when it was lost."""
+        """Wait for the lease, run the tasks, wait again when it was lost."""
         while True:
             try:
                 async with self._leases.hold(ROLE) as self.tenure:
                     await self._do(self.tenure)
             except* LeaseLostError as lost:
-                log.warning("duties end: %s", lost.exceptions[0], extra={"code": "lease_lost"})
+                log.warning(
+                    "leader tasks end: %s", lost.exceptions[0], extra={"code": "lease_lost"}
+                )
             finally:
                 self.tenure = None
 
@@ -43,15 +45,16 @@ class Duties:
                 group.create_task(self._again(duty, tenure))
 
     async def _again(self, duty: Duty, tenure: Tenure) -> None:
-        """A duty, begun again where a value on the bus stopped it: each duty passes over those.
+        """Run a task, and restart it if an unreadable value on the bus ended it.
 
-        None should end here; one that does would end every controller, one after the other.
+        Each task should skip such values. Without the restart, one value could end every controller
+        in turn.
         """
         while True:
             try:
                 await duty(tenure)
             except VirtbusError as error:
-                log.error("a duty begins again: %s", error, extra={"code": "duty_again"})
+                log.error("a leader task restarts: %s", error, extra={"code": "duty_again"})
                 await asyncio.sleep(AGAIN_S)
             else:
                 return

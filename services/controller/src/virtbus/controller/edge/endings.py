@@ -1,4 +1,4 @@
-"""The end of deletes, and the sweep of what a crash left; safe in any number of controllers."""
+"""Completes deletes, and sweeps what crashes left behind; safe in any number of controllers."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 AT_ONCE = 16
-"""Deletes ended at once: each is three writes and reads one after the other on the bus."""
+"""Number of concurrent deletes: each makes three writes and reads in sequence."""
 
 
 class Endings:
-    """Finishes deletes whose node has let go, and sweeps orphan claims, secrets and statuses."""
+    """Completes deletes after the release, and sweeps orphan claims, secrets and statuses."""
 
     def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
         self._bus = bus
@@ -44,16 +44,16 @@ class Endings:
                 group.create_task(self._finish_each(changed))
 
     async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
-        """One after the other; another may have the same VM in hand: one of the two writes."""
+        """Process one after the other. Several tasks may have the same VM; one of them writes."""
         while True:
             uid = await changed.get()
             try:
                 await self._finish(uid)
             except VirtbusError as error:
-                log.warning("the end of a delete waits: %s", error, extra=_bad(uid))
+                log.warning("completion of a delete will be retried: %s", error, extra=_bad(uid))
             except BusError as error:
                 log.warning(
-                    "the end of a delete is tried again: %s",
+                    "completion of a delete failed, will be retried: %s",
                     error,
                     extra={"code": "finish_retry", "uid": uid},
                 )
@@ -69,12 +69,12 @@ class Endings:
         try:
             await self._commits.finish(held)
         except ConflictError:
-            return  # another controller was first, or the record moved: its echo brings us back
+            return  # another controller was first, or the record changed: its echo comes back here
         self._facts.emit(Kind.VM_DELETED, held.record, "")
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def sweep(self, grace_s: float) -> int:
-        """One sweep; how many orphans it removed: those that were found for `grace_s`."""
+        """Sweep once; return the number of removed orphans: those seen for `grace_s`."""
         removed = 0
         claims = {key: c.revision for key, c in self._fleet.claims.items() if self._orphan(key, c)}
         for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
@@ -83,17 +83,17 @@ class Endings:
         return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
 
     async def _passing(self, removing: Awaitable[bool], key: str) -> bool:
-        """What became of one orphan; one that moved, or cannot be read, is passed over."""
+        """Remove one orphan; skip one that has changed, or that cannot be read."""
         try:
             return await removing
         except ConflictError:
             return False
         except VirtbusError as error:
-            log.warning("not swept: %s", error, extra=_bad(key))
+            log.warning("sweep skipped: %s", error, extra=_bad(key))
             return False
 
     async def _reclaim(self) -> None:
-        """Write claims that nobody can read anew for the VMs that bear their names."""
+        """Replace unreadable claims for the VMs that have their names."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
         if not bad:
             return
@@ -123,22 +123,23 @@ class Endings:
         return sum([await self._passing(self._sweep_secret(found[key]), key) for key in due])
 
     async def _sweep_secret(self, entry: Entry) -> bool:
-        """Purge a secret that is no VM's; where a move lost the other copy, it is brought there."""
+        """Purge a secret without a VM; move it if it is the last copy of a moved VM."""
         latest = await self._commits.latest(_uid(entry))
         if _belongs(entry, latest):
             return False
         if latest is not None:
             await self._moves.rescue(entry, latest.record)
         else:
-            await self._commits.buried(_uid(entry))  # a create that was paused puts them anew
+            await self._commits.buried(_uid(entry))  # a create that was paused writes them again
         await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
     async def _sweep_statuses(self, grace_s: float) -> int:
-        """Statuses of deleted VMs that their agents have purged: one may be stored behind that.
+        """Remove statuses of deleted VMs that were stored after their agents had purged them.
 
-        A put that hung in a broken connection, or a purge that it garbled. Nodes that are away
-        tell by them what they still hold; a bus that lost its records has no marker of a delete.
+        The cause is a put that hung in a broken connection, or a garbled purge. Statuses of
+        unreachable nodes are kept, because they show the VMs there. A bus that lost its records has
+        no marker of a delete, so nothing is removed.
         """
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = {
@@ -152,7 +153,7 @@ class Endings:
         return sum([await self._passing(self._sweep_status(key), key) for key in due])
 
     def _told_statuses(self) -> Iterator[tuple[str, str, int]]:
-        """Node, uid and revision of each status, of those that nobody can read, too."""
+        """Yield node, uid and revision of each status, including unreadable ones."""
         for (node, uid), (_, revision) in self._fleet.statuses.items():
             yield node, uid, revision
         for one in self._fleet.damaged.statuses():
@@ -176,14 +177,16 @@ class Endings:
             try:
                 removed = await self.sweep(grace_s)
             except BusError as error:
-                log.warning("the sweep is tried again: %s", error, extra={"code": "sweep_retry"})
+                log.warning(
+                    "sweep failed, will be retried: %s", error, extra={"code": "sweep_retry"}
+                )
                 continue
             if removed:
                 log.info("swept %d orphan(s)", removed, extra={"code": "swept"})
 
 
 def _released(record: VmRecord, status: tuple[VmStatus, int] | None) -> bool:
-    """True when the record's node says that nothing is left there."""
+    """Return True if the record's node reports that nothing is left there."""
     return status is not None and status[0].released and status[0].epoch >= record.epoch
 
 
@@ -200,5 +203,5 @@ def _uid(entry: Entry) -> str:
 
 
 def _belongs(entry: Entry, held: Held | None) -> bool:
-    """True for the secrets of a VM on the VM's own node."""
+    """Return True for the secrets of a VM on the VM's own node."""
     return held is not None and entry.key == subjects.vm_secret(held.record.node, held.record.uid)

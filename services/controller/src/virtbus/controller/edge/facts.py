@@ -1,4 +1,4 @@
-"""Facts about VMs and nodes on `virtbus.evt`: told after the deed, never awaited."""
+"""Emits events of VMs and nodes on `virtbus.evt` after each change, without waiting."""
 
 from virtbus.bus.ports import Bus
 from virtbus.schemas import subjects
@@ -6,17 +6,17 @@ from virtbus.schemas.events import Event, Kind
 from virtbus.schemas.vm import VmRecord
 
 _AT_BIRTH = frozenset({Kind.VM_ACCEPTED, Kind.VM_SCHEDULED})
-"""Told after the commit, when the node is already at work; they happened at the commit."""
+"""Emitted after the commit, when the node is already at work; stamped with the commit's time."""
 
 
 class Facts:
-    """The controller's voice on the event stream."""
+    """The controller's emitter of events."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     def node(self, kind: Kind, node: str, message: str, identity: str) -> None:
-        """Store a fact about a node; `identity` is the same in every controller that saw it."""
+        """Emit an event of a node; `identity` is the same in every controller that saw it."""
         event = Event(
             kind=kind,
             uid="",
@@ -30,9 +30,9 @@ class Facts:
         )
 
     def emit(self, kind: Kind, record: VmRecord, message: str, *, revision: int = 0) -> None:
-        """Store one fact; its id makes a repeat of the same step one fact.
+        """Emit an event; its id makes repeats of a step one event.
 
-        `revision` tells apart steps that change neither epoch, generation nor power epoch.
+        `revision` distinguishes steps that change neither epoch, generation nor power epoch.
         """
         event = Event(
             kind=kind,

@@ -1,4 +1,4 @@
-"""The watches that keep the fleet: one a bucket, each restarting its list on its own."""
+"""The watches that update the fleet: one a bucket; each restarts its list by itself."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
-"""The two halves of a move are one batch; a purge alone is an operator's."""
+"""The two halves of a move are one batch; a purge without a put is an operator's."""
 
 
 class Feeds:
-    """Feeds the fleet from the bus. `synced` is set once each bucket was listed whole."""
+    """Updates the fleet from the bus. `synced` is set once each bucket was listed completely."""
 
     def __init__(self, bus: Bus, fleet: Fleet, watches: Watches) -> None:
         self._bus = bus
@@ -33,7 +33,7 @@ class Feeds:
         self.listeners: list[Callable[[], None]] = []
         """Called when anything of the fleet may have changed."""
         self.released: asyncio.Queue[str] = asyncio.Queue()
-        """Uids whose status or record changed: candidates for the end of their delete."""
+        """Uids whose status or record changed: their delete may be complete."""
 
     async def synced(self) -> None:
         """Return when all three buckets have been listed."""
@@ -49,7 +49,7 @@ class Feeds:
             group.create_task(self._look_again())
 
     async def _look_again(self) -> None:
-        """Forget what could not be read and has ended without a word, as heartbeats do."""
+        """Forget unreadable values that expired without a message, as heartbeats do."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             for found in self._fleet.damaged:
@@ -82,7 +82,7 @@ class Feeds:
         try:
             uid = take(entry)
         except VirtbusError as error:
-            # One bad value must not stop the feed; the last good one stays (MSG-16).
+            # One invalid value must not stop the feed; the last good one stays (MSG-16).
             found = unreadable(entry, error)
             if self._fleet.damaged.add(found):
                 log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
@@ -92,7 +92,7 @@ class Feeds:
         return uid
 
     def _bury(self, entry: Entry, error: VirtbusError) -> None:
-        """Keep word of it: the id makes one letter of what every controller meets."""
+        """Emit a dead letter; its id makes the letters of all controllers one."""
         letter = DeadLetter(
             subject=entry.key,
             revision=entry.revision,
@@ -106,7 +106,7 @@ class Feeds:
         self._bus.emit(subject, letter, message_id=f"{entry.key}:{entry.revision}")
 
     def _forget(self, bucket: str, missing: set[str]) -> None:
-        """Drop what a complete list no longer names."""
+        """Drop keys that a complete list no longer contains."""
         for uid in missing:
             if uid.startswith("$KV."):
                 self._forget_key(uid)
@@ -118,7 +118,7 @@ class Feeds:
                 self._changed(uid)
 
     def _forget_key(self, key: str) -> None:
-        """Drop what stood at a key that is no VM's, or could not be read."""
+        """Drop the value of a key that is not a VM's, or that was unreadable."""
         fleet = self._fleet
         fleet.damaged.discard(key)
         if key.endswith(f".{subjects.HOST_KEY}"):
@@ -155,7 +155,7 @@ class Feeds:
         return self._vm_record(entry)
 
     def _wish(self, entry: Entry) -> None:
-        """What is wanted of a node is shown with its VMs."""
+        """Update the views of a node's VMs, which show its desired state."""
         node = entry.key.split(".")[2]
         before = self._fleet.wish_of(node).fenced
         self._vm_record(entry)
@@ -172,7 +172,7 @@ class Feeds:
                 loop = asyncio.get_running_loop()
                 loop.call_later(MOVE_S, self._not_moved, uid, entry.revision)
             return gone
-        if entry.key.startswith(WAITING):  # no node will tell that nothing is left of it
+        if entry.key.startswith(WAITING):  # no node will report its release
             self.released.put_nowait(_name(entry.key))
         return self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
 
@@ -187,7 +187,7 @@ class Feeds:
             self._images(entry)
             return None
         last = entry.key.rpartition(".")[2]
-        if last.startswith("_"):  # of the node's agents, not of a VM
+        if last.startswith("_"):  # a key of the node's agents, not of a VM
             if last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
                 now_s = asyncio.get_running_loop().time()
                 self._fleet.hosts.put_rival(entry.key, entry.value, now_s)
@@ -211,7 +211,7 @@ class Feeds:
 
 
 def _name(key: str) -> str:
-    """What a key is known by: the uid, or the whole key of what is wanted or known of a node."""
+    """Return a key's name: the uid, or the whole key for values of a node."""
     last = key.rsplit(".", maxsplit=1)[-1]
     whole = {subjects.WISH_KEY, subjects.HOST_KEY, subjects.IMAGES_KEY}
     return key if last in whole else last

@@ -1,7 +1,7 @@
-"""The fence agent: a command of the operator's that turns a node off, and says so by exit code 0.
+"""The fence agent: runs an operator's command that turns a node off; exit code 0 is the proof.
 
-Run by the holder of the lease alone, for one node at a time, only while that node is Down and the
-brake on mass silence is off: what fell silent together is nobody's to turn off.
+Only the holder of the lease runs it, for one node at a time. The node must be Down, and the brake
+on mass silence must be off: nodes that fell silent together are never turned off.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ SAID_BYTES = 500
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How the command ended; `said` is the end of its output."""
+    """The end of the command; `said` is the end of its output."""
 
     done: bool
     said: str
 
 
 Command = Callable[[str], Awaitable[Answer]]
-"""Turns the node of that id off for sure, or says why it could not."""
+"""Turns the node of that id off, or returns why it could not."""
 
 
 def command(argv: Sequence[str], timeout_s: float) -> Command:
-    """The configured command; `{node}` in an argument is the node's id. No shell sees it."""
+    """Return the configured command; `{node}` in an argument is the node's id. No shell sees it."""
 
     async def run(node: str) -> Answer:
         words = [word.replace("{node}", check_id(node)) for word in argv]
@@ -61,7 +61,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
         except TimeoutError:
             return Answer(False, f"did not end in {timeout_s:g} s")
         finally:
-            if process.returncode is None:  # and with it what it started
+            if process.returncode is None:  # including its child processes
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.communicate()
@@ -71,7 +71,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
 
 
 async def _end_of(process: asyncio.subprocess.Process) -> str:
-    """Read all that it writes, keep the end."""
+    """Read the whole output, return its end."""
     kept = b""
     assert process.stdout is not None  # noqa: S101  it is a pipe
     while chunk := await process.stdout.read(4096):
@@ -89,7 +89,7 @@ class FenceAgent:
         self._tried_s: dict[str, float] = {}
 
     async def run(self, tenure: Tenure) -> None:
-        """Look each second; never returns by itself."""
+        """Check each second; never returns by itself."""
         while True:
             await asyncio.sleep(LOOK_S)
             for node in self._fleet.known_nodes():
@@ -107,7 +107,7 @@ class FenceAgent:
         return not self._fleet.braked and self._fleet.node_state(node, now_s) is NodeState.DOWN
 
     def _due(self, node: str) -> bool:
-        """True for a node that is Down with VMs on it, is not fenced, and was not just tried."""
+        """Return True for a Down node with VMs that is not fenced and was not tried recently."""
         now_s = asyncio.get_running_loop().time()
         return (
             self._down(node)
@@ -123,8 +123,8 @@ class FenceAgent:
         if not answer.done:
             extra = {"code": "fence_failed", "node": node}
             log.error(
-                "%s is not fenced: %s; tried again in %.0f s, or say it is off: "
-                "`virtbus node fence %s --confirm HOW`",
+                "%s is not fenced: %s; retry in %.0f s, or declare it off: `virtbus node "
+                "fence %s --confirm HOW`",
                 node,
                 answer.said,
                 RETRY_S,
@@ -134,7 +134,7 @@ class FenceAgent:
             return
         if not self._down(node):
             extra = {"code": "fence_void", "node": node}
-            log.warning("%s is back, or many are silent: not fenced", node, extra=extra)
+            log.warning("%s is back, or many nodes are silent: not fenced", node, extra=extra)
             return
         revision = tenure.check()
         await self._nodes.prove(node, self._nodes.proof(seen, "agent", answer.said), revision)

@@ -1,4 +1,4 @@
-"""`image.*`, `network.*`, `bus.*` and `vm.events`: the requests about the fleet."""
+"""`image.*`, `network.*`, `bus.*` and `vm.events`: requests about the fleet."""
 
 import asyncio
 from collections import Counter
@@ -48,13 +48,13 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
 CONSUMERS_SHOWN = 500
-"""Of a stream, those with most to read first: each node has four."""
+"""Number of shown consumers of a stream, those with the largest lag first; each node has four."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
 
 class FleetApi:
-    """The handlers that ask about nodes, or ask nodes."""
+    """Handlers that report on nodes, or call nodes."""
 
     def __init__(self, bus: Bus, fleet: Fleet, storage: Storage) -> None:
         self._bus = bus
@@ -110,7 +110,7 @@ class FleetApi:
         return PulledImages(images=images, errors=_told(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:
-        """Remove an image; 404 only where no node had it."""
+        """Remove an image; 404 only if no node had it."""
         want = validate(ImageDelete, request.data)
         nodes = self._named(want.node)
         gone: dict[str, ForgottenImage] = {}
@@ -125,7 +125,7 @@ class FleetApi:
         return DeletedImages(nodes=gone, errors=_told(failed))
 
     def _named(self, node: str | None) -> list[str]:
-        """The node that was named, or all."""
+        """Return the given node, or all."""
         nodes = [node] if node else sorted(self._fleet.nodes)
         if not nodes:
             message = "no node has joined; start one with `virtbus up`"
@@ -143,7 +143,7 @@ class FleetApi:
         timeout_s: float,
         take: Callable[[str, Any], None],
     ) -> dict[str, VirtbusError]:
-        """Ask imaged of each node at once; `take` gets each answer, errors are told by node.
+        """Call imaged of each node concurrently; `take` gets each answer; return errors by node.
 
         An answer that `take` cannot read is that node's error.
         """
@@ -164,7 +164,7 @@ class FleetApi:
                 group.create_task(ask(node))
         return errors
 
-    # --- facts and state ------------------------------------------------------------------
+    # --- events and state ---------------------------------------------------------------------
     async def events(self, request: Request) -> pages.Plain:
         want = validate(EventList, request.data)
         stored = await self._bus.history(
@@ -174,7 +174,7 @@ class FleetApi:
         return history.page(stored, want, more=more, as_json=request.wants_json)
 
     def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
-        """Each VM as it is shown: a whole view of each would hold the loop up for too long."""
+        """Return each VM's state only: whole views would block the loop for too long."""
         found = []
         for held in self._fleet.vms.values():
             status = self._fleet.status_of(held.record)
@@ -184,7 +184,7 @@ class FleetApi:
         return found
 
     async def status(self, request: Request) -> pages.Plain:
-        """What `virtbus status` shows beside the services' own answers."""
+        """Return the part of `virtbus status` that the services' own answers do not contain."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
         nodes = list(node_views(self._fleet, now_s))
@@ -228,7 +228,7 @@ def _stream(one: StreamReport) -> StreamStatus:
 
 
 def _may_be_cut(stored: Sequence[StoredMessage]) -> bool:
-    """True where the bus may have ended the list because of its size."""
+    """Return True if the bus may have truncated the list."""
     return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
 
 

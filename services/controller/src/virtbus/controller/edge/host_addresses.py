@@ -1,7 +1,7 @@
-"""Tells each node the addresses of all hosts, which its guests may not reach.
+"""Writes the addresses of all hosts for each node, so that its guests cannot reach them.
 
-Nodes name their own in the heartbeat. What a silent one named last stays in its own key, until the
-node is forgotten. One key a node, written only where it changes.
+Nodes report their addresses in the heartbeat. The last ones of a silent node stay in its own key,
+until the node is forgotten. There is one key a node, written only on change.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""All changes of a second are one write a node."""
+"""All changes within a second are one write per node."""
 ADDRESS_CHARACTERS = 45
-"""Of an IPv6 address; longer texts would fill the value that every node reads."""
+"""Length of an IPv6 address; longer texts would fill the value that every node reads."""
 PER_HOST = 32
-"""Of one host so many count: a node cannot close the world to the guests of others."""
+"""Limit per host, so that a node cannot close many addresses for the guests of others."""
 
 
 class FleetAddresses:
-    """A duty of the controller with the lease."""
+    """A leader task."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -36,7 +36,7 @@ class FleetAddresses:
         self._told: dict[str, tuple[HostAddresses, int]] = {}
 
     async def run(self, tenure: Tenure) -> NoReturn:
-        """Follow what stands on the bus, and write what differs, while the lease is held."""
+        """Watch the stored keys, and write differing ones, while the lease is held."""
         self._told.clear()
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -71,7 +71,7 @@ class FleetAddresses:
         self._told[node] = (there, entry.revision)
 
     def wanted(self) -> dict[str, HostAddresses]:
-        """What each node is to be told. Nodes that name no address need no key."""
+        """Return the desired key of each node. Nodes without addresses need no key."""
         own = {node: there.own for node, (there, _) in self._told.items()}
         for node, seen in self._fleet.nodes.items():
             if seen.record.addresses:
@@ -95,7 +95,7 @@ class FleetAddresses:
                     revision = entry.revision if entry is not None else 0
                 revision = await self._bus.put(key, encode(wanted), expect=revision)
             except ConflictError:
-                continue  # another controller was first; the watch brings what it wrote
+                continue  # another controller was first; the watch delivers its write
             except BusError as error:
                 log.info("%s: %s", key, error, extra={"code": "hosts_late"})
                 return

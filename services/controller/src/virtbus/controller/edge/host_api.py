@@ -1,4 +1,4 @@
-"""Which host a node is: recorded at its first heartbeat, changed by a person's word only."""
+"""The host of a node: recorded at its first heartbeat, changed only by a person."""
 
 import asyncio
 import logging
@@ -30,12 +30,13 @@ Change = Callable[[HostRecord], HostRecord]
 
 
 class HostApi(NodeApi):
-    """The handlers of `node.*`, with those that change a host record."""
+    """The handlers of `node.*` that change a host record."""
 
     async def takeover(self, request: Request) -> NodeDetail:
         """Give a node to the agent that was refused and waits (ADR 0031).
 
-        The word names the key's revision: a holder that is back before the new one took it stays.
+        The takeover names the key's revision. If the previous holder renews the key first, it keeps
+        the node.
         """
         want = validate(NodeTakeover, request.data)
         node, fleet = self._known(want.node), self._fleet
@@ -58,7 +59,7 @@ class HostApi(NodeApi):
         return self._show(node)
 
     def _rival(self, node: str, instance: str | None) -> Instance:
-        """The agent that is meant; 409 where none waits, or several do."""
+        """Return the waiting agent; 409 if there is none, or several."""
         waiting = self._fleet.hosts.waiting(node)
         meant = [one for one in waiting if instance in {None, one.instance}]
         if len(meant) == 1:
@@ -74,7 +75,7 @@ class HostApi(NodeApi):
         raise VirtbusError(Code.CONFLICT, "many_rivals", message, details=details)
 
     async def approve(self, request: Request) -> NodeDetail:
-        """Let a node offer what it reports now, or what the request says."""
+        """Approve the node's current report, or the values of the request."""
         want = validate(NodeApprove, request.data)
         node = self._known(want.node)
         last = self._fleet.hosts.reported.get(node)
@@ -91,7 +92,10 @@ class HostApi(NodeApi):
         return self._show(node)
 
     async def _record(self, node: str, change: Change, request: Request) -> bool:
-        """Change the host record by compare-and-set; False where the request has acted already."""
+        """Change the host record by compare-and-set.
+
+        Return False if the request has acted already.
+        """
         key = subjects.node_host(node)
         for _ in range(ATTEMPTS):
             entry = await self._bus.get(key)
@@ -100,7 +104,7 @@ class HostApi(NodeApi):
             if entry is not None and there:
                 try:
                     host = read(HostRecord, entry.value)
-                except VirtbusError as error:  # damaged: a person's word is its mending
+                except VirtbusError as error:  # damaged: a person's request repairs it
                     log.error("unreadable %s: %s", key, error, extra={"code": "bad_record"})
             if request.id in host.requests:
                 return False
@@ -122,7 +126,7 @@ class HostApi(NodeApi):
 
 
 class HostDuty:
-    """Records the host and the offer of each new node, and tells of second agents."""
+    """Records host and capacity of each new node, and reports second agents."""
 
     def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
         self._bus = bus
@@ -130,7 +134,7 @@ class HostDuty:
         self._facts = facts
 
     async def run(self, tenure: Tenure) -> None:
-        """Look each second, while the lease is held; never returns by itself."""
+        """Check each second, while the lease is held; never returns by itself."""
         told: set[tuple[str, str]] = set()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -150,7 +154,7 @@ class HostDuty:
             told = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:
-        """Keep what a node's first heartbeat says; later ones change nothing."""
+        """Record a node's first heartbeat; later ones change nothing."""
         hosts, node = self._fleet.hosts, record.node
         host = hosts.record(node) or HostRecord(node=node)
         update: dict[str, object] = {}
@@ -166,7 +170,9 @@ class HostDuty:
                 subjects.node_host(node), encode(host), expect=hosts.revision(node)
             )
         except BusError as error:
-            log.info("%s is recorded later: %s", node, error, extra={"code": "host_waits"})
+            log.info(
+                "recording of %s will be retried: %s", node, error, extra={"code": "host_waits"}
+            )
             return
         hosts.took(node, host, revision)
         self._fleet.offer(node)

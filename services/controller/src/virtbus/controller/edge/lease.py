@@ -1,8 +1,8 @@
-"""Leases: what one controller at a time does for all of them (design §3, `$KV.lease.<role>`).
+"""Leases, which make one controller at a time the leader of a role (`$KV.lease.<role>`).
 
-The bus keeps a lease for TTL_S after each renewal; its holder stops acting MARGIN_S before that,
-by its own monotonic clock counted from before the renewal was sent. So a holder that was stopped,
-or cut off, finds its tenure over before a rival can have begun one.
+The bus keeps a lease for TTL_S after each renewal. Its holder stops MARGIN_S before that, by its
+own monotonic clock, counted from before the renewal was sent. So a holder that was suspended or cut
+off ends its term before a rival can begin one.
 """
 
 import asyncio
@@ -24,29 +24,32 @@ log = logging.getLogger(__name__)
 TTL_S = 15.0
 RENEW_S = 4.0
 MARGIN_S = 3.0
-"""Longer than a write that is under way may still take to reach the bus's leader."""
+"""Longer than a write in flight may take to reach the bus' leader."""
 LOOK_S = 2.0
-"""Between two looks at a lease that another holds."""
+"""Interval of checks of a lease that another holds."""
 AGAIN_S = 1.0
 GIVE_BACK_S = 1.0
 MARKER_TTL_S = 60.0
 
 
 class LeaseLostError(Exception):
-    """The tenure is over: another may hold the lease by now, so nothing more may be done."""
+    """The term is over: another process may hold the lease by now."""
 
 
 @dataclass(slots=True)
 class Tenure:
-    """A lease while it is held: `revision` fences what is written under it."""
+    """A lease while it is held: `revision` fences all writes under it."""
 
     role: str
     revision: int
     until_s: float
-    """On the loop's clock: from then on nothing may be done."""
+    """The end of the term, on the loop's clock."""
 
     def check(self) -> int:
-        """The fencing token, right before an act; LeaseLostError once the tenure is over."""
+        """Return the fencing token, right before an effect.
+
+        LeaseLostError once the term is over.
+        """
         if asyncio.get_running_loop().time() >= self.until_s:
             msg = f"the lease of {self.role} could not be renewed in time"
             raise LeaseLostError(msg)
@@ -54,20 +57,20 @@ class Tenure:
 
 
 class Leases:
-    """One process's hold on leases, and its proof that the bus takes writes."""
+    """One process' leases, and its evidence that the bus accepts writes."""
 
     def __init__(self, bus: Bus, holder: str) -> None:
         self._bus = bus
         self._holder = holder
         self.proved_s = 0.0
-        """When a renewal, ours or the holder's, was last seen to succeed, on the loop's clock."""
+        """The time of the last known renewal, by us or the holder, on the loop's clock."""
 
     @asynccontextmanager
     async def hold(self, role: str) -> AsyncIterator[Tenure]:
         """Wait for the lease, then hold it around the body, which is cancelled when it is lost.
 
         Raises:
-            LeaseLostError: the body was cut short, or wanted to act after its time.
+            LeaseLostError: the body was cancelled, or acted after its term.
         """
         tenure = await self._acquired(role)
         log.info("holds the lease of %s", role, extra={"code": "lease_held"})
@@ -84,9 +87,9 @@ class Leases:
         finally:
             await self._give_back(tenure)
 
-    # --- getting it -----------------------------------------------------------------------
+    # --- acquire ------------------------------------------------------------------------------
     async def _acquired(self, role: str) -> Tenure:
-        """Try until it is ours; a lease that nobody renewed for longer than its TTL is free."""
+        """Try until it is ours; a lease without a renewal for longer than its TTL is free."""
         loop = asyncio.get_running_loop()
         revision, since_s = -1, loop.time()
         while True:
@@ -102,11 +105,11 @@ class Leases:
             except ConflictError:
                 continue
             except BusError as error:
-                log.debug("lease of %s: %s", role, error)
+                log.debug("cannot acquire the lease of %s: %s", role, error)
             await asyncio.sleep(LOOK_S)
 
     def _free(self, entry: Entry | None) -> bool:
-        """False also for one that nobody can read: it is taken once it was not renewed in time."""
+        """Return True for a free lease; an unreadable one is free once its TTL has passed."""
         if entry is None or entry.kind is EntryKind.PURGE:
             return True
         try:
@@ -125,9 +128,9 @@ class Leases:
         self.proved_s = loop.time()
         return tenure
 
-    # --- keeping it -----------------------------------------------------------------------
+    # --- renew --------------------------------------------------------------------------------
     async def _renew(self, tenure: Tenure, limit: asyncio.Timeout) -> None:
-        """Renew until it is lost, then end the body."""
+        """Renew until it is lost, then cancel the body."""
         pause_s = RENEW_S
         while True:
             await asyncio.sleep(pause_s)
@@ -141,13 +144,18 @@ class Leases:
                     break
                 pause_s = 0.0
             except BusError as error:
-                log.info("renewal of %s: %s", tenure.role, error, extra={"code": "lease_late"})
+                log.info(
+                    "cannot renew the lease of %s: %s",
+                    tenure.role,
+                    error,
+                    extra={"code": "lease_late"},
+                )
                 pause_s = AGAIN_S
         tenure.until_s = 0.0
         _end_at(limit, 0.0)
 
     async def _still_ours(self, tenure: Tenure) -> bool:
-        """After a conflict: True when it was with a write of our own whose answer was lost."""
+        """Return True if a conflict was with our own write whose answer was lost."""
         try:
             tenure.check()
             entry = await self._bus.get(subjects.lease(tenure.role))
@@ -159,7 +167,7 @@ class Leases:
         return True
 
     async def _give_back(self, tenure: Tenure) -> None:
-        """Let the next one begin at once, where nobody has."""
+        """Release the lease at once, unless another process has it."""
         tenure.until_s = 0.0
         try:
             async with asyncio.timeout(GIVE_BACK_S):
@@ -169,7 +177,7 @@ class Leases:
                     marker_ttl_s=MARKER_TTL_S,
                 )
         except (BusError, TimeoutError) as error:
-            log.debug("lease of %s ends by its TTL: %s", tenure.role, error)
+            log.debug("the lease of %s will expire by its TTL: %s", tenure.role, error)
 
 
 def _end_at(limit: asyncio.Timeout, until_s: float) -> None:

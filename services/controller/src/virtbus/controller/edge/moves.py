@@ -1,4 +1,4 @@
-"""The write that moves a VM: purged here and put there in one batch, secrets first (ADR 0014)."""
+"""Moves a VM: one batch purges the old record and puts the new one; secrets first (ADR 0014)."""
 
 import hashlib
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class _Secret(NamedTuple):
-    """A VM's secrets while it moves, and the revisions of both copies."""
+    """A VM's secrets during a move, and the revisions of both copies."""
 
     value: bytes
     old: int
@@ -32,13 +32,13 @@ class Moves:
         self._reservations = Reservations(bus, fleet)
 
     async def move(self, held: Held, node: str, *, fence: Fenced | None = None) -> Held:
-        """The record on `node`, with a higher epoch.
+        """Return the record on `node`, with a higher epoch.
 
-        `fence` as in `guarded`; the wish's revision is then two below the record's.
+        `fence` as in `guarded`; the revision of the node's key is then two below the record's.
 
         Raises:
-            NodeFullError: a strict VM, and the node has no room by now.
-            ConflictError: record, fence or the new place is not what it was; nothing has moved.
+            NodeFullError: a strict VM, and the node has no capacity left.
+            ConflictError: record, fence or target has changed; nothing was moved.
             BusError: nothing happened, or the outcome is unknown.
         """
         record = moved(held.record, node)
@@ -73,7 +73,7 @@ class Moves:
 
     # --- its secrets ----------------------------------------------------------------------
     async def _bring(self, record: VmRecord, node: str) -> _Secret | None:
-        """Put the secrets where the new node will look; it must not see the record first."""
+        """Copy the secrets to the new node; it must not see the record first."""
         if record.sec_digest is None or node == record.node:
             return None
         entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
@@ -83,7 +83,7 @@ class Moves:
         return _Secret(entry.value, entry.revision, new)
 
     async def _take_back(self, record: VmRecord, secret: _Secret | None) -> None:
-        """Nothing was moved by us: remove what we brought, where no record has followed it."""
+        """Remove the copied secrets after a failed move, unless a record followed them."""
         if secret is None:
             return
         try:
@@ -95,9 +95,10 @@ class Moves:
             log.info("left to the sweep: %s", error, extra=extra)
 
     async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
-        """Make the new copy one that no sweep has judged yet, then remove the old.
+        """Write the new copy again, so that no sweep purges it, then remove the old one.
 
-        A sweep that saw the copy before it saw the move would purge it at the revision it read.
+        A sweep that saw the copy before it saw the move would purge it at the revision that it
+        read.
         """
         if secret is None:
             return
@@ -105,11 +106,11 @@ class Moves:
         await self._purge(subjects.vm_secret(old.node, old.uid), secret.old)
 
     async def _purge(self, key: str, revision: int) -> None:
-        """Only the very copy that we know: the VM may have come back meanwhile."""
+        """Purge only the known revision: the VM may have come back meanwhile."""
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """An orphan secret of a VM that was moved is the last copy, or none is needed."""
+        """Move an orphan secret to the VM's node if it is the last copy."""
         if hashlib.sha256(orphan.value).hexdigest() != record.sec_digest:
             return
         key = subjects.vm_secret(record.node, record.uid)

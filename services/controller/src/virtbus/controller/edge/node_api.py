@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.node.*`: what is wanted of a node, changed by compare-and-set."""
+"""`virtbus.api.v1.node.*`: the desired state of a node, changed by compare-and-set."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 VMS_SHOWN = 1000
-"""VMs in the answer about one node."""
+"""Limit of VMs in the answer about one node."""
 STAYS_CHARS = 200
 Change = Callable[[NodeWish], NodeWish]
 
@@ -96,7 +96,7 @@ class NodeApi:
         return self._show(node)
 
     def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
-        """That a node is off, of the life of it that was last heard."""
+        """Return the proof that the last heard life of a node is off."""
         return Fence(
             instance=seen.record.instance if seen else "",
             started_ns=seen.record.started_ns if seen else 0,
@@ -108,7 +108,7 @@ class NodeApi:
     async def prove(
         self, node: str, proof: Fence, lease_revision: int = 0, request: Request | None = None
     ) -> None:
-        """Write that a node is off; a singleton has no request, but the revision of its lease.
+        """Write a fence; a singleton has no request, but the revision of its lease.
 
         Raises:
             VirtbusError: 409: a later holder of the lease has written since (I15).
@@ -121,7 +121,7 @@ class NodeApi:
             update = {"lease_revision": lease_revision or wish.lease_revision}
             return fenced(wish, proof).model_copy(update=update)
 
-        unread = NodeWish(node=node)  # a fence says all that matters of a wish
+        unread = NodeWish(node=node)  # a fence contains all that matters of a desired state
         if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
@@ -147,10 +147,10 @@ class NodeApi:
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:
-        """Raise 409 unless the node answers, has read its records, and let old copies go (F25).
+        """Raise 409 unless the node answers, has read its records, and released old copies (F25).
 
-        Markers by which it learns of those last for a day; what is left then was never its own.
-        What it holds because the bus lost the record is no old copy.
+        The markers for that last for a day; copies that are left then were never its own. A VM that
+        it holds because the bus lost the record is not an old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)
@@ -178,10 +178,10 @@ class NodeApi:
             raise VirtbusError(Code.CONFLICT, "old_copies", message, after_ms=2000, details=details)
 
     async def forget(self, request: Request) -> NodeForgotten:
-        """Remove what the bus has of a node that is gone for good; safe to repeat.
+        """Remove the bus' data of a node that is gone for good; safe to repeat.
 
-        The join record goes last: every controller forgets the node by its marker, and whoever
-        joins nodes takes its consumers away. Then the request is done, and acts no more.
+        The join record is removed last: its marker makes every controller forget the node, and the
+        joining task deletes its consumers. After that, a repeat of the request has no effect.
         """
         node = validate(NodeRef, request.data).node
         entry = await self._bus.get(subjects.node_wish(node))
@@ -238,11 +238,11 @@ class NodeApi:
         request: Request | None = None,
         unread: NodeWish | None = None,
     ) -> NodeWish | None:
-        """Change what is wanted of a node, whatever else changes it; what was wanted before.
+        """Change the desired state of a node under concurrency; return the previous one.
 
-        None where the request has acted already: it may come again, and late (ADR 0002). Its id is
-        kept even where it finds what it wants: what came between the two must stand, too. A wish
-        for nothing expires, and one without ids goes at once.
+        None if the request has acted already: it may be repeated, and late (ADR 0002). Its id is
+        stored even if nothing changes, so that a later change in between is not undone by a repeat.
+        An empty desired state expires; without ids it is purged at once.
         """
         key = subjects.node_wish(node)
         for _ in range(ATTEMPTS):
@@ -276,9 +276,9 @@ class NodeApi:
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     def _wanted(self, node: str, entry: Entry | None, unread: NodeWish | None) -> NodeWish:
-        """The wish; of one that nobody can read the last that this controller knew, or `unread`.
+        """Return the desired state; of an unreadable one the last known, or `unread`.
 
-        Raises UnreadableError where there is neither: it may have said that the node is fenced.
+        Raises UnreadableError if there is neither: it may have fenced the node.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return NodeWish(node=node)
@@ -293,7 +293,7 @@ class NodeApi:
             return unread
 
     def _stays(self, node: str, now_s: float) -> dict[str, str]:
-        """Why VMs of a node that is drained or fenced do not leave it, by uid."""
+        """Return why VMs of a drained or fenced node do not leave it, by uid."""
         wish = self._fleet.wish_of(node)
         if wish.draining is None and wish.fenced is None:
             return {}
@@ -313,7 +313,7 @@ class NodeApi:
         return found
 
     def _known(self, node: str) -> str:
-        """The node, if it was heard, holds VMs, or something is wanted of it; else 404."""
+        """Return the node if it was heard, holds VMs, or has a desired state; otherwise 404."""
         fleet = self._fleet
         holds = any(held.record.node == node for held in fleet.vms.values())
         if node in fleet.nodes or holds or not fleet.wish_of(node).idle:
@@ -341,7 +341,7 @@ class NodeApi:
             )
             for vm in shown
         ]
-        vms.sort(key=lambda vm: bool(vm.stays))  # those that go, or will: a drain waits for them
+        vms.sort(key=lambda vm: bool(vm.stays))  # first those that leave: a drain waits for them
         return NodeDetail(
             node=views.get(node)
             or NodeView(**unheard(node).model_dump(), wish=self._fleet.wish_of(node)),
@@ -351,7 +351,10 @@ class NodeApi:
 
 
 def fenced(wish: NodeWish, fence: Fence) -> NodeWish:
-    """The wish with the proof; one that stands already stays, but for what may be discarded."""
+    """Add the fence.
+
+    An existing fence is kept, except that discard_local_disks may be switched on.
+    """
     if wish.fenced is not None:
         if not fence.discard_local_disks:
             return wish
@@ -360,7 +363,7 @@ def fenced(wish: NodeWish, fence: Fence) -> NodeWish:
 
 
 def not_off(node: str, silence_s: float) -> VirtbusError:
-    """409: a node that was heard is not off."""
+    """Return 409: a node that was heard is not off."""
     message = (
         f"{node} was heard {silence_s:.0f} s ago, and a node that is off is silent for "
         f"{DOWN_AFTER_S:.0f} s; to empty a node that runs: `virtbus node drain {node}`"

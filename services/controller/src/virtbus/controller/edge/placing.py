@@ -1,4 +1,4 @@
-"""Placing of VMs that wait for a node: by the one with the lease, oldest first, as room appears."""
+"""Places VMs that wait for a node: run by the leader, oldest first, as capacity appears."""
 
 import asyncio
 import logging
@@ -23,17 +23,17 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
-"""A round at least this often: room may appear without a word, as on a disk."""
+"""Maximum interval of rounds: capacity may appear without a message, as on a disk."""
 SETTLE_S = 0.2
-"""After a wake: what changes together is placed in one round."""
+"""Delay after a wake, so that concurrent changes are placed in one round."""
 DECLINED_S = 60.0
-"""A node that did not take a VM is not asked for it again before."""
+"""Time during which a node that refused a VM is not tried again."""
 AT_ONCE = 16
-"""Moves in flight; the bus takes 50 atomic batches a stream at once (ADR-50)."""
+"""Moves in flight; the bus accepts 50 concurrent atomic batches a stream (ADR-50)."""
 
 
 class Choice(NamedTuple):
-    """A VM and the node that it goes to."""
+    """A VM and its target node."""
 
     held: Held
     node: str
@@ -50,10 +50,10 @@ class Placing:
         self._moves = Moves(bus, fleet)
         self._wake = asyncio.Event()
         self._declined: dict[str, dict[str, float]] = {}
-        """Per VM the nodes that did not take it, and when."""
+        """The nodes that refused a VM, by uid, and when."""
 
     def wake(self) -> None:
-        """Room may have appeared, or somebody who waits for it."""
+        """Start a round: there may be new capacity, or a new VM."""
         if self._fleet.unplaced or self._fleet.refused:
             self._wake.set()
 
@@ -78,7 +78,7 @@ class Placing:
                     group.create_task(self._move(choice, tenure))
 
     def _choices(self, now_s: float) -> Iterable[Choice]:
-        """Who goes where, counting who was just given room; a younger one may fit in between."""
+        """Choose nodes, counting earlier choices; a younger VM may fit in between."""
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
         self._note_refusals(now_s)
@@ -116,7 +116,7 @@ class Placing:
             yield Choice(held, found.nodes[0], why)
 
     def _note_refusals(self, now_s: float) -> None:
-        """Remember who declined which VM for a while, so that it is not asked again at once."""
+        """Remember refusals for a while, so that the node is not tried again at once."""
         for uid in self._declined_now():
             self._declined.setdefault(uid, {})[self._fleet.vms[uid].record.node] = now_s
         for uid, nodes in list(self._declined.items()):
@@ -127,7 +127,7 @@ class Placing:
                 del self._declined[uid]
 
     def _declined_now(self) -> list[str]:
-        """VMs whose node refused this very assignment, and holds nothing of it."""
+        """Return VMs whose node refused this very assignment and has released it."""
         found = []
         for uid in self._fleet.refused:
             held = self._fleet.vms.get(uid)
@@ -144,10 +144,10 @@ class Placing:
         try:
             held = await self._moves.move(Held(record, choice.held.revision), choice.node)
         except (ConflictError, NodeFullError):
-            return  # it changed, or is placed: its echo brings it back if it still waits
+            return  # it changed, or is placed: its echo comes back here if it still waits
         except (BusError, VirtbusError) as error:
             log.warning(
-                "%s is placed later: %s",
+                "placement of %s will be retried: %s",
                 record.name,
                 error,
                 extra={"code": "place_retry", "uid": record.uid},

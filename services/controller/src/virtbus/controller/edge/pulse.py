@@ -1,6 +1,6 @@
-"""The pulse: each second, what the nodes are now, and who is to be told of what changed.
+"""Monitors nodes: updates their states each second and emits events of changes.
 
-Every controller feels it, for its own answers; only the one with the lease tells facts.
+Every controller runs it for its own answers; only the leader emits events.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 STALL_S = 2.0
-"""A pulse that is later than this was a stopped process: what came meanwhile is not read yet."""
+"""A beat later than this means that the process was suspended, with messages still unread."""
 STALE_S = 1.0
-"""For so long after a stall requests are not answered: they may have waited in the socket."""
+"""Time after a suspension in which requests are refused: they may have waited in the socket."""
 RECENT_S = 60.0
-"""Changes that a new holder of the lease still tells: nobody may have held it."""
+"""Age of changes that a new leader still emits: there may have been no leader."""
 
 FACTS: dict[NodeState, tuple[Kind, str]] = {
     NodeState.READY: (Kind.NODE_READY, "takes VMs"),
@@ -37,7 +37,7 @@ FACTS: dict[NodeState, tuple[Kind, str]] = {
 
 
 class Change(NamedTuple):
-    """A node came into a state; `identity` is the same in every controller."""
+    """A change of a node's state; `identity` is the same in every controller."""
 
     node: str
     state: NodeState
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
 
 class Pulse:
-    """Keeps what depends on time, not on a message."""
+    """Updates state that depends on time, not on messages."""
 
     def __init__(
         self, bus: Bus, fleet: Fleet, watches: Watches, facts: Facts, leases: Leases
@@ -62,10 +62,10 @@ class Pulse:
         self._beat_s = 0.0
         self._stale_until_s = 0.0
         self.listeners: list[Callable[[], None]] = []
-        """Called when a node came into another state."""
+        """Called when a node's state has changed."""
 
     async def run(self) -> None:
-        """Beat; never returns by itself."""
+        """Beat each second; never returns by itself."""
         loop = asyncio.get_running_loop()
         self._beat_s = loop.time()
         while True:
@@ -81,12 +81,12 @@ class Pulse:
             await asyncio.sleep(PULSE_S)
 
     def stale(self, now_s: float) -> bool:
-        """True right after this process was stopped: what it reads now may be long outdated."""
+        """Return True right after a suspension: received messages may be outdated."""
         begun = self._beat_s > 0.0
         return now_s < self._stale_until_s or (begun and now_s - self._beat_s > PULSE_S + STALL_S)
 
     def beat(self, now_s: float) -> None:
-        """Look at every node once."""
+        """Check every node once."""
         fleet = self._fleet
         fleet.forget_left(now_s)
         fleet.hosts.forget_old(now_s)
@@ -117,7 +117,7 @@ class Pulse:
         self._changed.set()
 
     async def tell(self, tenure: Tenure) -> None:
-        """Tell what changed as facts, while the lease is held."""
+        """Emit changes as events, while the lease is held."""
         while True:
             now_s = asyncio.get_running_loop().time()
             tenure.check()

@@ -1,7 +1,7 @@
-"""`node.quarantine`: what a person does about VMs and disks that no record accounts for (ADR 0033).
+"""`node.quarantine`: a person's decisions on VMs and disks without a record (ADR 0033).
 
-The node lists, ends, purges and gives back; the record of what is adopted is written here. Each may
-be repeated: until its record is on the bus, what was adopted is held by its node.
+The node lists, ends, purges and restores; the record of an adopted VM is written here. Each step
+may be repeated: the node holds an adopted VM until its record is on the bus.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class Quarantines:
         return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
 
     async def _check_name(self, want: NodeQuarantine, kept: Kept) -> None:
-        """Raise 409 where another VM has the name: before anything is moved on the host."""
+        """Raise 409 if another VM has the name, before anything is moved on the host."""
         name = want.name or kept.name
         if not (name and kept.namespace):
             return  # no record was saved with it
@@ -91,7 +91,7 @@ class Quarantines:
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
     async def _write(self, record: VmRecord) -> None:
-        """Put the record on the bus, unless it stands there: then its disks were swapped."""
+        """Write the record, unless it exists: then its disks were swapped."""
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
             return
@@ -104,10 +104,10 @@ class Quarantines:
 
 
 class Overtaken:
-    """Ends what a node holds without a record where the bus has the VM elsewhere, and newer.
+    """Ends VMs that a node holds without a record while a newer copy is on another node.
 
-    A higher epoch is a move, and a move is a command: the node learns of it by its purge marker,
-    for a day. A host that was off for longer, or a bus that was rebuilt, has none. The disks stay.
+    A higher epoch is a move, and a move is a command. The node learns of it by its purge marker,
+    for a day. A host that was off for longer, or a rebuilt bus, has no marker. The disks are kept.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -115,7 +115,7 @@ class Overtaken:
         self._fleet = fleet
 
     async def run(self, tenure: Tenure) -> None:
-        """Look again and again, while the lease is held."""
+        """Check repeatedly, while the lease is held."""
         while True:
             await asyncio.sleep(LOOK_S)
             for node, uid, epoch in self._found():
@@ -126,13 +126,15 @@ class Overtaken:
                     await self._bus.request(subject, ask, timeout_s=ASK_S)
                 except (BusError, VirtbusError) as error:
                     extra = {"code": "overtaken_stays", "uid": uid, "node": node}
-                    log.info("what was moved is still held: %s", error, extra=extra)
+                    log.info("cannot end a moved VM that is still held: %s", error, extra=extra)
                 else:
                     extra = {"code": "overtaken", "uid": uid, "node": node}
-                    log.warning("ended there, as it was moved; its disks are kept", extra=extra)
+                    log.warning(
+                        "ended a VM that was moved elsewhere; its disks are kept", extra=extra
+                    )
 
     def _found(self) -> list[tuple[str, str, int]]:
-        """Node, uid and the epoch elsewhere of each."""
+        """Return node, uid and the epoch elsewhere of each."""
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = []
         for (node, uid), (status, _) in fleet.statuses.items():
@@ -153,7 +155,7 @@ def _entry(listed: Quarantine, want: NodeQuarantine) -> Kept:
 
 
 def _check_place(want: NodeQuarantine, kept: Kept, known: Known) -> None:
-    """Raise where the uid cannot be a VM on that node: it was deleted, or is elsewhere."""
+    """Raise if the uid cannot be a VM on that node: it was deleted, or is elsewhere."""
     if known.where is Standing.MARKER:
         message = f"VM {kept.uid} was deleted; adopt its disks as a new VM: --name NAME"
         raise VirtbusError(Code.GONE, "deleted", message)

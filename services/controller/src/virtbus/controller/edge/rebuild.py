@@ -1,7 +1,7 @@
-"""`bus.rebuild`: asks every node what it knows, writes back what the bus lost, joins them anew.
+"""`bus.rebuild`: collects the hosts' copies, writes back lost records, and joins the nodes.
 
-Safe to repeat and to be killed anywhere: each write is a CAS over what was read, and a node
-follows the bus only after what it knows is there.
+It can be repeated, and interrupted at any step: each write is a CAS over the value that was read,
+and a node joins the bus only after its VMs are there.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 ASK_S = 5.0
 ASK_AGAIN_S = 0.5
 ANSWER_BEFORE_S = 10.0
-"""Time for the deeds, once every node has answered or is given up."""
+"""Time reserved for the writes after the last node has answered or timed out."""
 WRITTEN = {
     Step.ADD: "the bus had lost it",
     Step.RAISE: "its host had moved on",
@@ -59,7 +59,7 @@ WRITTEN = {
 
 
 class Rebuilds:
-    """The handler. Any controller may run it, two at once too."""
+    """The handler. Any controller may run it, even two concurrently."""
 
     def __init__(self, bus: Bus, fleet: Fleet, facts: Facts, keys: RecordKeys) -> None:
         self._bus = bus
@@ -97,11 +97,14 @@ class Rebuilds:
             kept=sum(step.step is Step.KEEP and not step.why for step in done),
         )
 
-    # --- what is known ------------------------------------------------------------------------
+    # --- collect ---------------------------------------------------------------------------------
     async def _ask(
         self, nodes: Collection[str], until_s: float
     ) -> tuple[dict[str, KnownRecords], dict[str, str]]:
-        """Every node's report, and why others gave none; who still reads the bus is waited for."""
+        """Return every node's report, and the errors of others.
+
+        Wait for agents that still start.
+        """
         reports: dict[str, KnownRecords] = {}
         failed: dict[str, str] = {}
 
@@ -123,7 +126,7 @@ class Rebuilds:
         return reports, failed
 
     async def _report(self, node: str) -> KnownRecords:
-        """All pages of one node as one; only records of its own count."""
+        """Return all pages of one node as one report; only records of its own count."""
         subject = subjects.rpc(node, "agent", "records")
         whole = KnownRecords(node=node)
         after, more = "", True
@@ -143,14 +146,14 @@ class Rebuilds:
         return whole
 
     async def _known(self, reports: Collection[KnownRecords]) -> dict[str, Known]:
-        """What the bus has of each VM that a host knows, and of all that it lists itself."""
+        """Return the bus' state of each VM that a host knows, and of all that it lists itself."""
         known = await self._listed()
         for uid in {record.uid for report in reports for record in report.records}:
             known[uid] = await self._commits.known(uid)
         return known
 
     async def _listed(self) -> dict[str, Known]:
-        """The records of the bus by uid, from itself: what was just restored is no one's yet."""
+        """Return the records of the bus by uid, read directly: the cache may lag."""
         found: dict[str, Known] = {}
         async with self._bus.watch("$KV.vm.>") as watch:
             async for item in watch:
@@ -159,16 +162,16 @@ class Rebuilds:
                 if item is WatchMark.RESET:
                     found = {}
                 elif isinstance(item, Entry) and item.kind is EntryKind.PUT:
-                    with suppress(VirtbusError):  # told by the feed that met it, and kept
+                    with suppress(VirtbusError):  # the feed reports and keeps it
                         record = read_vm_key(item.key, item.value)
                         if isinstance(record, VmRecord):
                             known = Known(Standing.RECORD, record, item.revision, record.node)
                             found[record.uid] = known
         return found
 
-    # --- the deeds ----------------------------------------------------------------------------
+    # --- apply -----------------------------------------------------------------------------------
     async def _do(self, step: Rebuilt, known: Known) -> Rebuilt:
-        """Carry out one step; a refusal makes it a conflict."""
+        """Apply one step; a refusal makes it a conflict."""
         record = step.record
         try:
             await self._write(step.step, record, known)
@@ -186,8 +189,8 @@ class Rebuilds:
             await self._commits.write_back(record, known)
             self._facts.emit(Kind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is Step.END:
-            # A delete as any other: imaged and netd may have made things for it meanwhile, and
-            # only its agent lets them go. A purge at once could hide the delete from the agent.
+            # A normal delete: imaged and netd may have made things for it meanwhile, and only its
+            # agent releases them. An immediate purge could hide the delete from the agent.
             ending = deleting(record, grace_s=0)
             await self._commits.replace(Held(record, known.revision), ending)
             self._facts.emit(Kind.VM_DELETING, record, "its host had let go of it")
@@ -197,9 +200,9 @@ class Rebuilds:
                 await self._commits.ensure_name(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
-        """Let a node follow this bus; one that does already compares anew.
+        """Let a node join this bus; a joined one compares its host again.
 
-        Not one with a VM in conflict: it would end what the bus does not name.
+        A node with a VM in conflict does not join: it would hold VMs that the bus lacks.
         """
         node, vms = report.node, len(report.records)
         try:
@@ -217,15 +220,15 @@ class Rebuilds:
         return RebuiltNode(node=node, vms=vms, joined=True)
 
     async def _wish_again(self, report: KnownRecords) -> None:
-        """A bus that has nothing to say of a node wants of it what the one before wanted."""
+        """Restore a node's desired state from its report, if this bus has none."""
         if report.wish is None or report.wish.node != report.node:
             return
-        wish = report.wish.model_copy(update={"lease_revision": 0})  # leases begin anew, too
-        with contextlib.suppress(ConflictError):  # something was said of it here: that holds
+        wish = report.wish.model_copy(update={"lease_revision": 0})  # leases start over, too
+        with contextlib.suppress(ConflictError):  # a desired state was written here: it wins
             await self._bus.put(subjects.node_wish(report.node), encode(wish), expect=0)
 
     async def _nonce(self, node: str) -> str:
-        """What names this bus to a node; made where it was lost."""
+        """Return the nonce of this bus for a node; create it if it was lost."""
         key = subjects.join_nonce(node)
         entry = await self._bus.get(key)
         try:
@@ -240,7 +243,7 @@ class Rebuilds:
 
 
 def _soon(error: BusError | VirtbusError) -> bool:
-    """True for an agent that has not read this bus yet."""
+    """Return True for an agent that has not read this bus yet."""
     return isinstance(error, VirtbusError) and error.reason == "recovering"
 
 

@@ -1,7 +1,7 @@
-"""Deletes of VMs whose record, status or name claim nobody can read, at a person's word (ADR 0027).
+"""Deletes VMs with an unreadable record, status or name claim, on a person's request (ADR 0027).
 
-The purge marker of the record tells the node that it was deleted: its agent ends the guest and
-removes all of it.
+The purge marker of the record tells the node of the delete: its agent ends the guest and removes
+everything.
 """
 
 import logging
@@ -23,11 +23,11 @@ from virtbus.schemas.vm import VmRecord, VmView
 log = logging.getLogger(__name__)
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
-"""Where only the claim of a name was there, and did not say whose."""
+"""The answer's uid if there was only a name claim without a readable uid."""
 
 
 class Removals:
-    """Safe to repeat: each purge is over the very revision that could not be read."""
+    """Deletes. They can be repeated: each purge is for the revision that could not be read."""
 
     def __init__(self, bus: Bus, fleet: Fleet, facts: Facts) -> None:
         self._bus = bus
@@ -37,9 +37,9 @@ class Removals:
         self._reservations = Reservations(bus, fleet)
 
     async def remove(self, ref: VmRef) -> VmView | None:
-        """Remove what of a VM cannot be read, and with its record all else; None: nothing is so.
+        """Remove the unreadable values of a VM and all its other keys; None: there are none.
 
-        Raises ConflictError where something else stands there by now, however often it is read.
+        Raises ConflictError if a value changes repeatedly meanwhile.
         """
         for _ in range(ATTEMPTS - 1):
             with suppress(ConflictError):
@@ -66,7 +66,7 @@ class Removals:
         return removed(found[0], uid=uid or NO_UID, namespace=namespace, name=name)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
-        """The uid that is meant, or empty, and the claim of the name where that is unreadable."""
+        """Return the requested uid, or empty, and the name's claim if that is unreadable."""
         if ref.uid is not None:
             return ref.uid, []
         cached = self._fleet.names.get((ref.namespace, ref.name or ""), "")
@@ -77,7 +77,7 @@ class Removals:
             return cached, [error.found]
 
     async def _end(self, found: Unreadable) -> None:
-        """Purge secrets, record, then claims, as the end of every delete does."""
+        """Purge secrets, record, then claims, in the order of every delete."""
         node, uid = found.key.split(".")[2], found.uid
         await self._bus.purge(subjects.vm_secret(node, uid), marker_ttl_s=MARKER_TTL_S)
         held = self._fleet.vms.get(uid)
@@ -90,9 +90,9 @@ class Removals:
             self._facts.emit(Kind.VM_DELETED, before, "its record could not be read")
 
     async def _gone(self, found: Unreadable) -> None:
-        """Purge what cannot be read, unless it was with its VM, or something else stands there."""
+        """Purge an unreadable value, unless it was removed with its VM or replaced."""
         entry = await self._bus.get(found.key)
         if entry is not None and entry.kind is EntryKind.PUT and entry.revision == found.revision:
             await self._bus.purge(found.key, expect=found.revision, marker_ttl_s=MARKER_TTL_S)
         extra = {"code": "unreadable_removed", "uid": found.uid}
-        log.warning("removed %s, which nobody could read: %s", found.key, found.why, extra=extra)
+        log.warning("removed unreadable %s: %s", found.key, found.why, extra=extra)

@@ -1,7 +1,7 @@
-"""What is reserved on a node for strict VMs: a sum that changes only together with their records.
+"""Reserved sums of strict VMs on a node; they change only together with the VMs' records.
 
-The sum lies in the same bucket, so one atomic batch compares and sets it beside the record: two
-controllers can never both give away the last of a node (design §3 rule 2, ADR 0015).
+The sum is in the same bucket, so one atomic batch compares and sets it with the record. Two
+controllers can never both allocate the last capacity of a node (ADR 0015).
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MARKER_TTL_S = 86_400.0
 
 
 class NodeFullError(Exception):
-    """The node has no room to reserve; nothing was written."""
+    """The node has no capacity to reserve; nothing was written."""
 
     def __init__(self, node: str, why: str) -> None:
         super().__init__(f"{node} {why}")
@@ -35,7 +35,7 @@ class NodeFullError(Exception):
 
 
 class Reservations:
-    """Writes records together with what they reserve. `fleet` knows what the nodes have."""
+    """Writes records together with their reservations. `fleet` has the nodes' capacity."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -44,13 +44,15 @@ class Reservations:
     async def write(
         self, before: VmRecord | None, after: VmRecord | None, writes: Sequence[Write]
     ) -> int:
-        """`writes` that turn `before` into `after`, and the sums with them; the last revision.
+        """Write `writes`, which turn `before` into `after`, with the sums.
 
-        A lost race for a sum is run again; one for the record is the caller's.
+        Return the last revision.
+
+        A lost race for a sum is retried; one for the record is raised.
 
         Raises:
-            NodeFullError: the node of `after` cannot hold it beside what is promised there.
-            ConflictError: the record is not what it was.
+            NodeFullError: the node of `after` cannot hold it in addition to its allocations.
+            ConflictError: the record has changed.
             BusError: as `Bus.batch`.
         """
         nodes = sorted(_nodes(before, after))
@@ -78,7 +80,7 @@ class Reservations:
         )
 
     async def _moved_on(self, sums: Sequence[Write]) -> bool:
-        """True when a sum is not what was read: the race was for that."""
+        """Return True if a sum has changed: the race was for that."""
         for one in sums:
             entry = await self._bus.get(one.key)
             if (entry.revision if entry is not None else 0) != one.expect:
@@ -88,7 +90,7 @@ class Reservations:
     async def _sum(
         self, node: str, before: VmRecord | None, after: VmRecord | None
     ) -> Write | None:
-        """The node's sum without `before` and with `after`; None where it stays."""
+        """Return the node's sum without `before` and with `after`; None if unchanged."""
         key = subjects.node_reserved(node)
         entry = await self._bus.get(key)
         there = self._read(node, entry)
@@ -106,12 +108,12 @@ class Reservations:
         return Write(key, body, expect=entry.revision if entry is not None else 0, ttl_s=ttl_s)
 
     def _read(self, node: str, entry: Entry | None) -> Reserved:
-        """The sum; where there never was one (a bus that was rebuilt), what the records say.
+        """Return the sum; if there never was one (a rebuilt bus), compute it from the records.
 
-        One that was purged was nothing then, whatever this controller still knows of its VMs.
+        A purged sum was zero, regardless of this controller's cached VMs.
         """
         if entry is not None:
-            with suppress(VirtbusError):  # one that nobody can read is made again as a lost one is
+            with suppress(VirtbusError):  # an unreadable sum is computed again, like a lost one
                 return _stored(node, entry)
         load = self._fleet.promises.on.get(node, NOTHING)
         return Reserved(
@@ -122,7 +124,7 @@ class Reservations:
         )
 
     def _check(self, now: Reserved, record: VmRecord) -> None:
-        """Raise NodeFullError where the sum and what else is promised are more than there is."""
+        """Raise NodeFullError if the sum and the other allocations exceed the capacity."""
         if now.node not in self._fleet.nodes:
             return
         load = self._fleet.promises.on.get(now.node, NOTHING)
@@ -145,7 +147,7 @@ def _stored(node: str, entry: Entry) -> Reserved:
 
 
 def _nodes(*records: VmRecord | None) -> set[str]:
-    """The nodes on which what these records reserve differs."""
+    """Return the nodes on which the reservations of these records differ."""
     there = {(r.node, demand_of(r.spec)) for r in records if r is not None and r.reserved}
     if len(there) == 1 and all(r is not None for r in records):
         return set()

@@ -1,4 +1,4 @@
-"""A duty: no node takes the room that others need for facts and statuses (`core/shares.py`)."""
+"""A leader task: trims nodes that exceed their share of events or statuses (`core/shares.py`)."""
 
 import asyncio
 import logging
@@ -15,23 +15,23 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 POINTS, AT_ONCE = 50, 4
-"""Places in a stream that are looked at, and messages at each."""
+"""Sampled positions in a stream, and messages at each."""
 FACTS, STATUSES = "virtbus.evt", "$KV.st"
-"""Of a stream of facts the newest stay. Of statuses none does: an agent puts each
-again with its next change, over whatever is there."""
+"""Of a stream of events the newest are kept. Of statuses none is kept: an agent writes each again
+with its next change."""
 
 
 class Shares:
-    """Looks at both streams again and again."""
+    """Checks both streams repeatedly."""
 
     def __init__(self, bus: Bus, facts: Facts, nodes: Callable[[], int]) -> None:
-        """`nodes`: how many there are."""
+        """`nodes` returns the number of nodes."""
         self._bus = bus
         self._facts = facts
         self._nodes = nodes
 
     async def run(self, tenure: Tenure) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             for prefix in (STATUSES, FACTS):
                 try:
@@ -41,7 +41,7 @@ class Shares:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, prefix: str, tenure: Tenure) -> None:
-        """Trim who takes too much of one stream."""
+        """Trim nodes that exceed their share of one stream."""
         extent = await self._bus.extent(f"{prefix}.>")
         if extent.max_bytes <= 0 or extent.bytes < LOOK_AT * extent.max_bytes:
             return
@@ -64,6 +64,6 @@ class Shares:
         )
         log.error("node %s: %s", one.node, message, extra={"code": "node_floods"})
         await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)
-        if is_id(one.node):  # told each time: an earlier one is among what was trimmed
+        if is_id(one.node):  # emitted each time: an earlier one was among the trimmed messages
             again = self._bus.sources.uuid7()
             self._facts.node(Kind.NODE_TRIMMED, one.node, message, again)

@@ -1,4 +1,4 @@
-"""Spans that clients report of themselves, so that a trace starts where the user did."""
+"""Stores the spans that clients report, so that a trace starts at the user."""
 
 from virtbus.bus.hearing import hear
 from virtbus.bus.ports import Bus
@@ -8,7 +8,7 @@ from virtbus.schemas.ids import UNPLACED, check_uid
 
 
 class ClientSpans:
-    """Checks client spans and stores them as facts; a bad one is dropped and counted in the log."""
+    """Checks client spans and stores them as events; an invalid one is dropped and logged."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

@@ -1,4 +1,4 @@
-"""The values at the keys of VMs and names, as the leader gave them: unreadable ones, too."""
+"""Classifies the leader's values at the keys of VMs and names, including unreadable ones."""
 
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.controller.core.claims import Standing, standing
@@ -11,17 +11,17 @@ from virtbus.schemas.vm import NameClaim, Tombstone, VmRecord
 
 
 def purged(entry: Entry | None) -> bool:
-    """True for a marker of a delete or a move."""
+    """Return True for a marker of a delete or a move."""
     return entry is not None and entry.kind is EntryKind.PURGE
 
 
 def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
-    """The entry as one that cannot be read."""
+    """Return the entry as unreadable."""
     return Unreadable(entry.key, entry.revision, len(entry.value), error.reason, str(error)[:200])
 
 
 def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
-    """The record or tombstone; raises UnreadableError."""
+    """Return the record or tombstone; raises UnreadableError."""
     if entry is None or entry.kind is EntryKind.PURGE:
         return None
     try:
@@ -32,7 +32,7 @@ def message_of(entry: Entry | None) -> VmRecord | Tombstone | None:
 
 
 def stands(entry: Entry | None) -> tuple[Standing, VmRecord | Tombstone | None]:
-    """How a uid stands, and by what; never raises."""
+    """Return a uid's state and its value; never raises."""
     try:
         message = message_of(entry)
     except UnreadableError:
@@ -41,7 +41,7 @@ def stands(entry: Entry | None) -> tuple[Standing, VmRecord | Tombstone | None]:
 
 
 def known_of(entry: Entry | None) -> Known:
-    """The same with the place, as a rebuild compares it with what hosts have."""
+    """Return the state with its node, as a rebuild compares it with the hosts' copies."""
     where, message = stands(entry)
     record = message if isinstance(message, VmRecord) else None
     if entry is None:
@@ -50,7 +50,7 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """The uid that a name claim names; raises UnreadableError."""
+    """Return the uid in a name claim; raises UnreadableError."""
     if claim is None or claim.kind is EntryKind.PURGE:
         return None
     try:

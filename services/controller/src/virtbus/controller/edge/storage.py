@@ -1,8 +1,8 @@
-"""Whether the bus still stores: what its keeper says of the disk, and what a write of ours shows.
+"""Detects if the bus stores writes: by its keeper's reports, and by our own writes.
 
-A NATS server whose disk is full does not refuse: it leaves writes without an answer, for ever,
-until it is started again with room (nats-server 2.15; reliability.md F16). So that a client is
-told at once and why, and not after its own time-out, every write goes through `guarded`.
+A NATS server with a full disk does not refuse writes. It leaves them without an answer until it is
+restarted with free space (nats-server 2.15; F16). So that clients get an immediate error with the
+cause, every write goes through `guarded`.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from virtbus.schemas.storage import BusStorage
 log = logging.getLogger(__name__)
 
 CREATES_UNTIL_FULL = 0.8
-"""Creates stop at this fill of the bucket, so that deletes still fit (design §3 rule 9)."""
+"""Creates stop at this fill of the bucket, so that deletes still fit."""
 LOOK_S = 5.0
 PROBE_S = 1.5
-"""How long a probe may take: a write that is stored takes milliseconds."""
+"""Time limit of a probe: a stored write takes milliseconds."""
 TOLD_S = 15.0
-"""For how long the keeper's word holds; it is renewed every few seconds."""
+"""Time that the keeper's report is valid; it is renewed every few seconds."""
 _NOTHING = BusStorage()
-"""The word of a keeper that there is not."""
+"""The report if there is no keeper."""
 
 
 class Storage:
-    """What is known of the bus's storage. `fill` is that of the bucket `vm`, 0.0-1.0."""
+    """The state of the bus' storage. `fill` is that of the bucket `vm`, 0.0-1.0."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -45,7 +45,7 @@ class Storage:
         self._told_s = float("-inf")
 
     async def run(self) -> None:
-        """Keep the picture; never returns by itself."""
+        """Update the state; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear())
             while True:
@@ -69,23 +69,23 @@ class Storage:
     # --- answers --------------------------------------------------------------------------
     @property
     def told(self) -> BusStorage:
-        """The keeper's last word, or an empty one where there is no keeper."""
+        """Return the keeper's last report, or an empty one if there is no keeper."""
         fresh = asyncio.get_running_loop().time() - self._told_s < TOLD_S
         return self._told if fresh else _NOTHING
 
     @property
     def message(self) -> str:
-        """What a person should know; empty when the bus stores."""
+        """Return a message for people; empty if the bus stores."""
         if self.told.message:
             return self.told.message
         return _NOT_STORED if self._stalled else ""
 
     def alarms(self) -> tuple[str, ...]:
-        """What `virtbus status` shows of it."""
+        """Return the alarms for `virtbus status`."""
         return (self.message,) if self.message else ()
 
     def refuse_create(self) -> None:
-        """Raise 429 where a create could take the room that deletes need."""
+        """Raise 429 if a create could use the space that deletes need."""
         if self.fill >= CREATES_UNTIL_FULL:
             message = "the bus is nearly full; delete VMs or raise its max_bytes, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
@@ -93,7 +93,7 @@ class Storage:
             raise VirtbusError(Code.EXHAUSTED, "bus_full", self.told.message, after_ms=10_000)
 
     def guarded(self, handler: Handler) -> Handler:
-        """The handler of a request that writes; 503 `bus_storage` where nothing is stored."""
+        """Wrap the handler of a request that writes; 503 `bus_storage` if nothing is stored."""
 
         async def handle(request: Request) -> object:
             if self._stalled or self.told.stalled:
@@ -108,12 +108,12 @@ class Storage:
         return handle
 
     async def stalls(self) -> bool:
-        """Ask the bus: True where it answers reads and does not store."""
+        """Probe the bus: return True if it answers reads and does not store."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._bus.fill("vm")
         except (BusError, TimeoutError):
-            return False  # the bus is away: another matter, and its own error
+            return False  # the bus is unreachable: that is another error
         was = self._stalled
         self._stalled = not await self._stores()
         if self._stalled and not was:

@@ -51,7 +51,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 NODES_TRIED = 8
-"""Nodes that a strict VM is tried on before it waits: each that was full costs a round trip."""
+"""Maximum nodes that a strict VM is tried on before it waits: each full one costs a round trip."""
 
 
 class VmApi:
@@ -88,7 +88,8 @@ class VmApi:
                 self._storage.refuse_create()
                 self._refuse_held(admitted.uid)
             nodes, why = self._choose(admitted) if known is None else ((known.record.node,), "")
-            async with in_time(request.deadline_s):  # told 409 elsewhere, its name may be free then
+            # after a 409 from another controller its name may be free again
+            async with in_time(request.deadline_s):
                 committed = await self._commit(record, nodes, admitted)
             check_owner(request.account, committed.held.record.owner)
             self._apply(committed.held)
@@ -96,7 +97,7 @@ class VmApi:
         return VmCreated(vm=self.show(committed.held), created=committed.created)
 
     def _refuse_held(self, uid: str) -> None:
-        """Raise 409 where a node holds a VM of that uid, of which the bus lost the record (I1)."""
+        """Raise 409 if a node holds a VM of that uid, whose record the bus lost (I1)."""
         node = held_on(uid, self._fleet.nodes, self._fleet.statuses)
         if node:
             message = (
@@ -108,7 +109,7 @@ class VmApi:
     async def _commit(
         self, record: VmRecord, nodes: Sequence[str], admitted: Admitted
     ) -> Committed:
-        """Commit on the best node; a strict VM on the best that has room when it is written."""
+        """Commit on the best node; a strict VM on the best that has capacity at that moment."""
         for node in nodes[:NODES_TRIED]:
             try:
                 there = record.model_copy(update={"node": node})
@@ -119,7 +120,7 @@ class VmApi:
         return await self._commits.create(waits, admitted.secrets)
 
     def _strict(self, admitted: Admitted) -> bool:
-        """True where the VM, or this controller's settings, ask for a place of its own."""
+        """Return True if the VM, or this controller's settings, request reserved resources."""
         rules = admitted.spec.placement
         return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
 
@@ -142,7 +143,7 @@ class VmApi:
         )
 
     def _choose(self, admitted: Admitted) -> tuple[Sequence[str], str]:
-        """The nodes that can take it, best first, and why so; 422 where none ever could."""
+        """Return the nodes that can take it, best first, and the reason; 422 if none ever could."""
         spec, strict = admitted.spec, self._strict(admitted)
         nodes = self._fleet.candidates(asyncio.get_running_loop().time())
         check_networks(spec, admitted.namespace, (node.record for node in nodes))
@@ -178,7 +179,7 @@ class VmApi:
             if known is None:
                 raise
             check_owner(request.account, known.record.owner)
-            return self.show(known)  # the last that could be read, with a condition
+            return self.show(known)  # the last readable one, with a condition
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(VmList, request.data)
@@ -237,7 +238,7 @@ class VmApi:
         return await self.change(want, begin, request)
 
     def _check_move(self, record: VmRecord, want: VmMove) -> None:
-        """Raise 409 where the VM cannot leave, 429 where no node can take it."""
+        """Raise 409 if the VM cannot leave, 429 if no node can take it."""
         now_s = asyncio.get_running_loop().time()
         node = record.node
         if node == UNPLACED:
@@ -268,7 +269,7 @@ class VmApi:
             if error.reason != "unreadable" and not lost:
                 raise
             uid = want.uid or self._fleet.names.get((want.namespace, want.name or ""), "")
-            known = self._fleet.vms.get(uid)  # the last that could be read says whose it is
+            known = self._fleet.vms.get(uid)  # the last readable record names the owner
             check_owner(request.account, known.record.owner if known else "")
             removed = await self._removals.remove(want)
             if removed is None:
@@ -278,10 +279,9 @@ class VmApi:
     async def change(
         self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request
     ) -> VmView:
-        """Apply a change that holds whatever else changed, retrying lost races.
+        """Apply a change under concurrency, retrying lost races.
 
-        A request that was repeated may be here more than once, and late: it acts once, and never
-        on what was read after its deadline.
+        A repeated request may arrive twice, and late. It acts once, and never after its deadline.
         """
         held = await self.find(ref, request.account)
         for _ in range(ATTEMPTS):
@@ -314,10 +314,10 @@ class VmApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, ref: VmRef, account: str) -> Held:
-        """The record from the leader: what is changed next must not come from a cache.
+        """Return the record from the leader: a change must not be based on a cache.
 
         Raises:
-            VirtbusError: 404; 403 `not_owner` where `account` is a bridge and did not make it.
+            VirtbusError: 404; 403 `not_owner` if `account` is a bridge that did not create it.
         """
         if ref.uid is None and ref.name is None:
             raise VirtbusError(Code.INVALID, "invalid", "name or uid is needed")
@@ -325,7 +325,7 @@ class VmApi:
         uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
         if held is None and ref.uid is None and ref.name is not None:
-            # The cache knows no holder, or one that has ended: the claim says who holds it now.
+            # The cache has no holder, or an ended one: the claim has the current one.
             uid = await self._commits.holder(ref.namespace, ref.name)
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:
@@ -335,11 +335,11 @@ class VmApi:
         return held
 
     def _check_room(self, before: VmRecord, after: VmRecord) -> None:
-        """Raise 422 or 429 where a start, or more CPUs or memory, do not fit on the VM's node."""
+        """Raise 422 or 429 if a start, or more CPUs or memory, do not fit on the VM's node."""
         if after.ending or not takes_room(after) or after.node not in self._fleet.nodes:
             return
         if after.reserved:
-            return  # what it grows by is checked as it is written
+            return  # growth is checked as it is written
         own = demand_of(before.spec)
         if takes_room(before) and own == demand_of(after.spec):
             return
@@ -358,17 +358,17 @@ class VmApi:
             raise no_room(after.node, why)
 
     def _apply(self, held: Held) -> None:
-        """Take in our own write before its echo: a burst must not be placed on a stale picture."""
+        """Apply our own write before its echo, so that a burst is not placed on stale data."""
         if self._fleet.apply(held):
             self._watches.changed(held.record.uid)
 
     def show(self, held: Held) -> VmView:
-        """The VM as the API shows it."""
+        """Return the VM as the API shows it."""
         return self._fleet.show_held(held, asyncio.get_running_loop().time())
 
 
 def _check_named(ref: VmRef, record: VmRecord) -> None:
-    """409 where a request names a VM by uid and by another one's name."""
+    """Raise 409 if a request contains a uid and another VM's name."""
     there = (record.namespace, record.name)
     asked = (
         ref.namespace if "namespace" in ref.model_fields_set else there[0],
@@ -383,14 +383,14 @@ def _check_named(ref: VmRef, record: VmRecord) -> None:
 
 
 def not_found(ref: VmRef) -> VirtbusError:
-    """404 with what was asked for."""
+    """Return 404 with the requested name."""
     what = f"uid {ref.uid}" if ref.uid else f"named {ref.name} in namespace {ref.namespace}"
     message = f"there is no VM {what}; `virtbus vm list` shows what there is"
     return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
 
 
 def _place(key: str) -> tuple[str, ...]:
-    """Namespace, name and uid in the key of a list's `continue`."""
+    """Return namespace, name and uid in the key of a list's `continue`."""
     place = tuple(key.split("/"))
     if len(place) != 3:
         raise pages.bad_continue()

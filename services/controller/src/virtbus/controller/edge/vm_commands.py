@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.vm.{reset,soft-reboot}`: asked of the VM's node, whose answer is the result."""
+"""`virtbus.api.v1.vm.{reset,soft-reboot}`: forwarded to the VM's node, which answers."""
 
 import asyncio
 
@@ -13,11 +13,11 @@ from virtbus.schemas.vm import VmRecord, VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0
-"""What is left of a request's time for its own answer."""
+"""The part of a request's time that is left for its own answer."""
 
 
 class VmCommands:
-    """The handlers; nothing is stored: the node acts within the request's time, or never."""
+    """The handlers. Nothing is stored: the node acts within the request's time, or never."""
 
     def __init__(self, bus: Bus, vms: VmApi) -> None:
         self._bus = bus

@@ -1,4 +1,4 @@
-"""`virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes of whether the guest runs."""
+"""`virtbus.api.v1.vm.{start,stop,restart,pause,unpause}`: changes of the power state."""
 
 from virtbus.bus.ports import Request
 from virtbus.controller.core import changes

@@ -1,4 +1,4 @@
-"""What imaged decides: headers, names, addresses, disk layouts. Values in, values out.
+"""imaged's decisions: headers, names, addresses, disk layouts. Values in, values out.
 
 Must not enter: files, sockets, clocks, tasks.
 """

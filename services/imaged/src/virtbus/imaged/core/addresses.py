@@ -1,7 +1,7 @@
-"""Addresses that images may be fetched from: public ones, and what a setting names.
+"""Addresses that images may be fetched from: public ones, and those in a setting.
 
 The blocks are those of IANA's registries of special-purpose addresses that are not globally
-reachable. An IPv6 address that stands for an IPv4 one (mapped, NAT64, 6to4) is judged as that one.
+reachable. An IPv6 address that stands for an IPv4 one (mapped, NAT64, 6to4) is checked as that one.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ _NOT_PUBLIC_V4 = tuple(
     )
 )
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
-"""All that is assigned as globally reachable: no loopback, link-local, ULA or multicast."""
+"""All assigned, globally reachable addresses: no loopback, link-local, ULA or multicast."""
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (
@@ -44,7 +44,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: str, allowed: Iterable[Network]) -> str:
-    """Why nothing is fetched from a numeric address, for the operator; empty where it may be."""
+    """Return why nothing may be fetched from a numeric address; empty if it is allowed."""
     told = ipaddress.ip_address(address.partition("%")[0])
     meant = _meant(told)
     if any(ip in network for ip in (told, meant) for network in allowed):
@@ -55,7 +55,7 @@ def refusal(address: str, allowed: Iterable[Network]) -> str:
 
 
 def _meant(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one leads to, else the address itself."""
+    """Return the IPv4 address that an IPv6 one leads to, otherwise the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:

@@ -1,7 +1,8 @@
-"""A tar as a stream of bytes: each entry's name, kind and data, one after the other, in bounds.
+"""Reads a tar as a bounded stream: each entry's name, kind and data in sequence.
 
-Formats: ustar, GNU's long names and numbers, PAX. What an entry's header needs is read whole and
-is small; data is handed on as it comes. Sparse archives are refused: their sizes lie (SRC-16).
+Formats: ustar, GNU's long names and numbers, PAX. An entry's header data is small and read
+completely; file data is passed on in pieces. Sparse archives are refused, because their sizes can
+be false (SRC-16).
 """
 
 import re
@@ -11,25 +12,31 @@ from typing import NamedTuple
 BLOCK_BYTES = 512
 MAX_ENTRIES = 500_000
 MAX_EXTENDED_BYTES = 64 * 1024
-"""Of one entry's long name or PAX records."""
+"""Limit of one entry's long name or PAX records."""
 MAX_NAME_BYTES = 4096
 MAX_SIZE_BYTES = 1 << 62
 _ZEROS = bytes(BLOCK_BYTES)
 _OCTAL = re.compile(rb"[ \x00]*([0-7]*)[ \x00]*")
 _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,5}) ")
 _HEADER_ONLY = frozenset("123456")
-"""Links, devices, folders and pipes have no data, whatever size they claim (as Go's reader)."""
+"""Links, devices, folders and pipes have no data, even if they claim a size (as in Go's reader)."""
 _EXTENDED = frozenset("xgLK")
-"""What follows is of the next entry, or of all: PAX records, a long name, a long link's target."""
+"""Entries that describe the next entry, or all: PAX records, a long name, a long link target."""
 _REGULAR = frozenset({"\0", "7"})
 
 
 class DamagedError(Exception):
-    """Why a layer cannot be read, for people; it never will be, as its digest is right."""
+    """A layer is unreadable, with the reason for people.
+
+    It is permanent, because its digest matches.
+    """
 
 
 class Entry(NamedTuple):
-    """`parts` is the name without `.` and empty parts; `kind` is tar's type flag, `0` a file."""
+    """An entry.
+
+    `parts` is the name without `.` and empty parts; `kind` is tar's type flag, `0` a file.
+    """
 
     parts: tuple[str, ...]
     kind: str
@@ -37,20 +44,23 @@ class Entry(NamedTuple):
 
 
 class Archive:
-    """The entries of a tar whose bytes come in `pieces`. Take an entry's data before the next."""
+    """The entries of a tar whose bytes arrive in `pieces`.
+
+    Read an entry's data before the next one.
+    """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._buffer = memoryview(b"")  # bytes would be copied anew for each header
+        self._buffer = memoryview(b"")  # bytes would be copied for each header
         self._data_bytes = 0
         self._padding_bytes = 0
         self._entries = 0
 
     def entry(self) -> Entry | None:
-        """The next entry, None at the end.
+        """Return the next entry, None at the end.
 
         Raises:
-            DamagedError: it is no tar, is cut short, or goes beyond a bound.
+            DamagedError: it is no tar, is truncated, or exceeds a limit.
         """
         for _ in self.data():
             pass
@@ -63,7 +73,7 @@ class Archive:
         return None
 
     def _header(self) -> bytes:
-        """The next header, empty at the end."""
+        """Return the next header, empty at the end."""
         header = self._take(BLOCK_BYTES, may_end=True)
         if header in {b"", _ZEROS}:
             return b""
@@ -75,7 +85,7 @@ class Archive:
         return header
 
     def data(self) -> Iterator[bytes]:
-        """What is left of the present entry's data."""
+        """Yield the rest of the current entry's data."""
         while self._data_bytes:
             piece = self._some(self._data_bytes)
             self._data_bytes -= len(piece)
@@ -84,7 +94,7 @@ class Archive:
             self._padding_bytes -= len(self._some(self._padding_bytes))
 
     def drain(self) -> Iterator[None]:
-        """Read what follows the end, so that its decoder sees all of it."""
+        """Read to the end, so that the decoder sees all bytes."""
         self._buffer = memoryview(b"")
         for _ in self._pieces:
             yield
@@ -117,7 +127,7 @@ class Archive:
         return self._take(size + -size % BLOCK_BYTES)[:size]
 
     def _some(self, most: int) -> bytes:
-        """At least one byte, at most `most`."""
+        """Return at least one byte, at most `most`."""
         while not self._buffer:
             piece = next(self._pieces, None)
             if piece is None:
@@ -127,7 +137,7 @@ class Archive:
         return bytes(some)
 
     def _take(self, size: int, *, may_end: bool = False) -> bytes:
-        """Exactly `size` bytes; with `may_end` none where there are none."""
+        """Return exactly `size` bytes; with `may_end` none at the end."""
         taken = bytes(self._buffer[:size])
         self._buffer = self._buffer[size:]
         while len(taken) < size:
@@ -143,7 +153,7 @@ class Archive:
 
 
 def printable(text: str) -> str:
-    """A name from an archive as people may see it."""
+    """Return a name from an archive in printable form."""
     return ascii(text[:200])
 
 
@@ -159,7 +169,7 @@ def _check_sum(header: bytes) -> None:
 
 
 def _number(field: bytes) -> int:
-    if field[0] == 0x80:  # GNU: binary, where octal digits do not suffice
+    if field[0] == 0x80:  # GNU: binary, if octal digits do not suffice
         value = int.from_bytes(field[1:], "big")
     else:
         match = _OCTAL.fullmatch(field)
@@ -198,7 +208,7 @@ def _size(size: int, records: dict[bytes, bytes]) -> int:
 
 
 def _pax(extended: bytes) -> dict[bytes, bytes]:
-    """Lines of `<length> <key>=<value>`: POSIX pax, "Extended Header"."""
+    """Parse lines of `<length> <key>=<value>`: POSIX pax, "Extended Header"."""
     records, at = dict[bytes, bytes](), 0
     while at < len(extended):
         match = _PAX_RECORD.match(extended, at)

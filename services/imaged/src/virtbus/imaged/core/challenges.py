@@ -1,4 +1,4 @@
-"""How a registry wants to be told who asks, and which server may be told (SRC-12).
+"""A registry's challenge for a login, and the servers that may receive the login (SRC-12).
 
 `WWW-Authenticate`: RFC 9110, 11.6.1; tokens: the distribution project's "Token Authentication".
 """
@@ -13,23 +13,23 @@ from virtbus.schemas.container import ContainerRef
 from virtbus.schemas.registry_login import DOCKER_HUB
 
 HUB_HOST = "registry-1.docker.io"
-"""Where the API of docker.io is."""
+"""The API server of docker.io."""
 REALMS = {DOCKER_HUB: "auth.docker.io", "registry.gitlab.com": "gitlab.com"}
-"""The hosts that give tokens for well-known registries, besides each registry itself."""
+"""The token servers of well-known registries, in addition to each registry itself."""
 MAX_TOKEN = 64 * 1024
 _PARAMETER = re.compile(r'([a-z]{1,16})="([^"\\]{0,2048})"', re.IGNORECASE)
 _TOKEN = re.compile(rf"[\x21-\x7e]{{1,{MAX_TOKEN}}}")
 
 
 class Challenge(NamedTuple):
-    """What to do: `realm` is where to get a token, empty for a password with each request."""
+    """The required login: `realm` is the token server, empty for a password with each request."""
 
     realm: str = ""
     service: str = ""
 
 
 def challenge_of(headers: Iterable[str]) -> Challenge | None:
-    """The first challenge that can be met, None where there is none."""
+    """Return the first supported challenge, None if there is none."""
     for header in headers:
         scheme, _, rest = header.strip().partition(" ")
         if scheme.lower() == "bearer":
@@ -42,7 +42,7 @@ def challenge_of(headers: Iterable[str]) -> Challenge | None:
 
 
 def token_url(challenge: Challenge, ref: ContainerRef) -> str:
-    """Where a token to pull `ref` comes from; the scope is ours, whatever the challenge asks."""
+    """Return the URL of a token to pull `ref`; the scope is ours, not the challenge's."""
     query = {"service": challenge.service} if challenge.service else {}
     query["scope"] = f"repository:{ref.repository}:pull"
     separator = "&" if urlsplit(challenge.realm).query else "?"
@@ -50,10 +50,10 @@ def token_url(challenge: Challenge, ref: ContainerRef) -> str:
 
 
 def may_be_told(registry: str, base: str, realm: str, realms: Mapping[str, str]) -> bool:
-    """Whether the token server `realm` may see the password for `registry` at the URL `base`.
+    """Return True if the token server `realm` may get the password for `registry` at `base`.
 
-    It must be the registry's own host, the one that is known for it, or the one in `realms`; and
-    a password for https never goes out by http.
+    It must be the registry's own host, its well-known token server, or the one in `realms`. A
+    password for https is never sent over http.
     """
     told, own = urlsplit(realm), urlsplit(base)
     if told.scheme not in {own.scheme, "https"}:
@@ -63,7 +63,7 @@ def may_be_told(registry: str, base: str, realm: str, realms: Mapping[str, str])
 
 
 def token_of(body: bytes) -> str:
-    """The token in a token server's answer, empty where there is none."""
+    """Return the token in a token server's answer, empty if there is none."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

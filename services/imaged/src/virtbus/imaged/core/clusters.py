@@ -1,4 +1,4 @@
-"""Whether a qcow2 file holds all the clusters that its tables name: a cut one does not.
+"""Detects truncated qcow2 files: all clusters in their tables must exist.
 
 Pure: the caller reads the tables. Entry layout: QEMU `docs/interop/qcow2.txt`, "Cluster mapping".
 """
@@ -12,9 +12,9 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.quantity import format_bytes
 
 MAX_L2_BYTES = 32 * 1024**2
-"""How much of the L2 tables is read: 256 GiB of data in clusters of 64 KiB, 1.5 s of CPU.
+"""Limit of the read L2 tables: 256 GiB of data in clusters of 64 KiB, 1.5 s of CPU.
 
-What a larger or hostile image names beyond that goes unchecked: QEMU bounds its own reads.
+A larger or hostile image is unchecked beyond that: QEMU bounds its own reads.
 """
 _OFFSET = 0x00FF_FFFF_FFFF_FE00
 _COMPRESSED = 1 << 62
@@ -27,9 +27,9 @@ ReadAt = Callable[[int, int], bytes]
 
 
 def check_clusters(fields: Fields, size_bytes: int, read_at: ReadAt) -> None:
-    """Refuse a file of `size_bytes` that ends before a cluster in use; header checked already.
+    """Refuse a file of `size_bytes` that ends before a used cluster; the header is already checked.
 
-    The last cluster may be cut short, as some writers leave it.
+    The last cluster may be shorter, because some writers leave it so.
 
     Raises:
         VirtbusError: 422 `truncated`, `header_invalid`.
@@ -54,7 +54,7 @@ def check_clusters(fields: Fields, size_bytes: int, read_at: ReadAt) -> None:
 
 
 def _l1_entries(fields: Fields) -> int:
-    """As many as the virtual size needs; more may follow, and mean nothing."""
+    """Return the number of entries that the virtual size needs; further ones have no meaning."""
     words = 2 if fields.incompatible & EXTENDED_L2 else 1
     covers_bytes = fields.cluster_bytes * (fields.cluster_bytes // (8 * words))
     return min(fields.l1_size, -(-fields.size // covers_bytes))
@@ -69,7 +69,7 @@ def _entries(table: bytes) -> Sequence[int]:
 
 
 def _last_byte(table: bytes, fields: Fields) -> int:
-    """The first byte of the last cluster in use, or the last sector of compressed data."""
+    """Return the first byte of the last used cluster, or the last sector of compressed data."""
     return max(_in_use(_entries(table), fields), default=0)
 
 
@@ -88,7 +88,7 @@ def _in_use(entries: Sequence[int], fields: Fields) -> Iterator[int]:
 
 
 def _is_read(entry: int, subclusters: int | None) -> bool:
-    """False where the guest sees zeros, whatever cluster is set aside for it."""
+    """Return False if the guest sees zeros, even if a cluster is allocated."""
     if subclusters is not None:
         return bool(subclusters & _SUBCLUSTERS_ALLOCATED)
     return not entry & _ALL_ZERO

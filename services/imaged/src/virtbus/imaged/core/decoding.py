@@ -1,4 +1,4 @@
-"""A layer's bytes decompressed, piece by piece and in bounds, whatever they expand to (IMG-14)."""
+"""Decompresses a layer in bounded pieces (IMG-14)."""
 
 import sys
 import zlib
@@ -14,12 +14,12 @@ else:
 
 PIECE_BYTES = 1024**2
 FREE_BYTES = 64 * 1024**2
-"""So much may come of however little."""
+"""Output that is always allowed, for any input size."""
 MAX_MEMBERS = 500_000
-"""Of gzip, or frames of zstd: each costs, though nothing need come of it. Layers that can be read
-from their midst have one for each entry."""
+"""Limit of gzip members, or zstd frames: each has a cost even without output. Layers with random
+access have one for each entry."""
 MAX_WINDOW_LOG = 27
-"""128 MiB: the largest window that zstd itself takes unasked; it is memory of ours."""
+"""128 MiB: the largest window that zstd itself accepts by default; it uses our memory."""
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"
@@ -27,7 +27,7 @@ _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 
 
 class _Stream(Protocol):
-    """One member (gzip) or frame (zstd). `rest` is what follows it, once `eof` is True."""
+    """One member (gzip) or frame (zstd). `rest` holds the bytes after it, once `eof` is True."""
 
     eof: bool
     rest: bytes
@@ -69,11 +69,11 @@ class _Zstd:
 
 
 def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[bytes]:
-    """What `raw` (gzip, zstd or neither, by its first bytes) holds, in pieces of at most a MiB.
+    """Yield the content of `raw` (gzip, zstd or neither, by its first bytes) in pieces up to 1 MiB.
 
     Raises:
-        DamagedError: it cannot be decompressed, or expands beyond `max_bytes`, or beyond
-            `max_ratio` times what was read.
+        DamagedError: it cannot be decompressed, or expands beyond `max_bytes` or `max_ratio` times
+            its size.
     """
     done_bytes = read_bytes = 0
 

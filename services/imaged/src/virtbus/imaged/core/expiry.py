@@ -1,7 +1,7 @@
-"""Which names of images a node lets go of: those long unused, and the least used of too many.
+"""Expiry of image names: names unused for long, and the least used of too many.
 
-A name that a VM of the node was made with stays. A plain name (of `images.d`) does not grow old,
-as its operator may have fetched it for later; it only counts.
+A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
+because its operator may have pulled it in advance; it only counts.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class NameUse(NamedTuple):
-    """A name, when it was last used (seconds since 1970), and whether disks rest on its image."""
+    """A name, its last use (seconds since 1970), and whether disks use its image."""
 
     name: str
     used_s: float
@@ -17,12 +17,12 @@ class NameUse(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """True for a name of `images.d`, which is no URL."""
+        """Return True for a name of `images.d`, which is not a URL."""
         return "://" not in self.name
 
 
 class Keep(NamedTuple):
-    """How many names are kept, and for how long."""
+    """Limits of the number and age of names."""
 
     max_age_s: float
     max_names: int
@@ -31,7 +31,7 @@ class Keep(NamedTuple):
 def expired(
     uses: Iterable[NameUse], wanted: frozenset[str], now_s: float, keep: Keep
 ) -> tuple[str, ...]:
-    """The names that go; `wanted` are those in the records of the node's VMs."""
+    """Return the names to remove; `wanted` are those in the records of the node's VMs."""
     uses = tuple(uses)
     free = [use for use in uses if use.name not in wanted]
     old = [

@@ -1,16 +1,16 @@
-"""Which known container format the first and last bytes of a file claim to be.
+"""Detects the known container formats of a file by its first and last bytes.
 
 Magic numbers are those of QEMU's block drivers (`block/*.c`, the `*_probe` functions), of ECMA-119
-for ISO 9660, and of the usual archive formats. The point is not to read these formats but to be
-sure that a file taken as raw is none of them (IMG-06, IMG-08, IMG-09).
+for ISO 9660, and of the usual archive formats. The formats are not read; a file that is accepted as
+raw must be none of them (IMG-06, IMG-08, IMG-09).
 """
 
 import re
 
 HEAD_BYTES = 64 * 1024
-"""How much of the start `claims` wants: up to the third ISO 9660 volume descriptor."""
+"""Size of the start that `claims` needs: up to the third ISO 9660 volume descriptor."""
 TAIL_BYTES = 1024
-"""How much of the end: VHD and DMG carry their magic in the last sector."""
+"""Size of the end: VHD and DMG have their magic in the last sector."""
 
 QCOW2_MAGIC = b"QFI\xfb"
 ARCHIVES = frozenset({"gzip", "xz", "zstd", "bzip2", "zip", "7z", "tar"})
@@ -54,7 +54,7 @@ _HTML = re.compile(
 
 
 def claims(head: bytes, tail: bytes) -> tuple[str, ...]:
-    """The names of all known formats whose magic is there, sorted; `()` for plain data.
+    """Return the names of all known formats whose magic is found, sorted; `()` for plain data.
 
     `head` is the first `HEAD_BYTES` of the file or all of it, `tail` the last `TAIL_BYTES`.
     """
@@ -76,5 +76,5 @@ def claims(head: bytes, tail: bytes) -> tuple[str, ...]:
 
 
 def has_partition_table(head: bytes) -> bool:
-    """True for an MBR in sector 0 or a GPT in sector 1: normal in raw, not in qcow2."""
+    """Return True for an MBR in sector 0 or a GPT in sector 1: normal in raw, not in qcow2."""
     return head[510:512] == b"\x55\xaa" or head[512:520] == b"EFI PART"

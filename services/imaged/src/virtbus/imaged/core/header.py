@@ -1,4 +1,4 @@
-"""The one gate that every image passes: its format, found from its bytes and nothing else."""
+"""The check that every image passes: its format, determined only from its bytes."""
 
 from virtbus.imaged.core import qcow2
 from virtbus.imaged.core.formats import ARCHIVES, claims, has_partition_table
@@ -11,10 +11,10 @@ SECTOR_BYTES = 512
 
 
 def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -> ImageHeader:
-    """What the image is, or why it is refused.
+    """Return the image's header, or raise.
 
-    `head` and `tail` as in `formats.claims`, `size_bytes` the whole file. Raw is accepted only
-    when no known format's magic is anywhere; a file that is two things at once never.
+    `head` and `tail` as in `formats.claims`, `size_bytes` the whole file. Raw is accepted only if
+    no known format's magic is found. A file of two formats is never accepted.
 
     Raises:
         VirtbusError: 422 with a reason of `qcow2.parse`, `unlisted_format`, `ambiguous_format` or

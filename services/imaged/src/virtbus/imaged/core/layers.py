@@ -1,4 +1,4 @@
-"""Which file of an image's layers is the disk, told entry by entry, from the top layer down.
+"""Finds the disk file in an image's layers, entry by entry, from the top layer down.
 
 Whiteouts: the OCI image specification, `layer.md`.
 """
@@ -18,13 +18,14 @@ _KINDS = {
     "6": "a pipe",
 }
 MAX_NAMES = 1000
-"""Names in the disk's folder, over all layers."""
+"""Limit of names in the disk's folder, over all layers."""
 
 
 class Search:
-    """Looks for the file at `path`, or for the only one in `/disk`, in the image `what`.
+    """Searches for the file at `path`, or for the only one in `/disk`, in the image `what`.
 
-    Tell it every entry of the uppermost layer, then `next_layer`, then the entries of the next.
+    Pass every entry of the uppermost layer, then call `next_layer`, then pass the entries of the
+    next.
     """
 
     def __init__(self, what: str, path: str) -> None:
@@ -33,7 +34,7 @@ class Search:
         self._folder, self._leaf = (names[:-1], names[-1]) if path else (names, "")
         self.found = ""
         self.closed = False
-        """True when no lower layer can change the answer."""
+        """True if no lower layer can change the answer."""
         self._above: set[str] = set()
         """Names in the folder that upper layers have or have removed."""
         self._here: set[str] = set()
@@ -41,7 +42,7 @@ class Search:
         self._opaque = False
 
     def is_disk(self, entry: Entry) -> bool:
-        """True for the file that is looked for: its data is the disk.
+        """Return True for the searched file: its data is the disk.
 
         Raises:
             VirtbusError: 422 `container_disk_many`, `container_disk_irregular`.
@@ -90,13 +91,13 @@ class Search:
             raise self._many(name)
 
     def next_layer(self) -> None:
-        """The layer is at its end; what it removes is removed from the lower ones."""
+        """Handle the end of a layer: its whiteouts apply to the lower ones."""
         self._above |= self._here | self._removed
         self._here, self._removed = set(), set()
         self.closed = self._opaque or (bool(self._leaf) and self._leaf in self._above)
 
     def missing(self) -> VirtbusError:
-        """What to say where no layer has it."""
+        """Return the error for a missing file."""
         if self._leaf:
             path = "/".join((*self._folder, self._leaf))
             why = f"has no file /{path}; give the path of its disk, or leave the path out"

@@ -1,4 +1,4 @@
-"""What the store knows of a name: one small JSON per link, its file named by the name's hash."""
+"""Metadata of names: one small JSON per link, in a file named by the name's hash."""
 
 import hashlib
 import re
@@ -13,7 +13,7 @@ _HEX = re.compile(r"^[0-9a-f]{64}$")
 
 
 class Link(Fact):
-    """`links/<sha256(name)>`: the name as data, and the file it stands for."""
+    """`links/<sha256(name)>`: the name, and the file that it denotes."""
 
     schema_version: int = 1
     name: str = Field(max_length=4096)
@@ -27,7 +27,7 @@ class Link(Fact):
 
 
 class PartNote(Fact):
-    """Beside a part file: which version of which URL its bytes are, so that it can resume."""
+    """Metadata of a part file: the URL and version of its bytes, so that it can resume."""
 
     schema_version: int = 1
     url: str
@@ -35,21 +35,21 @@ class PartNote(Fact):
     last_modified: str = ""
     total_bytes: int | None = None
     done_bytes: int = 0
-    """How many bytes are durable; what lies beyond is not trusted after a crash."""
+    """Number of durable bytes; later ones are not trusted after a crash."""
 
 
 def file_name(name: str) -> str:
-    """The file name of a link or part: no byte of the name itself reaches a path (IMG-16)."""
+    """Return the file name of a link or part; it contains no byte of the name (IMG-16)."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_hex_digest(text: str) -> bool:
-    """True for exactly 64 lower-case hex digits, the only file names in `data/`."""
+    """Return True for exactly 64 lower-case hex digits, the only file names in `data/`."""
     return _HEX.fullmatch(text) is not None
 
 
 def hex_of(digest: str) -> str:
-    """The hex part of a checked `sha256:<hex>`; ValueError for anything else (IMG-18)."""
+    """Return the hex part of a checked `sha256:<hex>`; ValueError for anything else (IMG-18)."""
     algorithm, _, text = digest.partition(":")
     if algorithm != "sha256" or not is_hex_digest(text):
         msg = "a digest must be sha256: and 64 lower-case hex digits"

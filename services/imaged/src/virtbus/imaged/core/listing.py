@@ -7,13 +7,13 @@ from virtbus.schemas.image import MAX_IMAGE_KEYS, ImageInfo, image_key
 from virtbus.schemas.nodework import HeldImages
 
 PAGE_BYTES = 64 * 1024
-"""Of names in a page, of which one image alone may have more than that."""
+"""Size of the names in a page; a single image may exceed it."""
 _IMAGE_BYTES = 256
-"""Of an image without its names, at the most."""
+"""Maximum size of an image without its names."""
 
 
 def listing(images: Mapping[str, ImageInfo], links: Iterable[Link]) -> tuple[ImageInfo, ...]:
-    """Images by digest with the names that stand for them, in stable order."""
+    """Return images by digest with their names, in stable order."""
     names: dict[str, set[str]] = {}
     for link in links:
         names.setdefault(link.digest, set()).add(link.name.partition("?")[0])
@@ -24,7 +24,7 @@ def listing(images: Mapping[str, ImageInfo], links: Iterable[Link]) -> tuple[Ima
 
 
 def page_of(images: Mapping[str, ImageInfo], links: Iterable[Link], after: str) -> HeldImages:
-    """The images behind the digest `after` that fit into a page, at least one."""
+    """Return the images after the digest `after` that fit into a page, at least one."""
     found = listing({d: image for d, image in images.items() if d > after}, links)
     left_bytes = PAGE_BYTES
     page: list[ImageInfo] = []
@@ -38,7 +38,7 @@ def page_of(images: Mapping[str, ImageInfo], links: Iterable[Link], after: str) 
 
 
 def _shown(image: ImageInfo) -> ImageInfo:
-    """The image with as many of its names as a page takes."""
+    """Return the image with as many of its names as a page takes."""
     left_bytes = PAGE_BYTES - _IMAGE_BYTES
     names: list[str] = []
     for name in image.names:
@@ -53,7 +53,7 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[Link], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """The keys of the names used last, and of their images, at most `MAX_IMAGE_KEYS`."""
+    """Return the keys of the names used last and their images, at most `MAX_IMAGE_KEYS`."""
     by_use = sorted(links, key=lambda link: used_s.get(link.name, 0.0), reverse=True)
     keys: dict[str, None] = {}
     for link in by_use:

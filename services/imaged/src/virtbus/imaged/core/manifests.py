@@ -1,7 +1,7 @@
-"""What a registry says of an image: an index of manifests, a manifest, and which one is ours.
+"""Parses a registry's documents: an index of manifests, a manifest, and the choice among them.
 
-OCI image specification 1.1 and Docker's schema 2; no field that is not named here is looked at
-(SRC-14, SRC-18, SRC-20).
+OCI image specification 1.1 and Docker's schema 2; other fields are ignored (SRC-14, SRC-18,
+SRC-20).
 """
 
 import json
@@ -15,7 +15,7 @@ MAX_MANIFEST_BYTES = 1024**2
 MAX_LAYERS = 256
 MAX_MANIFESTS = 1024
 MAX_SIZE_BYTES = (1 << 63) - 1
-"""A descriptor's size is an int64; one of hundreds of digits could not even be told."""
+"""A descriptor's size is an int64; a number with hundreds of digits could not even be reported."""
 _OCI = "application/vnd.oci.image."
 _DOCKER = "application/vnd.docker."
 INDEXES = frozenset(
@@ -35,7 +35,7 @@ _ARCHITECTURES = {
     "i686": "386",
     "loongarch64": "loong64",
 }
-"""By `uname -m`, where Go calls it otherwise."""
+"""Go's architecture by `uname -m`, if different."""
 
 
 class Blob(NamedTuple):
@@ -53,22 +53,22 @@ class Manifest(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Images by `(os, architecture)`; both empty where that is not told."""
+    """Images by `(os, architecture)`; both empty if not given."""
 
     manifests: tuple[tuple[str, str, Blob], ...]
 
 
 def architecture_of(machine: str) -> str:
-    """Go's name, which images bear, of the architecture that `uname -m` calls `machine`."""
+    """Return Go's name of the architecture that `uname -m` calls `machine`."""
     return _ARCHITECTURES.get(machine, machine)
 
 
 def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
-    """The manifest or index in `body`, which the registry says is `content_type`.
+    """Return the manifest or index in `body` of type `content_type`.
 
     Raises:
-        VirtbusError: 422 `manifest_invalid`, `container_disk_missing` where the layers are none
-            of an image; 413 `image_too_large` is the caller's.
+        VirtbusError: 422 `manifest_invalid`, `container_disk_missing` if the layers are not an
+            image's. 413 `image_too_large` is the caller's.
     """
     value = _json(what, body)
     kind = str(value.get("mediaType") or content_type.partition(";")[0].strip().lower())
@@ -85,12 +85,12 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
 
 
 def nested(what: str) -> VirtbusError:
-    """422 `manifest_invalid` for an index where a manifest must be."""
+    """Return 422 `manifest_invalid` for an index inside an index."""
     return _refusal(what, "it is an index of indexes")
 
 
 def choose(what: str, index: Index, architecture: str) -> Blob:
-    """The manifest for this host's architecture.
+    """Return the manifest for this host's architecture.
 
     Raises:
         VirtbusError: 422 `wrong_architecture`.
@@ -104,7 +104,7 @@ def choose(what: str, index: Index, architecture: str) -> Blob:
 
 
 def check_config(what: str, body: bytes, architecture: str) -> None:
-    """Refuse the image whose configuration says that it is for another architecture.
+    """Refuse an image whose configuration names another architecture.
 
     Raises:
         VirtbusError: 422 `wrong_architecture`, `manifest_invalid`.
@@ -167,7 +167,7 @@ def _layer(what: str, value: Any) -> Blob:
 def _entry(what: str, value: Any) -> tuple[str, str, Blob]:
     blob = _blob(what, value)
     if str(value.get("mediaType")) not in MANIFESTS:
-        return "index", "", blob  # an index in an index is followed nowhere
+        return "index", "", blob  # an index in an index is never followed
     platform = value.get("platform")
     if not isinstance(platform, dict):
         return "", "", blob
@@ -188,7 +188,7 @@ def _refusal(what: str, why: str) -> VirtbusError:
 
 
 def check_sizes(what: str, layers: tuple[Blob, ...], max_bytes: int) -> int:
-    """The bytes of all layers.
+    """Return the total size of all layers.
 
     Raises:
         VirtbusError: 413 `image_too_large`.

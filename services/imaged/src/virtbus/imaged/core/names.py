@@ -1,8 +1,8 @@
-"""Image names: which URL a name such as `tiny` or `debian/12` stands for.
+"""Image names: the URL of a name such as `tiny` or `debian/12`.
 
-Rules come in a fixed order (files of `images.d` by file name, then settings, then defaults), and
-exact names go before regular expressions: the same name always finds the same URL, unlike in
-Virtlet, whose order of rule files was random.
+Rules have a fixed order: files of `images.d` by file name, then settings, then defaults. Exact
+names precede regular expressions. So a name always has the same URL, unlike in Virtlet, whose order
+of rule files was random.
 """
 
 import difflib
@@ -19,7 +19,10 @@ MAX_RULES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`name`, or `pattern`, which must match all of a name and whose groups `url` may use."""
+    """A rule with `name`, or with `pattern`, which must match a whole name.
+
+    `url` may use its groups.
+    """
 
     url: str
     digest: str | None = None
@@ -34,10 +37,10 @@ class Names:
     rules: tuple[Rule, ...]
 
     def resolve(self, name: str) -> ImageSource:
-        """The URL of `name`, and the digest that its rule pins.
+        """Return the URL of `name`, and the digest that its rule pins.
 
         Raises:
-            VirtbusError: 404 `image_unknown` with the names that are alike and the next step.
+            VirtbusError: 404 `image_unknown` with similar names and the next step.
         """
         for rule in self.rules:
             if rule.name == name:
@@ -75,10 +78,10 @@ def _expanded(match: re.Match[str], url: str) -> str:
 
 
 def read_rules(text: str, origin: str) -> tuple[Rule, ...]:
-    """The `[[image]]` tables of a TOML text: `name` or `regexp`, `url`, optional `digest`.
+    """Return the `[[image]]` tables of a TOML text: `name` or `regexp`, `url`, optional `digest`.
 
     Raises:
-        ValueError: naming `origin` and the entry that is wrong.
+        ValueError: names `origin` and the invalid entry.
     """
     try:
         entries = tomllib.loads(text).get("image", [])
@@ -92,7 +95,7 @@ def read_rules(text: str, origin: str) -> tuple[Rule, ...]:
 
 
 def rules_of(names: Iterable[tuple[str, str]]) -> tuple[Rule, ...]:
-    """Exact rules from (name, `url[@sha256:…]`) pairs."""
+    """Return exact rules from (name, `url[@sha256:…]`) pairs."""
     return tuple(_rule({"name": name, "url": url}, f"image {name!r}") for name, url in names)
 
 

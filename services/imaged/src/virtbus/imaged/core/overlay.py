@@ -1,8 +1,8 @@
-"""qcow2 v3 files that we write: a VM's overlay of an image, and an empty disk.
+"""Renders qcow2 v3 files: a VM's overlay of an image, and an empty disk.
 
-Our own bytes instead of `qemu-img create`: 0.1 ms instead of 10 ms and a fork (perf-limits §6).
-Layout: header, refcount table, one refcount block, L1 table; every L1 entry is zero, so all reads
-fall through to the backing file or are zeros. QEMU `docs/interop/qcow2.txt`.
+Our own code instead of `qemu-img create` needs 0.1 ms instead of 10 ms and a fork. Layout: header,
+refcount table, one refcount block, L1 table. Every L1 entry is zero, so all reads fall through to
+the backing file or return zeros. QEMU `docs/interop/qcow2.txt`.
 """
 
 import struct
@@ -19,7 +19,7 @@ CLUSTER_BYTES = 1 << CLUSTER_BITS
 L1_ENTRY_COVERS_BYTES = CLUSTER_BYTES * (CLUSTER_BYTES // 8)
 MAX_BACKING_NAME_BYTES = 1023
 HEAD_BYTES = 4096
-"""Enough of an overlay's start for `read_overlay`."""
+"""Size of an overlay's start that `read_overlay` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What an existing disk of ours is. `backing_path` is empty for an empty disk."""
+    """An existing disk of ours. `backing_path` is empty for an empty disk."""
 
     virtual_size_bytes: int
     backing_path: str = ""
@@ -42,13 +42,13 @@ class Overlay:
 def build(
     virtual_size_bytes: int, backing_path: str = "", backing_format: ImageFormat | None = None
 ) -> Layout:
-    """The file of a disk of `virtual_size_bytes`, rounded up to sectors, over `backing_path`.
+    """Return a disk's file of `virtual_size_bytes`, rounded up to sectors.
 
-    The backing path is absolute, so that QEMU can take no part of it for a protocol (IMG-03), and
-    its format is always explicit, so that a guest cannot change it (IMG-07).
+    The backing path is absolute, so that QEMU cannot read part of it as a protocol (IMG-03). Its
+    format is explicit, so that a guest cannot change it (IMG-07).
 
     Raises:
-        ValueError: a path that is not absolute or too long, a size that does not fit.
+        ValueError: a relative or too long path, or a size that does not fit.
     """
     size = -(-virtual_size_bytes // 512) * 512
     l1_entries = -(-size // L1_ENTRY_COVERS_BYTES)
@@ -84,7 +84,7 @@ def build(
 
 
 def length_bytes(disk: Overlay) -> int:
-    """How long the file of a disk is before anything was written to it: clusters only add."""
+    """Return the initial length of a disk's file; clusters are only added."""
     return build(disk.virtual_size_bytes).length_bytes
 
 
@@ -105,10 +105,10 @@ def _extension(kind: int, data: bytes) -> bytes:
 
 
 def read_overlay(head: bytes) -> Overlay:
-    """What a disk that `build` made, and that QEMU may have written to since, rests on.
+    """Return the base of a disk that `build` made, even if QEMU has written to it.
 
     Raises:
-        VirtbusError: 409 `disk_damaged`: the file is not a disk that virtbus made.
+        VirtbusError: 409 `disk_damaged`: the file is not a disk of virtbus.
     """
     try:
         fields = qcow2.read_fields(head)

@@ -1,7 +1,7 @@
-"""The qcow2 header, read by our own code before any other program sees the bytes.
+"""Parses the qcow2 header with our own code before any other program reads the file.
 
-Layout: QEMU `docs/interop/qcow2.txt`. Stricter than QEMU on purpose (IMG-01, -02, -10, -11): an
-image that needs any other file, a key, a repair or a snapshot to be read is refused.
+Layout: QEMU `docs/interop/qcow2.txt`. It is intentionally stricter than QEMU (IMG-01, IMG-10): an
+image that needs another file, a key, a repair or a snapshot is refused.
 """
 
 import struct
@@ -53,7 +53,7 @@ _V3_MORE = struct.Struct(">QQQII")
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What an acceptable image says of itself. `version` and `cluster_bits` are 0 for raw."""
+    """The properties of an acceptable image. `version` and `cluster_bits` are 0 for raw."""
 
     format: ImageFormat
     virtual_size_bytes: int
@@ -98,13 +98,13 @@ def invalid(what: str) -> NoReturn:
 
 
 def refuse(reason: str, file: str = "another file") -> NoReturn:
-    """Raise 422 with one of the stable reasons of `_NEXT_STEP`; `file` is a backing file's name."""
+    """Raise 422 with a stable reason of `_NEXT_STEP`; `file` is a backing file's name."""
     step = _NEXT_STEP[reason].format(file=file)
     raise VirtbusError(Code.UNSUPPORTED, reason, f"the qcow2 image is refused: {step}")
 
 
 def _backing_file(head: bytes, fields: Fields) -> str:
-    """The backing file as people may see it: its name is the image's, so escaped and cut."""
+    """Return the backing file's name, escaped and shortened, because it comes from the image."""
     start = fields.backing_file_offset
     name = head[start : start + min(fields.backing_file_size, 1023)] if start else b""
     if not name:
@@ -120,7 +120,7 @@ def _require(good: bool, what: str) -> None:
 
 
 def read_fields(head: bytes) -> Fields:
-    """The fields of a v2 or v3 header; checks only what is needed to read them.
+    """Return the fields of a v2 or v3 header; checks only what is needed to read them.
 
     Raises:
         VirtbusError: `header_invalid`.
@@ -150,10 +150,10 @@ def read_fields(head: bytes) -> Fields:
 
 
 def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
-    """The header extensions by type, up to the end mark or the end of their space, as QEMU does.
+    """Return the header extensions by type, up to the end mark or the end of their space.
 
     Raises:
-        VirtbusError: `header_invalid` when one leaves the first cluster.
+        VirtbusError: `header_invalid` if one leaves the first cluster.
     """
     limit = min(fields.cluster_bytes, len(head))
     if fields.backing_file_offset:
@@ -174,8 +174,8 @@ def parse(head: bytes, size_bytes: int) -> ImageHeader:
     """Check the header of a qcow2 file of `size_bytes`; `head` is its first 64 KiB or all.
 
     Raises:
-        VirtbusError: 422 `backing_file`, `data_file`, `encrypted`, `internal_snapshots`,
-            `bitmaps`, `dirty`, `corrupt`, `unknown_feature` or `header_invalid`.
+        VirtbusError: 422 `backing_file`, `data_file`, `encrypted`, `internal_snapshots`, `bitmaps`,
+            `dirty`, `corrupt`, `unknown_feature` or `header_invalid`.
     """
     fields = read_fields(head)
     _refuse_dependencies(fields, _backing_file(head, fields))
@@ -189,7 +189,7 @@ def parse(head: bytes, size_bytes: int) -> ImageHeader:
 
 def _refuse_dependencies(fields: Fields, backing_file: str) -> None:
     checks = (
-        # The size alone counts, too: QEMU accepts a size with offset 0 (IMG-10).
+        # The size alone counts as well: QEMU accepts a size with offset 0 (IMG-10).
         (fields.backing_file_offset or fields.backing_file_size, "backing_file"),
         (fields.incompatible & DATA_FILE or fields.autoclear & _AUTOCLEAR_RAW_DATA, "data_file"),
         (fields.crypt_method, "encrypted"),
@@ -222,7 +222,7 @@ def _check_features(fields: Fields) -> None:
 
 def _check_tables(fields: Fields, size_bytes: int) -> None:
     cluster = fields.cluster_bytes
-    # Tables are written whole, but the last cluster of a file may be cut short.
+    # Tables are complete, but the last cluster of a file may be shorter.
     end = (size_bytes + cluster - 1) // cluster * cluster
     _require(fields.size > 0 and fields.size % 512 == 0, f"virtual size {fields.size}")
     entries = cluster // (16 if fields.incompatible & EXTENDED_L2 else 8)

@@ -1,4 +1,4 @@
-"""Where bytes may come from: URLs, redirects, files, and whether a transfer may resume."""
+"""Rules for image sources: URLs, redirects, files, and resumed transfers."""
 
 import ipaddress
 import re
@@ -12,24 +12,24 @@ _CONTENT_RANGE = re.compile(r"^bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})$"
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """What identifies a version of a remote file; a strong ETag, or a date."""
+    """The identity of a version of a remote file: a strong ETag, or a date."""
 
     etag: str = ""
     last_modified: str = ""
 
     @property
     def if_range(self) -> str:
-        """The value of `If-Range`, or empty where the source gave nothing to resume by."""
+        """Return the value of `If-Range`, or empty if the source offers none."""
         return self.etag if self.etag and not self.etag.startswith("W/") else self.last_modified
 
 
 def shown(url: str) -> str:
-    """`url` as people may see it: without a query, which may hold a signature."""
+    """Return `url` for display: without its query, which may contain a signature."""
     return url.partition("?")[0].partition("#")[0][:300]
 
 
 def url_invalid(url: str) -> VirtbusError:
-    """400 `image_url_invalid`."""
+    """Return 400 `image_url_invalid`."""
     return VirtbusError(
         Code.INVALID,
         "image_url_invalid",
@@ -39,7 +39,7 @@ def url_invalid(url: str) -> VirtbusError:
 
 
 def check_url(url: str) -> SplitResult:
-    """The parts of an http(s) URL.
+    """Return the parts of an http(s) URL.
 
     Raises:
         VirtbusError: 400 `image_url_invalid`, `image_url_credentials`.
@@ -62,7 +62,7 @@ def check_url(url: str) -> SplitResult:
 
 
 def is_literal_loopback(host: str) -> bool:
-    """True for `localhost` and for addresses written as such in 127.0.0.0/8 or ::1."""
+    """Return True for `localhost` and for literal addresses in 127.0.0.0/8 or ::1."""
     if host == "localhost":
         return True
     try:
@@ -72,7 +72,7 @@ def is_literal_loopback(host: str) -> bool:
 
 
 def redirect_target(start: str, current: str, location: str) -> str:
-    """The URL that a redirect leads to, checked as a first URL is.
+    """Return the URL of a redirect, checked like a first URL.
 
     Raises:
         VirtbusError: 403 `redirect_refused`: another scheme, https to http, or onto this machine.
@@ -99,7 +99,7 @@ def _redirect_refused(url: str, why: str) -> VirtbusError:
 
 
 def resumed_total(content_range: str, offset: int) -> int | None:
-    """The whole size by a 206's Content-Range that continues exactly at `offset`, else None."""
+    """Return the size by a 206's Content-Range that continues exactly at `offset`, or None."""
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
     if match is None:
         return None
@@ -108,11 +108,11 @@ def resumed_total(content_range: str, offset: int) -> int | None:
 
 
 def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """(root, path components below it) for a `file://` URL.
+    """Return (root, path components below it) for a `file://` URL.
 
     Raises:
         VirtbusError: 403 `file_not_allowed`: another host, outside all roots, or with `.`, `..`,
-            NUL or empty parts, written plainly or by percent signs.
+            NUL or empty parts, plain or percent-encoded.
     """
     parts = urlsplit(url)
     path = unquote(parts.path)

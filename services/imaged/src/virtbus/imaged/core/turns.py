@@ -1,9 +1,9 @@
-"""Fair turns for pulls: which one is fetched next, and which one gives way to those that wait.
+"""Fair scheduling of pulls: which one runs next, and which one gives way.
 
 No source and no namespace has more than half of the slots. While others wait, a turn ends: soon for
-a pull that is slower than a least rate, which grows with the queue; later for any other. A pull
-that gave way waits behind those that did so less often, and its next turn is longer, so that a
-large image from a slow server arrives as well.
+a pull below a minimum rate, which grows with the queue; later for any other. A pull that gave way
+waits behind those that did so less often, and its next turn is longer. So a large image from a slow
+server arrives as well.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,18 +13,19 @@ from virtbus.imaged.core.limits import Limits
 
 _FIRST_DOUBLINGS = 3
 _MOST_DOUBLINGS = 7
-"""Of `min_rate_bytes_s`, with the queue's length: 512 KiB/s for one that waits, at most 4 MiB/s."""
+"""Doublings of `min_rate_bytes_s` by the queue's length: 512 KiB/s for one waiting pull, at most 4
+MiB/s."""
 _LONGER_SLOW = 6
-"""How often a slow pull's turn doubles."""
+"""Number of times that a slow pull's turn doubles."""
 _LONGER_FAST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull as it stands. `order` is that of arrival.
+    """The state of a pull. `order` is that of arrival.
 
-    `host` is empty for what is fetched from no server. `namespaces` are those of all who ask.
-    `held_s` and `moved_bytes` are of the present turn.
+    `host` is empty for a local source. `namespaces` are those of all askers. `held_s` and
+    `moved_bytes` are of the current turn.
     """
 
     order: int
@@ -38,7 +39,7 @@ class Pull:
 
 
 def next_of(waiting: Collection[Pull], running: Sequence[Pull], most: int) -> Pull | None:
-    """Which pull gets a free slot; None where none is free, or those that wait have their share."""
+    """Return the pull that gets a free slot; None if there is none, or all have their share."""
     found = [pull for pull in waiting if _has_room(pull, running, most)]
     return min(found, key=lambda pull: _rank(pull, running), default=None)
 
@@ -46,7 +47,7 @@ def next_of(waiting: Collection[Pull], running: Sequence[Pull], most: int) -> Pu
 def gives_way(
     waiting: Collection[Pull], running: Sequence[Pull], most: int, limits: Limits
 ) -> Pull | None:
-    """Which running pull ends its turn, for one that waits and can use its slot; None: nobody."""
+    """Return the running pull that gives way to a waiting one; None: none does."""
     least = least_rate_bytes_s(len(waiting), limits)
     movable = [pull for pull in running if not pull.settled]
     for pull in sorted(movable, key=lambda pull: (-pull.yields, pull.moved_bytes, pull.order)):
@@ -58,7 +59,7 @@ def gives_way(
 
 
 def least_rate_bytes_s(waiting: int, limits: Limits) -> int:
-    """What is slow while so many wait."""
+    """Return the minimum rate for this queue length."""
     return limits.min_rate_bytes_s << min(_FIRST_DOUBLINGS + waiting, _MOST_DOUBLINGS)
 
 
@@ -77,7 +78,7 @@ def _has_room(pull: Pull, running: Sequence[Pull], most: int) -> bool:
 
 
 def _held(pull: Pull, running: Sequence[Pull]) -> tuple[int, int]:
-    """Slots of the pull's host, and of that of its namespaces which has the fewest."""
+    """Return the slots of the pull's host, and of its namespace with the fewest."""
     of_host = sum(other.host == pull.host for other in running) if pull.host else 0
     of_namespaces = [sum(n in other.namespaces for other in running) for n in pull.namespaces]
     return of_host, min(of_namespaces, default=0)

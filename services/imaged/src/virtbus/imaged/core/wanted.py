@@ -1,4 +1,4 @@
-"""Which disks a VM's record asks imaged for."""
+"""Derives the disks that imaged makes from a VM's record."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import MIB, VmSpec, Volume
 
 @dataclass(frozen=True, slots=True)
 class WantedDisk:
-    """One disk by volume name; `source` None is an empty one, `size_bytes` None the image's own."""
+    """One disk by volume name; `source` None: empty disk; `size_bytes` None: the image's size."""
 
     volume: str
     source: ImageSource | None
@@ -22,7 +22,7 @@ class WantedDisk:
 
 
 def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:
-    """The image, container and empty disks of a spec in its order.
+    """Return the image, container and empty disks of a spec in its order.
 
     Raises:
         VirtbusError: 400 `disk_too_large` with every disk over the node's limit.
@@ -44,7 +44,7 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
                 )
             )
         elif volume.empty_disk is not None:
-            whole = volume.empty_disk.capacity // MIB * MIB  # as KubeVirt; a guest sees sectors
+            whole = volume.empty_disk.capacity // MIB * MIB  # as in KubeVirt; a guest sees sectors
             wanted.append(WantedDisk(volume.name, None, whole))
     large = tuple(
         Detail(
@@ -66,7 +66,7 @@ def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]
 
 
 def refs_of(spec: VmSpec) -> frozenset[str]:
-    """The references of all images of a spec, as the store has them for names."""
+    """Return the references of all images of a spec, as the store names them."""
     refs = (volume.image_ref for volume in spec.volumes)
     return frozenset(parse_image_ref(sealed_ref(ref)[0]).name for ref in refs if ref)
 
@@ -84,10 +84,10 @@ def _needs_secret(volume: Volume) -> bool:
 
 
 def overlay_size(disk: WantedDisk, image_virtual_bytes: int) -> int:
-    """The size of a new overlay: what was asked for, else the image's own.
+    """Return the size of a new overlay: the requested size, otherwise the image's.
 
     Raises:
-        VirtbusError: 400 `disk_too_small`: an overlay cannot cut the image off.
+        VirtbusError: 400 `disk_too_small`: an overlay cannot truncate the image.
     """
     if disk.size_bytes is None:
         return image_virtual_bytes

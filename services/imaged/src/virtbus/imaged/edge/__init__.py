@@ -1,4 +1,4 @@
-"""What imaged does: files beneath directory descriptors, and the one door to aiohttp.
+"""imaged's effects: files beneath directory descriptors, and the only import of aiohttp.
 
-Must not enter: a rule about which image is acceptable; those are in `core`.
+Must not enter: rules about acceptable images; those are in `core`.
 """

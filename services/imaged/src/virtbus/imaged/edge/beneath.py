@@ -1,4 +1,4 @@
-"""Opening files by directory descriptor, without following a symlink anywhere (IMG-17)."""
+"""Opens files by directory descriptor without following any symlink (IMG-17)."""
 
 import errno
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Non-blocking, so that a FIFO put in place of a file cannot hang the opener."""
+"""Non-blocking, so that a FIFO cannot hang the opener."""
 
 
 PASSABLE = 0o711
-"""QEMU, as its own user, passes through on its way to a disk; only the owner lists."""
+"""QEMU's user may traverse it on the way to a disk; only the owner may list."""
 
 
 def make_passable(path: Path) -> None:
-    """Make `path` and its missing parents so that QEMU's user can pass, whatever the umask."""
+    """Make `path` and its missing parents traversable for QEMU's user, with any umask."""
     missing = [path, *(parent for parent in path.parents if not parent.exists())]
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
@@ -24,21 +24,21 @@ def make_passable(path: Path) -> None:
 
 
 def open_directory(name: str, dir_fd: int, mode: int) -> int:
-    """A descriptor of the directory `name` in `dir_fd`, made with `mode` where it is missing."""
+    """Return a descriptor of the directory `name` in `dir_fd`; make it with `mode` if missing."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
         return os.open(name, _DIRECTORY, dir_fd=dir_fd)
     descriptor = os.open(name, _DIRECTORY, dir_fd=dir_fd)
-    os.fchmod(descriptor, mode)  # whatever the umask
+    os.fchmod(descriptor, mode)  # independent of the umask
     return descriptor
 
 
 def open_file(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """A descriptor of the regular file `name` in `dir_fd`.
+    """Return a descriptor of the regular file `name` in `dir_fd`.
 
     Raises:
-        OSError: ELOOP for a symlink, EINVAL for anything else that is no regular file.
+        OSError: ELOOP for a symlink, EINVAL for any other file that is not regular.
     """
     descriptor = os.open(name, flags | _FILE, mode, dir_fd=dir_fd)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -48,7 +48,7 @@ def open_file(name: str, dir_fd: int, flags: int = os.O_RDONLY, mode: int = 0o60
 
 
 def open_beneath(root: str, parts: Sequence[str]) -> int:
-    """A read-only descriptor of `parts` below `root`, which itself may be reached by symlinks.
+    """Return a read-only descriptor of `parts` below `root`, which may contain symlinks itself.
 
     `parts` come from `core.sources.beneath`, which refuses `..`. Errors as `open_file`.
     """
@@ -64,7 +64,7 @@ def open_beneath(root: str, parts: Sequence[str]) -> int:
 
 
 def read_small(name: str, dir_fd: int, max_bytes: int) -> bytes:
-    """At most `max_bytes` of a regular file; errors as `open_file`."""
+    """Return at most `max_bytes` of a regular file; errors as `open_file`."""
     descriptor = open_file(name, dir_fd)
     try:
         return os.pread(descriptor, max_bytes, 0)
@@ -73,7 +73,7 @@ def read_small(name: str, dir_fd: int, max_bytes: int) -> bytes:
 
 
 def replace(name: str, data: bytes, dir_fd: int) -> None:
-    """Write `name` whole or not at all: temporary file, fsync, rename."""
+    """Write `name` atomically: temporary file, fsync, rename."""
     temporary = f".tmp-{name}"
     descriptor = open_file(temporary, dir_fd, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -85,12 +85,12 @@ def replace(name: str, data: bytes, dir_fd: int) -> None:
 
 
 def names(dir_fd: int) -> list[str]:
-    """The names in a directory, sorted."""
+    """Return the sorted names in a directory."""
     return sorted(os.listdir(dir_fd))
 
 
 def remove(name: str, dir_fd: int) -> bool:
-    """Unlink `name`; False where it was not there."""
+    """Unlink `name`; return False if it was missing."""
     try:
         os.unlink(name, dir_fd=dir_fd)
     except FileNotFoundError:

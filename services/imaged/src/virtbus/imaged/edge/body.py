@@ -1,4 +1,4 @@
-"""A response body on its way into a part, held to its size and to a least rate."""
+"""Writes a response body to a part, with limits on its size and minimum rate."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from virtbus.schemas.errors import VirtbusError
 
 
 class Content(Protocol):
-    """What is read from: aiohttp's StreamReader."""
+    """The interface of the reader: aiohttp's StreamReader."""
 
     async def readany(self) -> bytes: ...
 
 
 class Body:
-    """Reads one body. What arrived before a failure is in the part, so that it can resume."""
+    """Reads one body. Bytes before a failure stay in the part, so that it can resume."""
 
     def __init__(self, limits: Limits, threads: DiskThreads, url: str, part: Part) -> None:
         self._limits = limits
@@ -33,7 +33,7 @@ class Body:
         self._window_end_s = 0.0
 
     async def receive(self, content: Content, total: int | None, on_bytes: OnBytes) -> None:
-        """Take all of `content`; `total` is the whole file's size where it was declared.
+        """Read all of `content`; `total` is the whole file's size if declared.
 
         Raises:
             TransientError: the body ended early, stalled, or the connection broke.
@@ -53,7 +53,7 @@ class Body:
             await self._flush()
             raise
         except asyncio.CancelledError:
-            # What a slow server sends in one turn is less than a chunk: it counts in the next one.
+            # A slow server sends less than a chunk in one turn: it counts in the next one.
             with contextlib.suppress(VirtbusError):
                 await self._flush()
             raise
@@ -87,7 +87,7 @@ class Body:
         self._window_end_s = asyncio.get_running_loop().time() + self._limits.rate_window_s
 
     async def _flush(self) -> None:
-        """Write and hash what is buffered; the time it takes is not the server's."""
+        """Write and hash the buffer; this time does not count against the server."""
         if not self._buffer:
             return
         loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Disks out of container images (KubeVirt's containerDisks), layer by layer, never unpacked.
+"""Extracts disks from container images (KubeVirt's containerDisks), layer by layer.
 
-Each layer is fetched into a part of its own, so that it resumes as any download does and nothing
-of it is looked at before its digest is right. Then it is streamed: decompressed, its tar read
-entry by entry, and the bytes of the one file that is the disk written to the image's part.
+Each layer is fetched into its own part, so that it resumes like any download, and is not read
+before its digest is verified. Then it is streamed: decompressed, its tar read entry by entry, and
+the disk file's bytes written to the image's part. Nothing is unpacked.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from virtbus.schemas.registry_login import Login, login_for
 
 
 class Transfer(Protocol):
-    """The pull that this is part of: `flights.Flight`."""
+    """The pull that this belongs to: `flights.Flight`."""
 
     @property
     def abandoned(self) -> bool: ...
@@ -44,36 +44,36 @@ class Transfer(Protocol):
 MAX_AUTH_FILE_BYTES = 1024**2
 _READ_BYTES = 256 * 1024
 _STEP_S = 0.05
-"""How long a disk thread works between looks at whether it is still wanted."""
+"""Time that a disk thread works between checks for cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registries:
-    """What a node knows of registries."""
+    """The node's configuration of registries."""
 
     insecure: frozenset[str] = frozenset()
-    """`host[:port]` of those that are asked by plain http."""
+    """`host[:port]` of registries that use plain http."""
     auth_file: Path | None = None
     pull_secret: str = field(default="", repr=False)
     """A VM's own logins, in the form of `auth_file`, which they replace."""
     realms: tuple[tuple[str, str], ...] = ()
-    """(registry, host that may be told its password besides itself)"""
+    """(registry, host that may receive its password in addition to itself)"""
     mirrors: tuple[tuple[str, str], ...] = ()
-    """(registry, the one that is asked in its place, by its own login)"""
+    """(registry, the mirror that is asked instead, with its own login)"""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
-    """As Go and images call it: amd64."""
+    """As in Go and images: amd64."""
 
     @property
     def login_from(self) -> str:
-        """Where a login stands, in people's words."""
+        """Return the source of logins, in words."""
         return "the VM's image_pull_secret" if self.pull_secret else "the node's registry-auth.json"
 
     def asked(self, ref: ContainerRef) -> ContainerRef:
-        """Where `ref` is asked for."""
+        """Return the reference with the mirror applied."""
         return ref._replace(registry=dict(self.mirrors).get(ref.registry, ref.registry))
 
     def login(self, ref: ContainerRef) -> Login | None:
-        """The login for `ref`, read anew. Blocks on the disk.
+        """Return the login for `ref`, read each time. Blocks on the disk.
 
         Raises:
             VirtbusError: 503 `registry_auth_invalid`.
@@ -115,7 +115,7 @@ class Containers:
         self._registries = registries
 
     def with_secret(self, pull_secret: str) -> "Containers":
-        """The same for a VM that brings logins of its own; empty: it brings none."""
+        """Return the same for a VM with its own logins; empty: it has none."""
         registries = replace(self._registries, pull_secret=pull_secret)
         return Containers(self._store, self._threads, self._downloads, self._limits, registries)
 
@@ -129,13 +129,13 @@ class Containers:
     ) -> Fetched:
         """Fill `part` with the disk of the image; its validator is the manifest's digest.
 
-        The tag is looked up once; what follows is asked for by digest (SRC-15).
+        The tag is resolved once; all further requests are by digest (SRC-15).
 
         Raises:
             VirtbusError: 413 `image_too_large`; 422 `container_disk_missing`,
                 `container_disk_many`, `container_disk_irregular`, `layer_invalid`,
-                `wrong_architecture`; 503 `registry_auth_invalid`; all that `Registry.document` and
-                `Downloads.fetch` raise.
+                `wrong_architecture`; 503 `registry_auth_invalid`; the errors of `Registry.document`
+                and `Downloads.fetch`.
         """
         if pin is not None and known.etag == pin:
             return Fetched(known, unchanged=True)
@@ -156,7 +156,8 @@ class Containers:
         search = Search(shown(registry.what), ref.path)
         reading = _Reading(self._limits, transfer.worked)
         done = 0
-        async with contextlib.AsyncExitStack() as parts:  # layers stay till all of them are read
+        # layers are kept until all of them are read
+        async with contextlib.AsyncExitStack() as parts:
             for layer in reversed(manifest.layers):
                 key = f"{part.key}\n{layer.digest}"
                 blob = await parts.enter_async_context(
@@ -227,7 +228,7 @@ class Containers:
             ) from None
 
     def _steps(self, blob: Part, search: Search, part: Part, reading: "_Reading") -> Iterator[None]:
-        """Each step is a small piece of work. Runs in disk threads."""
+        """Yield after each small piece of work. Runs in disk threads."""
         limits = self._limits
         pieces = decoded(_chunks(blob), limits.max_bytes, limits.max_expansion)
         archive = Archive(reading.counted(pieces))
@@ -257,9 +258,9 @@ def _chunks(blob: Part) -> Iterator[bytes]:
 
 
 class _Reading:
-    """What reading all layers of one image has cost, and may cost.
+    """The cost of reading all layers of one image, and its limits.
 
-    A layer of its own may expand to `max_bytes`, and there may be many.
+    Each layer may expand to `max_bytes`, and there may be many.
     """
 
     def __init__(self, limits: Limits, worked: Callable[[int], None]) -> None:
@@ -270,7 +271,7 @@ class _Reading:
         self._cpu_s = 0.0
 
     def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The pieces of a layer. Runs in disk threads."""
+        """Yield the pieces of a layer, counted. Runs in disk threads."""
         most = self._limits.max_bytes
         for piece in pieces:
             self._bytes += len(piece)
@@ -280,7 +281,7 @@ class _Reading:
             yield piece
 
     def several(self, steps: Iterator[None]) -> bool:
-        """Do steps for a while; False when there are no more. Runs in disk threads."""
+        """Run steps for a while; return False after the last. Runs in disk threads."""
         began_s, end_s = time.thread_time(), time.monotonic() + _STEP_S
         try:
             return any(time.monotonic() >= end_s for _ in steps)
@@ -288,7 +289,7 @@ class _Reading:
             self._cpu_s += time.thread_time() - began_s
 
     def check(self) -> None:
-        """Report what was done, and raise DamagedError where it took too long for its size."""
+        """Report progress, and raise DamagedError if it took too long for its size."""
         limits = self._limits
         self._worked(self._bytes - self._told_bytes)
         self._told_bytes = self._bytes

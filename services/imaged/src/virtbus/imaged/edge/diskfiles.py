@@ -24,14 +24,14 @@ from virtbus.schemas.wire import decode, encode_json
 SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
-"""Beside each disk, unless imaged is root: what it was made as. libvirt gives a running VM's disk
-to QEMU's user, and an imaged with a user of its own cannot read its header then."""
+"""Metadata next to each disk, unless imaged is root. libvirt gives a running VM's disk to QEMU's
+user, and an imaged with another user cannot read its header then."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDisk:
-    """A disk on the host; `overlay` None where its header cannot be read."""
+    """A disk on the host; `overlay` None if its header cannot be read."""
 
     uid: str
     file: str
@@ -39,7 +39,7 @@ class FoundDisk:
 
     @property
     def digest(self) -> str:
-        """Of the image that it is made of; empty where there is none, or that is unknown."""
+        """Return the digest of its image; empty if there is none, or it is unknown."""
         path = self.overlay.backing_path if self.overlay is not None else ""
         return f"sha256:{Path(path).name}" if path else ""
 
@@ -58,18 +58,19 @@ class DiskFiles:
         os.close(self._root_fd)
 
     def path(self, uid: str, volume: str) -> Path:
-        """Where the disk of a volume is; both are checked ids."""
+        """Return the path of a volume's disk; both are checked ids."""
         return self.root / uid / f"{volume}{SUFFIX}"
 
     def read(self, uid: str, volume: str) -> Overlay | None:
-        """What the existing disk is, None where there is none.
+        """Return an existing disk, None if there is none.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 503 `store_error`.
         """
         try:
             with self._open(uid) as directory:
-                # Of a crash, and linked to the disk: the agent takes a disk with one name only.
+                # Left by a crash, and linked to the disk: the agent accepts only disks with one
+                # name.
                 beneath.remove(f"{TEMPORARY}{volume}{SUFFIX}", directory)
                 return _read_disk(volume, directory)
         except FileNotFoundError:
@@ -78,9 +79,9 @@ class DiskFiles:
             raise store_error(error) from error
 
     def written(self, uid: str) -> bool:
-        """False where every disk of the VM is as `make` left it: QEMU's first write makes it grow.
+        """Return False if every disk of the VM is as `make` left it: QEMU's first write extends it.
 
-        True wherever that cannot be told.
+        Return True if unknown.
         """
         for found in self.find(uid):
             if not found.file:
@@ -91,7 +92,7 @@ class DiskFiles:
         return False
 
     def overlay_in(self, folder: Path, volume: str) -> Overlay | None:
-        """What a disk in any folder of ours is; None where its header cannot be read."""
+        """Return a disk in any of our folders; None if its header cannot be read."""
         try:
             directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -114,7 +115,7 @@ class DiskFiles:
             os.close(directory)
 
     def make(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
-        """Write a disk whole or not at all: temporary file, fsync, link. Never over a disk.
+        """Write a disk atomically: temporary file, fsync, link. Never replaces a disk.
 
         Raises:
             VirtbusError: 503 `disk_full`, `store_error`.
@@ -130,7 +131,7 @@ class DiskFiles:
             raise store_error(error) from error
 
     def remove(self, uid: str) -> bool:
-        """Remove all disks of a VM; False where there were none.
+        """Remove all disks of a VM; return False if there were none.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -147,7 +148,7 @@ class DiskFiles:
         return True
 
     def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
-        """The disks on the host, of one VM or of all."""
+        """Yield the disks on the host, of one VM or of all."""
         names = [uid] if uid else beneath.names(self._root_fd)
         for name in names:
             path = self.root / name
@@ -155,7 +156,7 @@ class DiskFiles:
                 continue
             files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
             if not files:
-                yield FoundDisk(name, "", None)  # released only when the directory is gone, too
+                yield FoundDisk(name, "", None)  # released only when the directory is removed, too
             for file in files:
                 yield FoundDisk(name, str(file), self._overlay_of(name, file))
 
@@ -188,7 +189,7 @@ def _write_disk(final: str, layout: Layout, directory: int) -> None:
             os.pwrite(descriptor, data, offset)
         os.ftruncate(descriptor, layout.length_bytes)
         os.fsync(descriptor)
-        # link(2), unlike rename(2), cannot replace a disk that is there after all.
+        # link(2), unlike rename(2), cannot replace an existing disk
         with contextlib.suppress(FileExistsError):
             os.link(temporary, final, src_dir_fd=directory, dst_dir_fd=directory)
     finally:

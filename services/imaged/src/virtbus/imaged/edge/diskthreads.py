@@ -1,4 +1,4 @@
-"""Calls that may wait for a disk, off the event loop."""
+"""Runs blocking disk calls off the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,15 +11,18 @@ T = TypeVar("T")
 
 
 class DiskThreads:
-    """A bounded set of threads, so that a slow disk delays neither heartbeats nor the bus."""
+    """A bounded thread pool, so that a slow disk delays neither heartbeats nor the bus."""
 
     def __init__(self, threads: int = 8) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:
-        """The result of `call(*args)`; a cancellation waits for the thread, so keep it short."""
+        """Return the result of `call(*args)`.
+
+        A cancellation waits for the thread, so keep it short.
+        """
         return await to_end(asyncio.get_running_loop().run_in_executor(self._pool, call, *args))
 
     def close(self) -> None:
-        """Let the threads end; what they do now, they finish."""
+        """Let the threads finish their work and end."""
         self._pool.shutdown(wait=False)

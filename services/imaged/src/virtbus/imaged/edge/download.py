@@ -1,4 +1,4 @@
-"""http(s) sources, into parts: resumed, retried, held to their limits."""
+"""Fetches http(s) sources into parts: resumed, retried, limited."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,12 +45,12 @@ class Downloads:
         site: Site | None = None,
         size_bytes: int | None = None,
     ) -> Fetched:
-        """Fill `part` with the body of `url`, resuming it and retrying within the limits.
+        """Fill `part` with the body of `url`, with resume and retries within the limits.
 
-        `known` names what the store has of `url`: the answer may be `unchanged`. Not pinned by a
-        digest, a body whose end the server does not announce is refused. `site` says what goes
-        with each request and what refusals mean; `size_bytes` is how long the body must be, where
-        that is known. Cancelled, the part holds a prefix.
+        `known` is the stored version of `url`: the answer may be `unchanged`. Without a pinned
+        digest, a body of unknown length is refused. `site` adds headers to each request and
+        interprets errors. `size_bytes` is the required length, if known. After a cancellation the
+        part holds a prefix.
 
         Raises:
             VirtbusError: 400 `image_url_*`; 403 `redirect_refused`, `image_denied`; 404
@@ -84,7 +84,7 @@ class Downloads:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One URL on its way into one part."""
+    """The transfer of one URL into one part."""
 
     _http: Http
     _site: Site
@@ -99,7 +99,7 @@ class _Request:
     _size_bytes: int | None
 
     async def attempt(self) -> Fetched:
-        """Follow redirects, take the body; TransientError where another attempt may help."""
+        """Follow redirects and read the body; TransientError if another attempt may help."""
         headers = self._site.headers() | self._headers()
         async with self._http.get(self._site, self._url, headers) as response:
             return await self._take(response)
@@ -133,7 +133,7 @@ class _Request:
         return Fetched(validators)
 
     async def _begin(self, response: aiohttp.ClientResponse, validators: Validators) -> int | None:
-        """Decide whether the body continues the part or replaces it; the whole size if known."""
+        """Decide if the body continues the part or replaces it; return the whole size if known."""
         part, note = self._part, self._part.note
         if response.status == 206:
             total = resumed_total(response.headers.get("Content-Range", ""), part.offset)

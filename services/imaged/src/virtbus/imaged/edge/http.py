@@ -1,12 +1,12 @@
-"""GET by the rules: addresses, redirects, time limits, attempts; aiohttp's sessions are made here.
+"""HTTP GET with our rules: addresses, redirects, time limits, attempts; makes aiohttp's sessions.
 
-Every bound is in `core.limits`, every rule about addresses in `core.addresses`. The address is
-checked where the socket is made, so it is the one that is connected to, whatever a name resolved
-to before and however its host was spelled (SRC-03, SRC-04).
+All limits are in `core.limits`, all rules about addresses in `core.addresses`. The address is
+checked when the socket is made. So it is the connected one, for any resolution of the name and any
+spelling of the host (SRC-03, SRC-04).
 
-Until a server has answered, all failures look alike to the asker: a closed port, a filtered one,
-an address that is not allowed, a name that does not resolve, a service that is no web server. They
-have one code, one text and one number of attempts. The log has the difference, for the operator.
+Until a server has answered, all failures look the same to the asker: a closed port, a filtered one,
+a forbidden address, an unknown name, or another protocol. They have one code, one text and one
+number of attempts. Only the log contains the difference, for the operator.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ T = TypeVar("T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NO_ANSWER = "its server gave no answer that can be used"
 _BUFFER_BYTES = 1024**2
-"""What arrives while the last chunk is hashed; aiohttp pauses the sender at twice this."""
+"""Buffer for bytes that arrive while a chunk is hashed; aiohttp pauses the sender at twice this."""
 
 
 class _AddressGuard:
-    """Makes sockets for one request, or refuses; `refused` says why."""
+    """Makes the sockets of one request, or refuses; `refused` is the reason."""
 
     def __init__(self, allowed: tuple[Network, ...]) -> None:
         self._allowed = allowed
@@ -54,7 +54,7 @@ class _AddressGuard:
 
 
 class Http:
-    """GET requests, and their repetition."""
+    """GET requests with retries."""
 
     def __init__(
         self, limits: Limits, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -64,13 +64,13 @@ class Http:
         self._random = random.SystemRandom()
 
     async def insist(self, site: Site, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` returns.
+        """Return the result of `attempt`.
 
-        It is made again at once after an AgainError, and later after a TransientError, within the
+        It is repeated at once after an AgainError, and later after a TransientError, within the
         limits.
 
         Raises:
-            VirtbusError: 503 `image_unreachable`; all that `attempt` raises.
+            VirtbusError: 503 `image_unreachable`; the errors of `attempt`.
         """
         attempts, last = 0, ""
         try:
@@ -100,7 +100,9 @@ class Http:
     async def get(
         self, site: Site, url: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer where redirects end. `Authorization` goes to no other server (SRC-13).
+        """Return the answer after redirects.
+
+        `Authorization` is never sent to another server (SRC-13).
 
         Raises:
             TransientError: another attempt may help.
@@ -149,7 +151,7 @@ class Http:
 
 
 def _failed(url: str, why: str, *, answered: bool) -> TransientError:
-    """What the asker is told of a failed attempt: `why` only once the server has answered."""
+    """Return the error of a failed attempt: it contains `why` only if the server has answered."""
     log.warning("%s: %s", shown(url), why, extra={"code": "image_source_failed"})
     return TransientError(why if answered else _NO_ANSWER)
 

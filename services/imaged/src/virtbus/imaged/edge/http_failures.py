@@ -1,4 +1,4 @@
-"""What aiohttp's errors mean, in words for people."""
+"""Translates aiohttp's errors into words for people."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ _IN_WORDS: tuple[tuple[type[aiohttp.ClientError], str], ...] = (
 
 
 def reason_of(error: aiohttp.ClientError) -> str:
-    """Why a request failed, without the names of Python's classes."""
+    """Return why a request failed, without the names of Python's classes."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its TLS certificate is not accepted: {_certificate(error.certificate_error)}"
     for kind, words in _IN_WORDS:

@@ -1,4 +1,4 @@
-"""`file://` sources: files beneath the allowed roots, copied so that a later change is harmless."""
+"""`file://` sources: files beneath the allowed roots, copied because they may change later."""
 
 import errno
 import os
@@ -14,21 +14,21 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.quantity import format_bytes
 
 OnBytes = Callable[[int, int | None], None]
-"""(bytes done, bytes in all if known)"""
+"""(bytes done, total bytes if known)"""
 
 _CHUNKS_PER_CALL = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How a transfer ended: `unchanged` when the source still has what `known` named."""
+    """The result of a transfer: `unchanged` if the source still has the version of `known`."""
 
     validators: Validators
     unchanged: bool = False
 
 
 def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:
-    """413 `image_too_large`."""
+    """Return 413 `image_too_large`."""
     return VirtbusError(
         Code.TOO_LARGE,
         "image_too_large",
@@ -38,7 +38,7 @@ def too_large(url: str, size_bytes: int, max_bytes: int) -> VirtbusError:
 
 
 def not_found(url: str) -> VirtbusError:
-    """404 `image_not_found`."""
+    """Return 404 `image_not_found`."""
     return VirtbusError(
         Code.NOT_FOUND,
         "image_not_found",
@@ -55,11 +55,11 @@ class LocalFiles:
         self._threads = threads
 
     async def fetch(self, url: str, part: Part, known: Validators, on_bytes: OnBytes) -> Fetched:
-        """Copy the file into `part`, by reflink where the file system can.
+        """Copy the file into `part`, by reflink if the file system supports it.
 
         Raises:
-            VirtbusError: 403 `file_not_allowed`, 404 `image_not_found`, 413 `image_too_large`,
-                422 `file_not_regular`, 503 `file_changed`, `disk_full`, `store_error`.
+            VirtbusError: 403 `file_not_allowed`, 404 `image_not_found`, 413 `image_too_large`, 422
+                `file_not_regular`, 503 `file_changed`, `disk_full`, `store_error`.
         """
         root, parts = beneath(url, self._roots)
         descriptor = await self._threads.run(_open, url, root, parts)
@@ -93,7 +93,7 @@ class LocalFiles:
         while await self._threads.run(_repeat, step):
             on_bytes(part.offset, size_bytes)
             if part.offset > size_bytes:
-                return  # it grows as we read; the caller sees the change
+                return  # it grows during the read; the caller detects the change
 
 
 def _repeat(step: Callable[[], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""The files of image names, `<config_dir>/images.d/*.toml`, read anew for each pull."""
+"""The files of image names, `<config_dir>/images.d/*.toml`, read for each pull."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class NameFiles:
-    """Where names come from: files first, then settings, then our own guests."""
+    """The sources of names: files first, then settings, then our own guests."""
 
     def __init__(
         self, directory: Path, extra: dict[str, str], allowed_roots: tuple[str, ...]
@@ -24,7 +24,7 @@ class NameFiles:
         self._roots = allowed_roots
 
     def read(self) -> Names:
-        """The table as the files say now. Blocks on the disk.
+        """Return the current table. Blocks on the disk.
 
         Raises:
             VirtbusError: 503 `image_names_invalid`, naming the file and the entry.

@@ -1,4 +1,4 @@
-"""A file that is being fetched: written, hashed, and resumable after a crash."""
+"""A partial download: written, hashed, and resumable after a crash."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from virtbus.schemas.wire import encode_json, read
 
 CHUNK_BYTES = 1024**2
 CHECKPOINT_BYTES = 64 * 1024**2
-"""How often a resumable part is made durable: what a crash may cost in bytes."""
+"""Interval of fsyncs of a resumable part: the loss of bytes by a crash."""
 NOTE_SUFFIX = ".json"
 _ZEROS = bytes(64)
 _FICLONE = 0x40049409
@@ -22,7 +22,7 @@ _FICLONE = 0x40049409
 
 
 def disk_full(message: str) -> VirtbusError:
-    """503 `disk_full`; the caller may come back when there is room."""
+    """Return 503 `disk_full`; the caller may repeat when there is space."""
     return VirtbusError(
         Code.UNAVAILABLE,
         "disk_full",
@@ -33,9 +33,9 @@ def disk_full(message: str) -> VirtbusError:
 class Part:
     """One file in `part/`. All methods block on the disk; call them one at a time, off the loop.
 
-    `check_room(bytes)` raises `disk_full` before the free-space floor would be crossed. The note
-    beside the file names only bytes that are durable, so that a power cut cannot leave holes
-    that a resumed and unpinned transfer would take for contents.
+    `check_room(bytes)` raises `disk_full` before the free-space floor would be crossed. The
+    metadata file counts only durable bytes. So a power cut cannot leave holes that a resumed,
+    unpinned transfer would take for content.
     """
 
     def __init__(
@@ -56,7 +56,10 @@ class Part:
         self._fd = beneath.open_file(key, dir_fd, os.O_RDWR | os.O_CREAT)
 
     def resume(self, url: str) -> bool:
-        """Take over what an earlier process left of `url`, hashing it again; False: from zero."""
+        """Resume an earlier process' part of `url`, hashing it again.
+
+        Return False to start from zero.
+        """
         note = read_note(self.key, self._dir_fd)
         size = os.fstat(self._fd).st_size
         if note is None or note.url != url or not 0 < note.done_bytes <= size:
@@ -67,7 +70,7 @@ class Part:
         return True
 
     def hash_more(self) -> bool:
-        """Hash the next chunk of what is in the file already; False when all of it is."""
+        """Hash the next chunk of existing bytes; return False when all are hashed."""
         chunk = os.pread(self._fd, CHUNK_BYTES, self.offset)
         self._hash.update(chunk)
         self.offset += len(chunk)
@@ -75,7 +78,7 @@ class Part:
         return bool(chunk)
 
     def restart(self, note: PartNote | None) -> None:
-        """Forget all bytes; `note` says whose bytes come next, None that they cannot resume."""
+        """Drop all bytes; `note` describes the next ones, None: they cannot resume."""
         beneath.remove(self.key + NOTE_SUFFIX, self._dir_fd)
         os.ftruncate(self._fd, 0)
         self._hash = hashlib.sha256()
@@ -83,11 +86,11 @@ class Part:
         self.note = note
 
     def expect(self, more_bytes: int) -> None:
-        """Raise `disk_full` now where so many bytes would not fit, not after most of them."""
+        """Raise `disk_full` now if so many bytes would not fit."""
         self._check_room(more_bytes)
 
     def clone(self, source_fd: int) -> bool:
-        """Make this file a reflink of `source_fd` where the file system can; unhashed as yet."""
+        """Make this file a reflink of `source_fd` if supported; not hashed yet."""
         try:
             fcntl.ioctl(self._fd, _FICLONE, source_fd)
         except OSError:
@@ -117,7 +120,7 @@ class Part:
             raise store_error(error) from error
 
     def checkpoint(self) -> None:
-        """Make what there is durable and resumable; nothing where it cannot resume."""
+        """Make the current bytes durable and resumable; no effect if it cannot resume."""
         if self.note is None or self.offset == self._durable:
             return
         os.fdatasync(self._fd)
@@ -127,15 +130,15 @@ class Part:
 
     @property
     def hex_digest(self) -> str:
-        """SHA-256 of all bytes up to `offset`."""
+        """Return the SHA-256 of all bytes up to `offset`."""
         return self._hash.hexdigest()
 
     def head_and_tail(self) -> tuple[bytes, bytes]:
-        """What `core.header.inspect` wants."""
+        """Return the input of `core.header.inspect`."""
         return read_head_and_tail(self._fd, self.offset)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Bytes of the file as fetched so far; short at its end."""
+        """Return bytes of the file so far; fewer at its end."""
         return os.pread(self._fd, length, offset)
 
     def publish(self, data_fd: int, name: str) -> None:
@@ -150,7 +153,7 @@ class Part:
         beneath.remove(self.key + NOTE_SUFFIX, self._dir_fd)
 
     def close(self, *, keep: bool) -> None:
-        """Close; `keep` leaves a part that can resume, anything else is removed."""
+        """Close; `keep` leaves a part that can resume, any other is removed."""
         if self._fd < 0:
             return
         try:
@@ -165,7 +168,7 @@ class Part:
 
 
 def read_note(key: str, dir_fd: int) -> PartNote | None:
-    """The note beside a part, or None where there is none that can be read."""
+    """Return the metadata of a part, or None if it is missing or unreadable."""
     try:
         return read(PartNote, beneath.read_small(key + NOTE_SUFFIX, dir_fd, 16 * 1024))
     except (OSError, VirtbusError):
@@ -173,14 +176,14 @@ def read_note(key: str, dir_fd: int) -> PartNote | None:
 
 
 def read_head_and_tail(descriptor: int, size_bytes: int) -> tuple[bytes, bytes]:
-    """The first `HEAD_BYTES` and the last `TAIL_BYTES` of a file of `size_bytes`."""
+    """Return the first `HEAD_BYTES` and the last `TAIL_BYTES` of a file of `size_bytes`."""
     head = os.pread(descriptor, min(HEAD_BYTES, size_bytes), 0)
     tail = os.pread(descriptor, TAIL_BYTES, max(0, size_bytes - TAIL_BYTES))
     return head, tail
 
 
 def store_error(error: OSError) -> VirtbusError:
-    """What the file system refused, as `disk_full` or `store_error`."""
+    """Return an error of the file system as `disk_full` or `store_error`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return disk_full("the image store's disk is full")
     return VirtbusError(

@@ -1,4 +1,4 @@
-"""A part for as long as something is fetched into it, and whether it outlives that."""
+"""Opens a part for one transfer, and decides if it is kept afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,10 +14,10 @@ from virtbus.schemas.errors import Retry, VirtbusError
 async def open_part(
     store: Store, threads: DiskThreads, key: str, abandoned: Callable[[], bool]
 ) -> AsyncIterator[Part]:
-    """The part of `key`, for one user.
+    """Open the part of `key` for one user.
 
-    What it holds is kept for another try where one may help, and for the next process where this
-    one stops; nothing is kept of what is `abandoned`, done or refused.
+    Its bytes are kept for another attempt if one may help, and for the next process if this one
+    stops. They are removed if the transfer is `abandoned`, done or refused.
     """
     part = await threads.run(store.part, key)
     keep = False

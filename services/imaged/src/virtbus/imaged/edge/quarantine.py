@@ -1,8 +1,8 @@
 """The quarantine: `<disks>/quarantine/<entry>/`, disks that no record accounts for (ADR 0033).
 
-An entry is a VM's directory of disks, renamed; beside the disks lies a manifest, which says whose
-they are, when and why they came. It is below the directory of the disks: a sandbox may mount
-directories one by one, and a rename does not cross mounts.
+An entry is a VM's renamed directory of disks. A manifest in it states the VM, the time and the
+reason. It is below the directory of the disks, because a sandbox may mount directories separately,
+and a rename does not cross mounts.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from virtbus.schemas.wire import encode, read
 
 FOLDER = "quarantine"
 MANIFEST = "_manifest.json"
-"""No volume has that name."""
+"""No volume has this name."""
 _BLOCK_BYTES = 512
 
 
 class Manifest(Fact):
-    """What an entry says of itself."""
+    """The metadata of an entry."""
 
     uid: str
     epoch: int
@@ -41,13 +41,13 @@ class QuarantineFiles:
     def __init__(self, files: DiskFiles) -> None:
         self._files = files
         self.root = files.root / FOLDER
-        """There while there are entries."""
+        """Exists while there are entries."""
 
     def keep(self, uid: str, manifest: Manifest) -> str:
-        """Move a VM's disks here; the entry, empty where the VM had none.
+        """Move a VM's disks here; return the entry, empty if the VM had none.
 
-        Disks that nothing was ever written to hold nothing: they are removed. Repeating it after
-        a crash finds the entry that was made.
+        Disks that were never written to are removed. A repeat after a crash finds the entry that
+        was made.
 
         Raises:
             VirtbusError: 503 `disk_full`, `store_error`.
@@ -70,7 +70,7 @@ class QuarantineFiles:
         return entry
 
     def _kept(self, uid: str, epoch: int) -> str:
-        """The entry that an earlier, unanswered `keep` of the same assignment made."""
+        """Return the entry of an earlier, unanswered `keep` of the same assignment."""
         for entry in reversed(self._names()):
             manifest = self._manifest(entry) if entry.partition(".")[0] == uid else None
             if manifest is not None and manifest.epoch == epoch:
@@ -78,7 +78,7 @@ class QuarantineFiles:
         return ""
 
     def _free(self, uid: str) -> str:
-        """The uid, or with the next number behind it: no entry takes another's place."""
+        """Return the uid, or the uid with the next free number."""
         taken = {one.name for one in self.root.iterdir()}
         return next(
             name
@@ -87,7 +87,7 @@ class QuarantineFiles:
         )
 
     def restore(self, entry: str, uid: str, instead: Manifest) -> None:
-        """Give the disks of an entry to the VM `uid`; what it has in their place comes here.
+        """Restore the disks of an entry for the VM `uid`; its current disks become an entry.
 
         Raises:
             VirtbusError: 404 `no_entry`, 503 `store_error`.
@@ -104,7 +104,7 @@ class QuarantineFiles:
             raise store_error(error) from error
 
     def purge(self, entry: str) -> None:
-        """Remove an entry for good.
+        """Remove an entry permanently.
 
         Raises:
             VirtbusError: 404 `no_entry`, 503 `store_error`.
@@ -116,11 +116,11 @@ class QuarantineFiles:
             raise store_error(error) from error
 
     def entries(self) -> list[Kept]:
-        """Every entry, in order of its name."""
+        """Return every entry, in order of its name."""
         return [self.get(entry) for entry in self._names()]
 
     def get(self, entry: str) -> Kept:
-        """One entry; an unreadable manifest leaves only what its name and files say.
+        """Return one entry; with an unreadable manifest, only the data in its name and files.
 
         Raises:
             VirtbusError: 404 `no_entry`.
@@ -146,12 +146,12 @@ class QuarantineFiles:
         )
 
     def manifest(self, entry: str) -> Manifest | None:
-        """What was saved with an entry; None where that cannot be read."""
+        """Return an entry's manifest; None if it cannot be read."""
         self._folder(entry)
         return self._manifest(entry)
 
     def find(self) -> Iterator[FoundDisk]:
-        """The disks here, as `DiskFiles.find`: the images that they rest on are in use."""
+        """Yield the disks here, as `DiskFiles.find`: their images are in use."""
         for entry in self._names():
             yield from self._found(entry)
 
@@ -166,7 +166,7 @@ class QuarantineFiles:
         return []
 
     def _tidy(self) -> None:
-        with contextlib.suppress(OSError):  # there are others
+        with contextlib.suppress(OSError):  # others exist
             self.root.rmdir()
 
     def _folder(self, entry: str) -> Path:

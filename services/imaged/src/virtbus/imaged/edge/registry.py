@@ -1,4 +1,4 @@
-"""Registries, by the OCI distribution API: logins, manifests and small blobs."""
+"""The client of the OCI distribution API: logins, manifests and small blobs."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ from virtbus.schemas.registry_login import DOCKER_HUB, Login
 
 
 class Document(NamedTuple):
-    """A manifest, index or configuration as the registry has it."""
+    """A manifest, index or configuration from the registry."""
 
     body: bytes
     content_type: str
@@ -58,19 +58,19 @@ class Registry(Site):
         self.base = f"{'http' if insecure else 'https'}://{host}"
 
     def url(self, kind: str, name: str) -> str:
-        """Of a manifest (by tag or digest) or a blob."""
+        """Return the URL of a manifest (by tag or digest) or a blob."""
         return f"{self.base}/v2/{self._ref.repository}/{kind}/{name}"
 
     def headers(self) -> dict[str, str]:
-        """The login, once the registry has asked for it."""
+        """Return the login, once the registry has asked for it."""
         return {"Authorization": self._authorization} if self._authorization else {}
 
     def accepted(self) -> None:
-        """The login, if there is one, is good; should it run out, there is another."""
+        """Record that the login works; if it expires later, log in again."""
         self._unproved = False
 
     async def document(self, kind: str, name: str, accept: str, max_bytes: int) -> Document:
-        """A manifest or small blob, verified where `name` is a digest.
+        """Return a manifest or small blob, verified if `name` is a digest.
 
         Raises:
             VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `manifest_invalid`,
@@ -103,7 +103,7 @@ class Registry(Site):
         )
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
-        """As `Site.refuse`; a 401 is answered by a login, and the request made again."""
+        """Refuse as `Site.refuse`; a 401 leads to a login and a repeat of the request."""
         if response.status == 401 and not self._unproved:
             challenge = challenges.challenge_of(response.headers.getall("WWW-Authenticate", ()))
             self._authorization = await self._authorize(challenge) if challenge else ""
@@ -137,14 +137,14 @@ class Registry(Site):
         return f"Bearer {token}"
 
     async def _read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-        """At most one byte more than `max_bytes`; it is small, and must be here soon (SRC-08)."""
+        """Return at most one byte more than `max_bytes`, within a short time limit (SRC-08)."""
         body = bytearray()
         async with asyncio.timeout(self._http.limits.rate_window_s):
             while len(body) <= max_bytes and (data := await response.content.readany()):
                 body += data
         return bytes(body[: max_bytes + 1])
 
-    # --- refusals, in people's words -------------------------------------------------------
+    # --- refusals ------------------------------------------------------------------------
     def _denied(self) -> VirtbusError:
         if self._login is None:
             step = (

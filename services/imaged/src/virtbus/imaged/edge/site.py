@@ -1,4 +1,4 @@
-"""A server that images come from: what it is told of us, and what its refusals mean."""
+"""An image server: the headers that it gets, and the meaning of its errors."""
 
 import email.utils
 import time
@@ -15,30 +15,30 @@ _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class Site:
-    """A plain web server; `what` is how people know what is fetched from it."""
+    """A plain web server; `what` describes its content for people."""
 
     next_step = (
         "check the address, its server and this node's network; a server on a private, link-local "
         "or loopback address needs the setting image_addresses; imaged's log says more"
     )
-    """What to do where it cannot be reached."""
+    """The next step if it is unreachable."""
 
     def __init__(self, what: str) -> None:
         self.what = what
 
     def headers(self) -> dict[str, str]:
-        """What each request carries."""
+        """Return the headers of each request."""
         return {}
 
     def accepted(self) -> None:
-        """The server has answered a request with what was asked for."""
+        """Record that the server has answered a request with success."""
 
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
-        """Raise what an answer other than the file means.
+        """Raise the error for an answer without the file.
 
         Raises:
             TransientError: another attempt may help.
-            AgainError: it will help.
+            AgainError: another attempt will help.
             VirtbusError: 403 `image_denied`; 404 `image_not_found`; 422 `image_source_refused`.
         """
         status = response.status
@@ -55,7 +55,7 @@ class Site:
         )
 
     def check_encoding(self, response: aiohttp.ClientResponse) -> None:
-        """Refuse a body that is not the file as it is (SRC-09): 422 `content_encoding`."""
+        """Refuse an encoded body (SRC-09): 422 `content_encoding`."""
         encoding = response.headers.get("Content-Encoding", "identity").lower()
         if encoding != "identity":
             raise VirtbusError(

@@ -1,8 +1,8 @@
-"""The content-addressed image store: `data/<sha256>`, names as links, parts beside them.
+"""The content-addressed image store: `data/<sha256>`, names as links, parts next to them.
 
     <root>/data/<hex>              an image, 0444, never changed after its rename into place
     <root>/links/<sha256(name)>    a name (`core.links.Link`), replaced atomically
-    <root>/part/<key>[.json]       what is being fetched
+    <root>/part/<key>[.json]       a partial download
 
 The index in memory is made from the files at `open` and changed only after them, so a crash at
 any instruction loses nothing but a part.
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 MAX_PART_AGE_S = 24 * 3600
 _ANY_VIRTUAL_SIZE = 1 << 63
-"""What is in the store stays usable when the limit is lowered."""
+"""Stored images stay usable when the limit is lowered."""
 
 
 class Store:
@@ -58,7 +58,7 @@ class Store:
         min_free_ratio: float = 0.01,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
     ) -> None:
-        """Open the store at `root`, making what is missing, and read what it holds.
+        """Open the store at `root`, create missing folders, and read its content.
 
         Raises:
             VirtbusError: 409 `store_in_use`: another imaged has it open.
@@ -80,9 +80,9 @@ class Store:
         self._leases: Counter[str] = Counter()
         self._used_ns: dict[str, int] = {}
         self._names_used_s: dict[str, float] = {}
-        """By the wall clock, as their files say when this was opened."""
+        """By the wall clock, from the files' times at the start."""
         self._fresh: set[str] = set()
-        """Names used since that was written to their files."""
+        """Names used since their files were last updated."""
         self._scan()
 
     def _keep(self, descriptor: int) -> int:
@@ -102,12 +102,12 @@ class Store:
             ) from None
 
     def close(self) -> None:
-        """Close all descriptors; files stay as they are."""
+        """Close all descriptors; files stay."""
         for descriptor in self._fds:
             os.close(descriptor)
         self._fds.clear()
 
-    # --- what there is ---------------------------------------------------------------------
+    # --- content -----------------------------------------------------------------------------
     def _scan(self) -> None:
         for name in beneath.names(self._data_fd):
             image = self._read_image(name)
@@ -121,15 +121,15 @@ class Store:
         self._sweep_parts()
 
     def _drop_changed(self) -> None:
-        """Images that are not as long as they were when they were named: a cut file, I11.
+        """Drop images whose size has changed since they were named (I11).
 
-        A header does not tell it (a raw image has none). They are fetched again when asked for.
+        A raw image has no header that would show it. They are pulled again on demand.
         """
         for name, link in tuple(self._links.items()):
             image = self._images.get(link.digest)
             if image is None or image.size_bytes != link.size_bytes:
                 extra = {"code": "image_damaged"}
-                log.error("image %s is not as it was fetched", link.digest, extra=extra)
+                log.error("image %s has changed since it was fetched", link.digest, extra=extra)
                 self._images.pop(link.digest, None)
                 del self._links[name]
 
@@ -178,7 +178,7 @@ class Store:
             beneath.remove(name, self._parts_fd)
 
     def cached(self, digest: str) -> ImageInfo | None:
-        """The image of a digest, if its file is still there (one fstatat), marked as used."""
+        """Return the image of a digest if its file exists (one fstatat), and mark it as used."""
         image = self._images.get(digest)
         if image is None:
             return None
@@ -197,25 +197,25 @@ class Store:
         return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
 
     def now_s(self) -> float:
-        """The time by the clock that uses are noted by."""
+        """Return the time by the clock of uses."""
         return time.time()
 
     def used(self, name: str) -> None:
-        """Note that a name is in use now; on the disk with the next `save_uses`."""
+        """Record a use of a name; written to disk by the next `save_uses`."""
         if name in self._links:
             self._names_used_s[name] = time.time()
             self._fresh.add(name)
 
     def link(self, name: str) -> Link | None:
-        """What a name stands for."""
+        """Return the image of a name."""
         return self._links.get(name)
 
     def links_of(self, url: str) -> tuple[Link, ...]:
-        """The names whose image came from `url`."""
+        """Return the names whose image came from `url`."""
         return tuple(link for link in self._links.values() if link.url == url)
 
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
-        """The digests that a name, URL or digest stands for, and all names to take from them.
+        """Return the digests that a name, URL or digest denotes, and all names to remove.
 
         A name takes only itself and its pinned forms; a digest, or a URL, all names of its image;
         a URL without its query, as lists show it, those with any query.
@@ -226,24 +226,24 @@ class Store:
         return frozenset(digests), tuple(sorted(link.name for link in links))
 
     def images(self) -> tuple[ImageInfo, ...]:
-        """All images with their names."""
+        """Return all images with their names."""
         return listing(self._images, list(self._links.values()))
 
     def page(self, after: str) -> HeldImages:
-        """The images behind the digest `after`, as many as one answer takes."""
+        """Return the images after the digest `after` that fit in one answer."""
         return page_of(self._images, list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
-        """What stands for the names and images used last, for placement."""
+        """Return the keys of the most recently used names and images, for placement."""
         return keys_of(self._links.values(), self._names_used_s, frozenset(self._images))
 
     @property
     def names(self) -> int:
-        """How many names there are."""
+        """Return the number of names."""
         return len(self._links)
 
     def uses(self, held: frozenset[str]) -> list[NameUse]:
-        """When each name was used; disks rest on the images `held`."""
+        """Return when each name was used; `held` are the images with disks."""
         held |= set(+self._leases)
         return [
             NameUse(name, self._names_used_s.get(name, 0.0), link.digest in held)
@@ -251,12 +251,12 @@ class Store:
         ]
 
     def path(self, digest: str) -> Path:
-        """Where the image of a digest is."""
+        """Return the path of a digest's image."""
         return self.data_dir / hex_of(digest)
 
     @contextlib.contextmanager
     def lease(self, digest: str) -> Iterator[None]:
-        """Keep an image from `collect` while a disk is made of it (IMG-22)."""
+        """Protect an image from `collect` while a disk is made of it (IMG-22)."""
         self._leases[digest] += 1
         try:
             yield
@@ -280,14 +280,14 @@ class Store:
             )
 
     def part(self, key: str) -> Part:
-        """The part file of `key`; one user at a time."""
+        """Return the part file of `key`; one user at a time."""
         try:
             return Part(file_name(key), self._parts_fd, self.check_room, self._checkpoint_bytes)
         except OSError as error:
             raise store_error(error) from error
 
     def adopt(self, part: Part, header: ImageHeader) -> ImageInfo:
-        """Move a complete, verified part into `data/`; the image's facts."""
+        """Move a complete, verified part into `data/`; return the image's facts."""
         image = _info(part.hex_digest, part.offset, header)
         if self.cached(image.digest) is None:
             part.publish(self._data_fd, part.hex_digest)
@@ -296,7 +296,7 @@ class Store:
         return image
 
     def write_link(self, link: Link) -> None:
-        """Let a name stand for an image, atomically; nothing where it does already."""
+        """Point a name to an image, atomically; no effect if it does already."""
         with self._linking:  # all askers of one transfer come here at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
@@ -310,7 +310,7 @@ class Store:
             self._names_used_s[link.name] = time.time()
 
     def save_uses(self, max_age_s: float) -> None:
-        """Write to their files when names were used; remove old files that name nothing."""
+        """Write the times of uses to the files; remove old files without a name."""
         with self._linking:
             fresh, self._fresh = self._fresh, set()
             for name in fresh & set(self._links):
@@ -323,7 +323,7 @@ class Store:
                     beneath.remove(file, self._links_fd)
 
     def remove_links(self, names: tuple[str, ...]) -> None:
-        """Let names stand for nothing."""
+        """Remove names."""
         with self._linking:
             for name in names:
                 beneath.remove(file_name(name), self._links_fd)
@@ -331,20 +331,20 @@ class Store:
                 self._names_used_s.pop(name, None)
             os.fsync(self._links_fd)
 
-    # --- garbage ---------------------------------------------------------------------------
+    # --- garbage collection ------------------------------------------------------------------
     def garbage(
         self, used: frozenset[str], grace_s: float, among: frozenset[str] | None = None
     ) -> tuple[str, ...]:
-        """Digests (of `among`) that no name, overlay (`used`), lease or recent use holds.
+        """Return digests (of `among`) without a name, overlay (`used`), lease or recent use.
 
-        They leave the index at once; give them to `discard`. Call it on the event loop, so that
-        nobody is between "cached" and "leased" meanwhile.
+        They leave the index at once; pass them to `discard`. Call it on the event loop, so that no
+        caller is between "cached" and "leased".
         """
         newest_ns = time.monotonic_ns() - int(grace_s * 1e9)
         held = used | {link.digest for link in self._links.values()} | set(+self._leases)
         found = []
         for digest in (set(self._images) if among is None else set(self._images) & among) - held:
-            # What was not used since the start counts from its first sight here.
+            # An image that was not used since the start counts from the first check.
             if self._used_ns.setdefault(digest, time.monotonic_ns()) <= newest_ns:
                 del self._images[digest]
                 found.append(digest)

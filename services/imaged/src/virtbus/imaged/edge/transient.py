@@ -1,8 +1,8 @@
-"""The failure of one attempt that another attempt may not share."""
+"""Failures of one attempt after which another attempt makes sense."""
 
 
 class TransientError(Exception):
-    """Said by one attempt to the retry loop; `after_s` is what the server asked to wait."""
+    """Raised by an attempt for the retry loop; `after_s` is the pause that the server asked for."""
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -10,4 +10,4 @@ class TransientError(Exception):
 
 
 class AgainError(Exception):
-    """Said by one attempt that has changed something: make it again at once."""
+    """Raised by an attempt that has changed something: repeat it at once."""

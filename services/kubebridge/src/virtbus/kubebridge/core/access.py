@@ -1,4 +1,4 @@
-"""What a request is about, and whether its user may: the address, the review, the refusal."""
+"""Authorization of a request: its target, the access review, and the refusal."""
 
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELE
 
 
 class Target(NamedTuple):
-    """Which object's subresource; without a `name` a verb of the namespace.
+    """The subresource of an object; without a `name` a verb of the namespace.
 
-    `subresource` is as RBAC knows it; what follows it in the address is in `rest`.
+    `subresource` is RBAC's name; the rest of the address is in `rest`.
     """
 
     version: str
@@ -25,7 +25,7 @@ class Target(NamedTuple):
 
 
 def target_of(path: str) -> Target | None:
-    """The target of `/apis/<group>/<version>/…`; None where it is none of ours.
+    """Return the target of `/apis/<group>/<version>/…`; None if it is not ours.
 
     A port and its protocol are part of the address, and not of the subresource.
     """

@@ -1,7 +1,7 @@
-"""What the edge is to do: each is safe to repeat, and they are done in their order.
+"""Actions for the edge: each is safe to repeat, and they run in order.
 
-Writes are made at the resource version that was read: one that meets a conflict, or is refused,
-ends the actions, and the newer object is looked at instead.
+Writes are made at the resource version that was read. A conflict or a refusal ends the actions, and
+the newer object is reconciled instead.
 """
 
 from dataclasses import dataclass, field

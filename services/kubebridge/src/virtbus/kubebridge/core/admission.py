@@ -1,4 +1,4 @@
-"""What the webhooks answer: an AdmissionReview in, another out (ADR 0025).
+"""The webhooks' logic: an AdmissionReview in, another out (ADR 0025).
 
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
@@ -58,7 +58,7 @@ def _vmi_created(vmi: Object) -> list[Cause]:
 
 
 def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
-    """One run of a guest stays what it began as (research/kubevirt.md §3.3, 101 and 99)."""
+    """Refuse changes of a VMI's spec: one run of a guest keeps its spec."""
     causes = []
     if at(vmi, "spec") != at(old, "spec"):
         message = (

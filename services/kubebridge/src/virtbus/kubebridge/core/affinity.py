@@ -1,4 +1,4 @@
-"""Node affinity as a node selector: what of it says no more than one."""
+"""Converts node affinity to a node selector, if it requires no more than one."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, as Kubernetes tells it in a Status's `details.causes`."""
+"""Problems of a manifest, as in the `details.causes` of a Kubernetes Status."""
 
 from enum import StrEnum
 from typing import Any, NamedTuple

@@ -1,7 +1,7 @@
-"""When the bridge's certificates are made anew, so that nobody ever meets one he does not know.
+"""Decides when the bridge's certificates are renewed.
 
-One authority signs one certificate at a time. API servers are told authorities, all that have not
-ended, long before one of them signs what is served.
+One authority signs one certificate at a time. API servers get all valid authorities long before a
+new one signs the served certificate, so no client meets an unknown authority.
 """
 
 from datetime import datetime, timedelta

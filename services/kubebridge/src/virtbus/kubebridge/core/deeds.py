@@ -1,4 +1,4 @@
-"""A call of a subresource, and the deeds that it becomes."""
+"""A call of a subresource, and its effects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

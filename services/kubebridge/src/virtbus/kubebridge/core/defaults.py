@@ -1,6 +1,6 @@
-"""What a manifest leaves open, as KubeVirt's mutating webhooks fill it in; one row one default.
+"""Defaults of a manifest, as KubeVirt's mutating webhooks fill them in; one row one default.
 
-Each fills what is missing only, so that filling twice is filling once.
+Each fills only a missing field, so a repeat has no effect.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What the aggregated API says of itself: groups, versions, resources, and whose API it is."""
+"""Discovery documents of the aggregated API: groups, versions, resources."""
 
 from collections.abc import Iterator
 from itertools import groupby

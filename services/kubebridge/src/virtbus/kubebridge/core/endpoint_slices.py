@@ -1,8 +1,7 @@
-"""Services select VMs: EndpointSlices of guests, beside those that Kubernetes makes of pods.
+"""EndpointSlices of guests that Services select, in addition to those of pods.
 
-Kubernetes' own controller (k8s.io/endpointslice) is what a Service's owner knows; where a pod's
-matter is told, ours does the same. Its slices, and anybody else's, are not touched: who forwards
-takes all slices of a Service together.
+Users know Kubernetes' own controller (k8s.io/endpointslice); ours does the same, except for pods.
+Foreign slices are not touched. A proxy uses all slices of a Service together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

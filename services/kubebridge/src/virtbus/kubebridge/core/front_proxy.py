@@ -1,7 +1,7 @@
-"""Whom to believe who a user is: the API server as a front proxy, and the headers it writes.
+"""Authentication through the API server as a front proxy, by the headers that it writes.
 
-All of it is in the ConfigMap `kube-system/extension-apiserver-authentication`, which the API server
-keeps (Kubernetes' "Configure the aggregation layer").
+Its configuration is in the ConfigMap `kube-system/extension-apiserver-authentication`, which the
+API server maintains (Kubernetes' "Configure the aggregation layer").
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What Secrets and ConfigMaps bring into a VM: seeds, files, logins and keys."""
+"""Fills the contents of Secrets and ConfigMaps into a VM: seeds, files, logins and keys."""
 
 import base64
 import binascii

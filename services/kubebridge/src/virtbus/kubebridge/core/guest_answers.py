@@ -1,4 +1,4 @@
-"""What a guest's agent told, as KubeVirt's API tells it."""
+"""Converts a guest agent's answers to KubeVirt's API."""
 
 from typing import Any
 

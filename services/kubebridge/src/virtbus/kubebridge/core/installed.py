@@ -1,4 +1,4 @@
-"""What the one `kubevirt` object says: that KubeVirt's API is served, and which version's."""
+"""Status of the `kubevirt` object: KubeVirt's API is served, in which version."""
 
 from collections.abc import Mapping
 from typing import Any

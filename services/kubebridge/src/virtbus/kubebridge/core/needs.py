@@ -1,4 +1,4 @@
-"""What else a VMI's guest is made of: Secrets and ConfigMaps, read when the VMI starts."""
+"""References of a VMI to Secrets and ConfigMaps, which are read when the VMI starts."""
 
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto

@@ -1,7 +1,7 @@
-"""Kubernetes' Nodes that have the name of a node of virtbus: KubeVirt's label and heartbeat.
+"""Labels Kubernetes Nodes that have the name of a virtbus node: KubeVirt's label and heartbeat.
 
-Who looks for a node that takes VMs finds it by them; where VMs run is virtbus' own matter. What
-they were given is taken away again when virtbus has forgotten the node.
+Tools find schedulable nodes by them; virtbus itself places VMs. The labels are removed when virtbus
+has forgotten the node.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The phase of a VMI: its phase before, and the state of its VM, to the next. One table.
+"""The phase of a VMI: one table from its previous phase and the state of its VM.
 
 A phase never leads back from an end: a VMI is one run of a guest.
 """
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import GUEST_ENDED, VmView
 
 
 class Phase(StrEnum):
-    """`status.phase` (research/kubevirt.md §1.5)."""
+    """The values of `status.phase`, as in KubeVirt."""
 
     PENDING = "Pending"
     SCHEDULING = "Scheduling"

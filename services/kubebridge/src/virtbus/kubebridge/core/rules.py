@@ -1,8 +1,8 @@
-"""The rules between fields, as KubeVirt's validating webhooks have them; one row one rule.
+"""The rules between fields, as in KubeVirt's validating webhooks; one row one rule.
 
 A rule about one field alone is in its row of the table of fields. `number` is the rule's in
-research/kubevirt.md §3.3, 0 for our own; `cel` says that a CRD's CEL can hold it as well.
-Objects come with their defaults filled in.
+KubeVirt's webhooks, 0 for our own. `cel` marks rules that a CRD's CEL can hold as well. Objects
+have their defaults filled in.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How each rule is looked at: where it is broken, and what the message names."""
+"""Checks of the rules: each yields the path of a violation and the values for its message."""
 # ruff: noqa: D103  a check's rule says what it looks for
 
 from collections.abc import Callable, Iterator

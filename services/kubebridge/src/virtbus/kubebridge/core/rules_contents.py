@@ -1,4 +1,4 @@
-"""How the rules about what fills a volume are looked at: seeds, files and keys."""
+"""Checks of the rules about volumes' contents: seeds, files and keys."""
 # ruff: noqa: D103  a check's rule says what it looks for
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""When a VM has a VMI: run strategy, its VMI and what was asked, to what is done. One table.
+"""The run strategy: one table from a VM's strategy, its VMI and its requests to an action.
 
-After KubeVirt's (research/kubevirt.md §1.9). A VMI that is over is deleted where its strategy goes
-on; what comes next follows from there being none.
+It follows KubeVirt's behaviour. A finished VMI is deleted if its strategy continues; the next step
+follows from its absence.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""The verbs of `subresources.kubevirt.io`: what each asks for, and what it becomes. One table.
+"""The verbs of `subresources.kubevirt.io`: requests and effects, in one table.
 
-Codes and messages are KubeVirt's (research/kubevirt.md §3.1), for virtctl prints them and waits by
-them. A verb that is to come answers 501 with the name of what is missing.
+Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that does
+not exist yet answers 501 with the name of the missing feature.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A VM and its VMI: what follows from both, in one function (ADR 0026)."""
+"""Reconciles a VM and its VMI in one function (ADR 0026)."""
 
 from datetime import datetime
 from typing import Any
@@ -97,7 +97,7 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
         case Do.RERUN:
             return _stop(Pair(vm, vmi, stops=True), [*requests, {"action": "Start"}], now)
         case Do.RUN_ALWAYS:
-            return [_run_always(vm), LookAgain(AT_ONCE_S)]  # it is another VM from then on
+            return [_run_always(vm), LookAgain(AT_ONCE_S)]  # requeue: the spec changed
         case _:
             acted = vmi is not None or strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
             observed = str(strategy) if acted else ""
@@ -111,7 +111,8 @@ def _young_s(pair: Pair, now: datetime) -> float:
     made = moment(text(pair.vmi, "metadata", "creationTimestamp"))
     if made is None or part(pair.vm, "status") or printable(pair) != "Starting":
         return 0.0
-    age_s = (now - made).total_seconds()  # of two clocks, and of a stamp in whole seconds
+    # negative under clock skew; creationTimestamp has one-second resolution
+    age_s = (now - made).total_seconds()
     return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
 
 

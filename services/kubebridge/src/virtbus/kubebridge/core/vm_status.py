@@ -1,4 +1,4 @@
-"""What a VM's status says, from its VMI: printableStatus by KubeVirt's order of precedence."""
+"""Derives a VM's status from its VMI: printableStatus in KubeVirt's order of precedence."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

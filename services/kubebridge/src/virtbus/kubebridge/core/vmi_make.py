@@ -1,4 +1,4 @@
-"""What a VMI's status tells of how its guest is made (research/kubevirt.md §1.6)."""
+"""Hardware fields of a VMI's status."""
 
 from collections import Counter
 from string import ascii_lowercase

@@ -1,4 +1,4 @@
-"""A VMI and its VM of virtbus: what follows from both, in one function (ADR 0026)."""
+"""Reconciles a VMI and its VM of virtbus in one function (ADR 0026)."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -101,7 +101,7 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
     if translated.create is not None and not broken:
         plan.then(BusCreate(translated.create))
         code = seen.refused.code if seen.refused else 0
-        # Also where it is not refused: the VM of the answer may be one that does not change again.
+        # Requeue on success too: the returned VM may never emit another change.
         plan.then(LookAgain(RETRY_S[1 if code in FOR_GOOD else 0]))
         return seen
     plan.then(LookAgain(RETRY_S[0 if translated.waits and not broken else 1]))

@@ -1,4 +1,4 @@
-"""What a VMI's status says, from what virtbus sees of its VM."""
+"""Derives a VMI's status from its VM."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

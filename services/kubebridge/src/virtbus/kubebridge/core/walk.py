@@ -1,4 +1,4 @@
-"""Walks a manifest along a table of fields: what is ours of it, and all that is wrong."""
+"""Translates a manifest by a table of fields, and collects all problems."""
 
 import difflib
 import re

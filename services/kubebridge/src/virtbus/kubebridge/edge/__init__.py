@@ -1,4 +1,4 @@
-"""What touches Kubernetes: list and watch, the writer, the aggregated API, certificates.
+"""The bridge's access to Kubernetes: list and watch, the writer, the API, certificates.
 
-It reads objects, asks `core` what follows, and does that. Must not enter: a rule of KubeVirt's.
+It reads objects, asks `core` for actions, and executes them. Must not enter: a rule of KubeVirt's.
 """

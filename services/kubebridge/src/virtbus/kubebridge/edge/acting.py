@@ -1,7 +1,7 @@
-"""The actions of the core, done in their order (`core/actions.py` says what each promises).
+"""Executes the core's actions in order (`core/actions.py` documents each).
 
-A write is made at the version that was read. A conflict, or a refusal, ends the actions; what may
-pass by itself is raised, and comes again.
+A write is made at the version that was read. A conflict or a refusal ends the actions. Temporary
+errors are raised, and retried.
 """
 
 import logging
@@ -127,7 +127,10 @@ class Acting:
                 await self._patch(read, {"status": status}, "status")
 
     async def _create(self, vmi: Json, vm: Json) -> None:
-        """A VMI; one that is there is as good. What is refused is told by the next look."""
+        """Create the VMI; AlreadyExists is success.
+
+        A rejection is reported by the next reconcile.
+        """
         uid = text(vm, "metadata", "uid")
         try:
             await self._cluster.create(VMI, vmi, vmi["metadata"]["namespace"])

@@ -1,7 +1,7 @@
-"""What the agents in guests say, asked now and then: AgentConnected, the guest's system, addresses.
+"""Polls the guest agents: AgentConnected, the guest's system, addresses.
 
-A guest that answered is asked each minute. One that did not may still be booting, or has no agent:
-it is asked ever more rarely, as long after the last time as half of the time that it has run.
+A guest that answered is asked each minute. One that did not may still be booting, or has no agent.
+It is asked at growing intervals: half of the time that it has run.
 """
 
 import asyncio

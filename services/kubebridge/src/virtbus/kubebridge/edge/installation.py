@@ -1,4 +1,4 @@
-"""Tells by the `kubevirt` objects that KubeVirt's API is served."""
+"""Writes the status of the `kubevirt` objects: KubeVirt's API is served."""
 
 import asyncio
 import logging

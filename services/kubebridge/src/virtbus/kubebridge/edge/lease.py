@@ -1,8 +1,8 @@
-"""Which of several bridges acts: the one with the Lease. The others watch, and take over.
+"""Leader election of bridges by a Lease; the others watch, and take over.
 
-What comes out is right without it, since every write is made at the version that was read (ADR
-0026): it only spares writes that would meet conflicts. So a bridge whose Lease cannot be renewed
-goes on until another one has it, and one that may not have a Lease at all acts without.
+Correctness does not depend on it, because every write is made at the version that was read (ADR
+0026). It only avoids conflicting writes. A bridge whose Lease cannot be renewed continues until
+another has it. One that may not have a Lease acts without.
 """
 
 import asyncio

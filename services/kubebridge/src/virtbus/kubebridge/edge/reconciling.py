@@ -1,4 +1,4 @@
-"""A look at a name: the VMI, then the VM, each as the core says (ADR 0026)."""
+"""Reconciles a name: the VMI, then the VM, as the core decides (ADR 0026)."""
 
 from collections.abc import Mapping
 

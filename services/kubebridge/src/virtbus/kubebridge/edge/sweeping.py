@@ -1,9 +1,9 @@
-"""VMs of this cluster that no VMI stands for: of a slow create, or of a restored API server.
+"""Garbage collection of this cluster's VMs without a VMI: of a slow create or a restored API.
 
-A suspect is one whose VMI we do not see, for GRACE_S. Once the API server itself, asked then, has
-no VMI of that name and uid, it is ended if the end of its VMI was told (`Objects.ended`), and else
-held for a person (ADR 0033): marked on the bus, told by an Event and by the `kubevirt` object. VMs
-without this cluster's label are never looked at.
+A suspect is a VM whose VMI was not seen for GRACE_S. Then the API server itself is asked. If the
+end of its VMI was reported (`Objects.ended`), the VM is deleted. Otherwise it is held for a person
+(ADR 0033): marked on the bus, and reported by an Event and by the `kubevirt` object. VMs without
+this cluster's label are ignored.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Events on objects: few, however much happens. What cannot be told in time is not told.
+"""Records Events on objects, with rate limits. Events that cannot be sent in time are dropped.
 
-Each object has BURST events and then one each REFILL_S, as client-go's recorder has it; the same
-event again counts in the series of the first. All are sent side by side with what they tell of.
+Each object has BURST events and then one each REFILL_S, as in client-go's recorder. A repeated
+event counts in the series of the first. All are sent concurrently with the writes.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""This cluster's VMs as the bus shows them, by virtbus' own watch.
+"""This cluster's VMs, by virtbus' own watch.
 
-A view that is not there says nothing: a list may come from a controller that is behind. What is
-gone for sure is what a delete found absent, a create was told of, or a watch saw to its end.
+A missing view proves nothing: a list may come from a lagging controller. A VM is gone for certain
+if a delete did not find it, a create was refused as deleted, or the watch reported its end.
 """
 
 import asyncio

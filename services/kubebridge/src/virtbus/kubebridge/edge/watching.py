@@ -1,8 +1,8 @@
-"""List and watch that lose nothing: what is there, what changes, and what went meanwhile.
+"""A reflector: list and watch without losses.
 
-A list, then a watch from its version on, with bookmarks so that the version stays a fresh one. A
-watch that ends goes on where it was. Only where the API server does not know that version any more
-(410) is all listed anew, and what is not in it is gone. After 429, 5xx and no answer at all: later.
+It lists, then watches from that version on, with bookmarks to keep the version recent. A watch that
+ends is resumed. Only if the API server no longer knows the version (410), everything is listed
+again, and missing objects are gone. It retries after 429, 5xx and timeouts.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""What is to be looked at: each key once, however often it changed meanwhile.
+"""Work queue: deduplicates keys and serialises processing per key.
 
-One key never twice at a time, many keys side by side. One that failed is looked at again, ever
-later.
+Different keys run concurrently. A failed key is retried with growing delays.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What netd decides: names, addresses, rules, messages. Values in, values out.
+"""netd's decisions: names, addresses, rules, messages. Values in, values out.
 
-Must not enter: asyncio, sockets, clocks, files, processes. What does belongs in `edge`.
+Must not enter: asyncio, sockets, clocks, files, processes. Those belong in `edge`.
 """

@@ -1,4 +1,4 @@
-"""Which domains may fetch their tap descriptors now: each arm once, for 30 s."""
+"""One-time grants to fetch tap descriptors, valid for 30 s."""
 
 from virtbus.schemas.nodework import Arm
 
@@ -12,17 +12,17 @@ class Arms:
         self._arms: dict[str, tuple[Arm, float]] = {}
 
     def put(self, arm: Arm, now_s: float) -> None:
-        """Arm, in place of an earlier arm of the same uid; forget those that ran out."""
+        """Add a grant, replacing an earlier one of the same uid; drop expired ones."""
         self._arms = {
             uid: kept for uid, kept in self._arms.items() if kept[1] > now_s and uid != arm.uid
         }
         self._arms[arm.uid] = (arm, now_s + ARM_LIFETIME_S)
 
     def peek(self, uid: str, now_s: float) -> Arm | None:
-        """The live arm of `uid`."""
+        """Return the valid grant of `uid`."""
         arm, until_s = self._arms.get(uid, (None, 0.0))
         return arm if until_s > now_s else None
 
     def use(self, uid: str) -> None:
-        """End the arm of `uid`."""
+        """End the grant of `uid`."""
         self._arms.pop(uid, None)

@@ -1,4 +1,4 @@
-"""What netd knows of one VM's network; also the form of its state file."""
+"""The network of one VM; also the form of its state file."""
 
 from enum import StrEnum
 from typing import Any
@@ -13,7 +13,7 @@ STATE_VERSION = 1
 
 
 class NicKind(StrEnum):
-    """How an interface is attached."""
+    """The kind of an interface's attachment."""
 
     BRIDGE = "bridge"
     """The built-in path: a veth to the host bridge."""
@@ -29,14 +29,14 @@ class Route(Fact):
 
 
 class CniState(Fact):
-    """What DEL needs, whatever became of the configuration since ADD (NET-11)."""
+    """The input of DEL, independent of later changes of the configuration (NET-11)."""
 
     conflist: dict[str, Any]
     result: dict[str, Any] | None = None
 
 
 class Nic(Fact):
-    """One interface. Addresses (`10.0.0.5/16`) are empty until they are settled."""
+    """One interface. Addresses (`10.0.0.5/16`) are empty until they are assigned."""
 
     index: int
     name: str
@@ -66,7 +66,7 @@ class Nic(Fact):
 
 
 class Attachment(Fact):
-    """The network of one VM: first a plan without addresses, then what was made."""
+    """The network of one VM: first a plan without addresses, then the result."""
 
     schema_version: int = STATE_VERSION
     uid: str
@@ -76,8 +76,8 @@ class Attachment(Fact):
     vm_name: str = ""
     firmware_uuid: str | None = None
     made: bool = False
-    """True when all steps are done; kept only where CNI plugins are among them, since those are
-    undone rather than repeated after a crash."""
+    """True when all steps are done. It is stored only with CNI plugins, because those are undone
+    rather than repeated after a crash."""
     nics: tuple[Nic, ...] = Field(())
 
     @property
@@ -89,12 +89,12 @@ class Attachment(Fact):
         return any(nic.kind is NicKind.CNI for nic in self.nics)
 
     def same_hardware(self, other: "Attachment") -> bool:
-        """True when the guest would see the same devices on the same networks."""
+        """Return True if the guest would see the same devices on the same networks."""
         mine = [(nic.name, nic.network, nic.mac) for nic in self.nics]
         return mine == [(nic.name, nic.network, nic.mac) for nic in other.nics]
 
     def statuses(self) -> tuple[InterfaceStatus, ...]:
-        """The interfaces as the bus shows them."""
+        """Return the interfaces as the bus shows them."""
         return tuple(
             InterfaceStatus(
                 name=nic.name,

@@ -15,10 +15,10 @@ _DEFAULT_VERSION = "0.4.0"
 
 
 def read_conflist(text: bytes, source: str) -> dict[str, Any]:
-    """A conflist, or a single plugin's conf as a list of one.
+    """Return a conflist; a single plugin's conf becomes a list of one.
 
     Raises:
-        VirtbusError: 422 `cni_config` saying what is wrong in `source`.
+        VirtbusError: 422 `cni_config` with the problem in `source`.
     """
     try:
         conf = json.loads(text)
@@ -59,7 +59,7 @@ def _bad(source: str, why: str) -> VirtbusError:
 def plugin_input(
     conflist: dict[str, Any], plugin: dict[str, Any], nic: Nic, previous: dict[str, Any] | None
 ) -> bytes:
-    """What a plugin of the chain reads: its conf with name, version, capabilities, prevResult."""
+    """Return a chained plugin's input: its conf, name, version, capabilities, prevResult."""
     conf = {**plugin, "name": conflist["name"], "cniVersion": conflist["cniVersion"]}
     capabilities = conf.pop("capabilities", None) or {}
     runtime = {"mac": nic.mac} if capabilities.get("mac") else {}
@@ -73,10 +73,10 @@ def plugin_input(
 def environment(
     command: str, uid: str, nic: Nic, netns_path: str, plugin_path: str
 ) -> dict[str, str]:
-    """The environment that the CNI specification names, and one CPU for Go.
+    """Return the environment of the CNI specification, with one CPU for Go.
 
-    Plugins are Go programs that end in milliseconds: threads for every CPU of the host, and a
-    garbage collector on each, cost more than they ever do.
+    Plugins are short-lived Go programs: threads for every CPU of the host, each with a garbage
+    collector, cost more than their work.
     """
     return {
         "GOMAXPROCS": "1",
@@ -91,10 +91,10 @@ def environment(
 
 
 def read_result(output: bytes, plugin: str) -> dict[str, Any]:
-    """The result that a plugin printed on ADD.
+    """Return the result that a plugin printed on ADD.
 
     Raises:
-        VirtbusError: 500 `cni_result` when it is none (NET-10: exit 0 with nothing said).
+        VirtbusError: 500 `cni_result` if it is none (NET-10: exit 0 without output).
     """
     try:
         result = json.loads(output)
@@ -110,7 +110,7 @@ def read_result(output: bytes, plugin: str) -> dict[str, Any]:
 
 
 def failure_text(output: bytes, errors: bytes) -> str:
-    """What a failed plugin says: `msg` and `details` of its error object, else its stderr."""
+    """Return a failed plugin's message: `msg` and `details` of its error object, or its stderr."""
     try:
         body = json.loads(output)
     except ValueError:
@@ -123,7 +123,7 @@ def failure_text(output: bytes, errors: bytes) -> str:
 
 
 def given_mac(result: dict[str, Any], nic: Nic) -> str | None:
-    """The MAC that the result gives `eth<i>` in the sandbox; None where it names none."""
+    """Return the MAC of `eth<i>` in the result; None if it has none."""
     for interface in _objects(result, "interfaces"):
         if interface.get("sandbox") and interface.get("name") == nic.eth:
             mac = interface.get("mac")
@@ -132,10 +132,10 @@ def given_mac(result: dict[str, Any], nic: Nic) -> str | None:
 
 
 def settled(nic: Nic, result: dict[str, Any]) -> Nic:
-    """The interface with the IPv4 part of a result.
+    """Return the interface with the IPv4 part of a result.
 
     Raises:
-        VirtbusError: 500 `cni_result` when addresses or routes cannot be read, or there are none.
+        VirtbusError: 500 `cni_result` if addresses or routes are unreadable or missing.
     """
     try:
         found = [ip for ip in _objects(result, "ips") if ":" not in str(ip.get("address", ":"))]

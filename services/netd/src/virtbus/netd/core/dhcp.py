@@ -1,7 +1,7 @@
 """DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 6842).
 
-The guest's address never changes and nobody else may ask, so there is no lease database: an
-`Offer` says what the guest has, and `answer` maps a request to a reply or to silence.
+The guest's address never changes and no other client may ask, so there is no lease database. An
+`Offer` holds the guest's configuration, and `answer` maps a request to a reply or to none.
 """
 
 import struct
@@ -60,7 +60,7 @@ class Option(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's message, of which only what matters here is kept."""
+    """A client's message, reduced to the needed fields."""
 
     kind: int
     xid: int
@@ -71,13 +71,13 @@ class Request:
     options: dict[int, bytes]
 
     def address(self, option: int) -> IPv4Address | None:
-        """A four-byte option as an address."""
+        """Return a four-byte option as an address."""
         raw = self.options.get(option, b"")
         return IPv4Address(raw) if len(raw) == 4 else None
 
     @property
     def max_bytes(self) -> int:
-        """The largest DHCP message the client takes, without IP and UDP headers."""
+        """Return the largest DHCP message the client takes, without IP and UDP headers."""
         raw = self.options.get(Option.MAX_SIZE, b"")
         size = int.from_bytes(raw, "big") if len(raw) == 2 else 0
         return max(size, _DEFAULT_MAX_BYTES) - _HEADERS_BYTES
@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """All that the guest is told. `routes` are (network, gateway); gateway 0.0.0.0 is on-link."""
+    """The guest's configuration. `routes` are (network, gateway); gateway 0.0.0.0 is on-link."""
 
     mac: bytes
     address: IPv4Interface
@@ -103,7 +103,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply and where it goes. `unicast` False: to the broadcast MAC and address."""
+    """A reply and its destination. `unicast` False: to the broadcast MAC and address."""
 
     kind: Kind
     message: bytes
@@ -112,7 +112,7 @@ class Answer:
 
 
 def parse(message: bytes) -> Request | None:
-    """The request in a UDP payload; None for anything that is not a whole DHCP request."""
+    """Return the request in a UDP payload; None for anything but a complete DHCP request."""
     if len(message) < _FIXED.size + 4 or message[_FIXED.size : _FIXED.size + 4] != _MAGIC:
         return None
     fields = _FIXED.unpack_from(message)
@@ -135,7 +135,7 @@ def parse(message: bytes) -> Request | None:
 
 
 def _options(field: bytes) -> dict[int, bytes] | None:
-    """Options by code, parts of one code joined (RFC 3396); None when one is cut off."""
+    """Return options by code, parts of one code joined (RFC 3396); None if one is truncated."""
     found: dict[int, bytes] = {}
     offset = 0
     while offset < len(field) and field[offset] != _END:
@@ -152,10 +152,10 @@ def _options(field: bytes) -> dict[int, bytes] | None:
 
 
 def answer(request: Request, offer: Offer) -> Answer | None:
-    """What to say to `request`, None for silence.
+    """Return the reply to `request`, or None.
 
-    Silence for other MACs (starvation, NET-06), relays, other servers' clients, and for DECLINE
-    and RELEASE: the address stays the guest's as long as the guest exists.
+    There is no reply to other MACs (starvation, NET-06), relays, other servers' clients, DECLINE
+    and RELEASE: the guest keeps its address for as long as it exists.
     """
     if request.mac != offer.mac or request.relay != ANY:
         return None
@@ -221,7 +221,7 @@ def _echo(request: Request) -> list[tuple[Option, bytes]]:
 
 
 def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
-    """The most needed first: what does not fit the client's buffer is left out from the end."""
+    """Return options in order of importance: the last ones are dropped if they do not fit."""
     network = offer.address.network
     routes = guest_routes(offer)
     options = [(Option.MASK, network.netmask.packed)]
@@ -244,10 +244,10 @@ def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
 
 
 def guest_routes(offer: Offer) -> tuple[tuple[IPv4Network, IPv4Address], ...]:
-    """What option 121 carries; empty when option 3 says it all.
+    """Return the routes of option 121; empty if option 3 suffices.
 
-    A client that reads 121 ignores 3 (RFC 3442), so the default route is repeated here; a router
-    outside the guest's subnet (`ptp`, Calico) is first reached on the link.
+    A client that reads 121 ignores 3 (RFC 3442), so the default route is repeated here. A router
+    outside the guest's subnet (`ptp`, Calico) first needs a route on the link.
     """
     off_link = offer.router is not None and offer.router not in offer.address.network
     if not offer.routes and not off_link:
@@ -295,6 +295,6 @@ def _build(
 
 
 def _option(code: int, value: bytes) -> bytes:
-    """One option, in several parts where it is longer than one can be (RFC 3396)."""
+    """Return one option, in several parts if it is too long for one (RFC 3396)."""
     parts = [value[start : start + 255] for start in range(0, len(value), 255)]
     return b"".join(bytes((code, len(part))) + part for part in parts)

@@ -1,4 +1,4 @@
-"""Ethernet, IPv4 and UDP around a DHCP message, and the filter of the socket that reads them."""
+"""Ethernet, IPv4 and UDP headers of DHCP messages, and the filter of the receiving socket."""
 
 import struct
 from ipaddress import IPv4Address
@@ -19,7 +19,7 @@ _MAX_FRAME_BYTES = 2048
 
 
 def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
-    """BPF instructions: whole UDP datagrams to port 67 from `mac`, nothing else."""
+    """Return BPF instructions: only unfragmented UDP datagrams to port 67 from `mac`."""
     drop = 99
     program = [
         (_LDW, 0, drop, 8),
@@ -52,7 +52,7 @@ def request_filter(mac: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def payload(frame: bytes) -> bytes | None:
-    """The DHCP message in a frame to port 67; None where lengths do not hold."""
+    """Return the DHCP message in a frame to port 67; None if lengths are inconsistent."""
     if len(frame) < _ETHERNET_BYTES + _IP_BYTES + _UDP_BYTES:
         return None
     header = frame[_ETHERNET_BYTES]
@@ -68,7 +68,7 @@ def payload(frame: bytes) -> bytes | None:
 
 
 def reply_frame(reply: Answer, server: IPv4Address, server_mac: bytes, guest_mac: bytes) -> bytes:
-    """The frame that carries `reply` to the guest."""
+    """Return the frame that carries `reply` to the guest."""
     length = _UDP_BYTES + len(reply.message)
     addresses = server.packed + reply.destination.packed
     udp = struct.pack("!HHHH", SERVER_PORT, CLIENT_PORT, length, 0) + reply.message
@@ -81,7 +81,7 @@ def reply_frame(reply: Answer, server: IPv4Address, server_mac: bytes, guest_mac
 
 
 def _checksum(data: bytes) -> int:
-    """The internet checksum (RFC 1071)."""
+    """Return the internet checksum (RFC 1071)."""
     padded = data + bytes(len(data) % 2)
     total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
     while total >> 16:

@@ -1,4 +1,4 @@
-"""Which assignments of a VM are over, so that nothing is made for one (design §6)."""
+"""Fences requests of outdated assignments."""
 
 from collections import OrderedDict
 
@@ -11,7 +11,7 @@ MAX_REMEMBERED = 10_000
 
 
 def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
-    """Refuse who was overtaken.
+    """Refuse an outdated epoch.
 
     Raises:
         VirtbusError: 409 `stale_epoch`.
@@ -25,13 +25,13 @@ def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
 
 
 class Released:
-    """The epochs that were released: a record that comes later by another way is of the past."""
+    """The released epochs: a record of one of them that arrives later is outdated."""
 
     def __init__(self) -> None:
         self._epochs: OrderedDict[str, int] = OrderedDict()
 
     def add(self, uid: str, epoch: int) -> None:
-        """From now on only a higher epoch counts; `ANY_EPOCH` says nothing of those to come."""
+        """Accept only higher epochs from now on; `ANY_EPOCH` does not restrict later ones."""
         if epoch >= ANY_EPOCH:
             return
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))
@@ -40,7 +40,7 @@ class Released:
             self._epochs.popitem(last=False)
 
     def check(self, uid: str, epoch: int) -> None:
-        """Refuse what was released.
+        """Refuse a released epoch.
 
         Raises:
             VirtbusError: 409 `released`.

@@ -1,4 +1,4 @@
-"""What a comparison of a VM's network with the host found."""
+"""The result of comparing a VM's network with the host."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One network that was not whole. `error` None: it is again."""
+    """One network that was incomplete. `error` None: it was repaired."""
 
     attachment: Attachment
     message: str
@@ -20,17 +20,17 @@ class Finding:
 
     @property
     def refusal(self) -> VirtbusError:
-        """What who asks for the network now is told."""
+        """Return the error for requests of this network."""
         return VirtbusError(Code.CONFLICT, "network_lost", self.message)
 
 
 def mended(attachment: Attachment, faults: list[str]) -> Finding:
-    """Somebody took parts away, and they are back."""
+    """Return the finding for parts that somebody removed, and that were restored."""
     return Finding(attachment, f"somebody took parts of it away: {', '.join(faults)}; made anew")
 
 
 def lost(attachment: Attachment, faults: list[str]) -> Finding:
-    """A guest runs, and its emulator no longer holds a tap: only a new start gives it one."""
+    """Return the finding for a running guest without its tap: it needs a new start."""
     what = ", ".join(faults) or "its emulator holds no tap any more"
     message = (
         f"the running guest is cut off: {what}; stop and start the VM to give it its network again"

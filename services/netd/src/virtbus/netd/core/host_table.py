@@ -1,4 +1,4 @@
-"""The host's nftables table `inet virtbus…`: masquerade, and the reach of guests (NET-12)."""
+"""The host's nftables table `inet virtbus…`: masquerading, and the reach of guests (NET-12)."""
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface
@@ -15,19 +15,20 @@ _FILTER, _SOURCE_NAT = 0, 100
 _DNS_PORT = 53
 
 METADATA = IPv4Address("169.254.169.254")
-"""Cloud metadata of the host itself holds credentials that no guest may read."""
+"""Cloud metadata of the host itself contains credentials that no guest may read."""
 
 
 def table_of(bridge: str) -> str:
-    """The table of a bridge: each has its own, so that two instances on a host do not meet."""
+    """Return the name of a bridge's table; two instances on a host have different ones."""
     return _DEFAULT_TABLE if bridge == _DEFAULT_BRIDGE else f"{_DEFAULT_TABLE}_{bridge}"
 
 
 def host_table(bridge: str, gateway: IPv4Interface, reach: Reach) -> list[Call]:
-    """The transaction that replaces the table, whatever was there.
+    """Return the transaction that replaces the table.
 
     A guest may answer its host, ask a name server, and ping the gateway; nothing else of the host
-    is open. It may go out to all but metadata, hosts of the fleet, and what a setting closes.
+    is open. It may reach all other addresses except metadata, hosts of the fleet, and those that a
+    setting closes.
     """
     drop, accept = nft.verdict(nft.Verdict.DROP), nft.verdict(nft.Verdict.ACCEPT)
     guest, ipv4 = nft.came_from(bridge), nft.is_ipv4()
@@ -71,7 +72,7 @@ def host_table(bridge: str, gateway: IPv4Interface, reach: Reach) -> list[Call]:
 
 
 def _opened(chain: str, bridge: str, reach: Reach) -> Iterator[nft.Rule]:
-    """What counts before all that is closed."""
+    """Yield the rules that precede all closed addresses."""
     accept = nft.verdict(nft.Verdict.ACCEPT)
     guest = (*nft.came_from(bridge), *nft.is_ipv4())
     yield nft.rule(chain, guest, nft.established(), accept)
@@ -90,10 +91,10 @@ def _opened(chain: str, bridge: str, reach: Reach) -> Iterator[nft.Rule]:
 
 
 def has_host_table(bridge: str) -> Call:
-    """Ask the kernel whether the table is there."""
+    """Return the query for the table."""
     return nft.get_table(_FAMILY, table_of(bridge))
 
 
 def no_host_table(bridge: str) -> list[Call]:
-    """The transaction that removes the table (ENOENT where there is none)."""
+    """Return the transaction that removes the table (ENOENT if there is none)."""
     return nft.batch([nft.delete_table(_FAMILY, table_of(bridge))])

@@ -1,8 +1,8 @@
 """nftables as netlink messages: tables, chains, rules of matches (`linux/netfilter/nf_tables.h`).
 
-Encoded here rather than by libnftables, which costs the same (0.4 ms of CPU) but ends the process
-when it cannot open its socket and is not safe in threads; `nft -f -` costs 7 times as much.
-A rule is a list of expressions: loads into register 1, compares, and a verdict.
+libnftables costs the same (0.4 ms of CPU), but ends the process if it cannot open its socket, and
+is not thread-safe; `nft -f -` costs 7 times as much. A rule is a list of expressions: loads into
+register 1, compares, and a verdict.
 """
 
 import functools
@@ -42,7 +42,7 @@ class Family(IntEnum):
 
 
 class Verdict(IntEnum):
-    """What becomes of a packet."""
+    """The verdict on a packet."""
 
     DROP = 0
     ACCEPT = 1
@@ -62,7 +62,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class AddressSet:
-    """A named set of IPv4 addresses; `number` tells sets of one transaction apart."""
+    """A named set of IPv4 addresses; `number` distinguishes sets of one transaction."""
 
     name: str
     number: int
@@ -102,37 +102,37 @@ def _meta(key: int) -> bytes:
 
 @functools.cache
 def ether_type(kind: int) -> tuple[bytes, ...]:
-    """The type in the frame as sent: a VLAN tag is 0x8100 here, which `meta protocol` hides."""
+    """Match the type in the frame; a VLAN tag is 0x8100 here, but not in `meta protocol`."""
     return _load(_LINK_LAYER, 12, 2), _compare(struct.pack(">H", kind))
 
 
 def ether_source_is_not(mac: bytes) -> tuple[bytes, ...]:
-    """The frame's source MAC is another."""
+    """Match frames with another source MAC."""
     return _load(_LINK_LAYER, 6, 6), _compare(mac, _NEQ)
 
 
 def arp_sender(mac: bytes, address: IPv4Address) -> tuple[bytes, ...]:
-    """Ethernet/IPv4 ARP whose sender is (mac, address)."""
+    """Match Ethernet/IPv4 ARP whose sender is (mac, address)."""
     return _load(_NETWORK, 8, 10), _compare(mac + address.packed)
 
 
 def ip_source(address: IPv4Address) -> tuple[bytes, ...]:
-    """IPv4 source address."""
+    """Match the IPv4 source address."""
     return _load(_NETWORK, 12, 4), _compare(address.packed)
 
 
 def ip_source_in(network: IPv4Network) -> tuple[bytes, ...]:
-    """IPv4 source inside `network`."""
+    """Match an IPv4 source inside `network`."""
     return _address_in(12, network)
 
 
 def ip_destination_in(network: IPv4Network) -> tuple[bytes, ...]:
-    """IPv4 destination inside `network`."""
+    """Match an IPv4 destination inside `network`."""
     return _address_in(16, network)
 
 
 def ip_destination_among(addresses: AddressSet) -> tuple[bytes, ...]:
-    """IPv4 destination in a set of the same table."""
+    """Match an IPv4 destination in a set of the same table."""
     lookup = _expression(
         "lookup", text(1, addresses.name), be32(2, _REGISTER), be32(4, addresses.number)
     )
@@ -156,40 +156,40 @@ def _masked(mask: bytes) -> bytes:
 
 
 def ip_destination(address: IPv4Address) -> tuple[bytes, ...]:
-    """IPv4 destination address."""
+    """Match the IPv4 destination address."""
     return _load(_NETWORK, 16, 4), _compare(address.packed)
 
 
 @functools.cache
 def ip_protocol(number: int) -> tuple[bytes, ...]:
-    """The protocol byte of an IPv4 header, for netdev chains."""
+    """Match the protocol byte of an IPv4 header, for netdev chains."""
     return _load(_NETWORK, 9, 1), _compare(bytes((number,)))
 
 
 def is_echo_request() -> tuple[bytes, ...]:
-    """ICMP echo request; match the protocol first."""
+    """Match an ICMP echo request; match the protocol first."""
     return _load(_TRANSPORT, 0, 1), _compare(b"\x08")
 
 
 def is_ipv4() -> tuple[bytes, ...]:
-    """IPv4 in an inet chain."""
+    """Match IPv4 in an inet chain."""
     return _meta(_META_NFPROTO), _compare(bytes((2,)))
 
 
 def l4_protocol(number: int) -> tuple[bytes, ...]:
-    """The transport protocol, for inet chains."""
+    """Match the transport protocol, for inet chains."""
     return _meta(_META_L4PROTO), _compare(bytes((number,)))
 
 
 @functools.cache
 def source_port(port: int) -> tuple[bytes, ...]:
-    """TCP or UDP source port; match the protocol first."""
+    """Match a TCP or UDP source port; match the protocol first."""
     return _load(_TRANSPORT, 0, 2), _compare(struct.pack(">H", port))
 
 
 @functools.cache
 def destination_port(port: int) -> tuple[bytes, ...]:
-    """TCP or UDP destination port; match the protocol first."""
+    """Match a TCP or UDP destination port; match the protocol first."""
     return _load(_TRANSPORT, 2, 2), _compare(struct.pack(">H", port))
 
 
@@ -198,22 +198,22 @@ def _name(device: str) -> bytes:
 
 
 def came_from(device: str) -> tuple[bytes, ...]:
-    """The packet came in by `device`."""
+    """Match packets that came in by `device`."""
     return _meta(_META_IIFNAME), _compare(_name(device))
 
 
 def goes_elsewhere_than(device: str) -> tuple[bytes, ...]:
-    """The packet leaves by another device."""
+    """Match packets that leave by another device."""
     return _meta(_META_OIFNAME), _compare(_name(device), _NEQ)
 
 
 def goes_to(device: str) -> tuple[bytes, ...]:
-    """The packet leaves by `device`."""
+    """Match packets that leave by `device`."""
     return _meta(_META_OIFNAME), _compare(_name(device))
 
 
 def masquerade() -> bytes:
-    """Rewrite the source to that of the way out."""
+    """Rewrite the source to the outgoing address."""
     return _expression("masq")
 
 
@@ -226,7 +226,7 @@ def verdict(what: Verdict) -> bytes:
 
 
 def rule(chain: str, *parts: Iterable[bytes] | bytes) -> Rule:
-    """A rule of matches and statements."""
+    """Return a rule of matches and statements."""
     flat: list[bytes] = []
     for part in parts:
         flat.extend((part,) if isinstance(part, bytes) else part)
@@ -256,7 +256,7 @@ def _table(family: Family, name: str) -> Call:
 
 
 def batch(calls: Sequence[Call]) -> list[Call]:
-    """One transaction: all of `calls` or none."""
+    """Return one transaction: all of `calls` or none."""
     marks = _header(0, _SUBSYSTEM)
     begin = Call("begin", _BATCH_BEGIN, 0, marks, acked=False)
     end = Call("commit", _BATCH_END, 0, marks, acked=False)
@@ -266,7 +266,7 @@ def batch(calls: Sequence[Call]) -> list[Call]:
 def new_table(
     family: Family, name: str, chains: Sequence[Chain], rules: Sequence[Rule]
 ) -> list[Call]:
-    """Make a table that is not there, in one transaction."""
+    """Make a table that does not exist, in one transaction."""
     return batch(_contents(family, name, chains, rules))
 
 
@@ -277,9 +277,9 @@ def replace_table(
     rules: Sequence[Rule],
     sets: Sequence[AddressSet] = (),
 ) -> list[Call]:
-    """Make the table exactly this, whatever it was, in one transaction.
+    """Replace a table in one transaction.
 
-    Waits for an RCU grace period (8-16 ms): use `new_table` where there is none.
+    Waits for an RCU grace period (8-16 ms): use `new_table` if there is none.
     """
     emptied = [_table(family, name), delete_table(family, name)]
     made = [call for one in sets for call in _set(family, name, one)]
@@ -311,23 +311,23 @@ def _set(family: Family, table: str, what: AddressSet) -> list[Call]:
 
 
 def delete_table(family: Family, name: str) -> Call:
-    """Remove a table with all in it; use inside `batch`."""
+    """Remove a table with its content; use inside `batch`."""
     return _call(f"delete table {name}", _DELTABLE, 0, _header(family) + text(1, name))
 
 
 def get_table(family: Family, name: str) -> Call:
-    """Ask whether a table is there."""
+    """Return the query for a table."""
     return _call(f"get table {name}", _GETTABLE, 0, _header(family) + text(1, name))
 
 
 def get_chain(family: Family, table: str, name: str) -> Call:
-    """Ask whether a chain is there."""
+    """Return the query for a chain."""
     body = _header(family) + text(1, table) + text(3, name)
     return _call(f"get chain {table} {name}", _GETCHAIN, 0, body)
 
 
 def established() -> tuple[bytes, ...]:
-    """Packets of connections that are known already."""
+    """Match packets of established connections."""
     state = _expression("ct", be32(1, _REGISTER), be32(2, _CT_STATE))
     masked = _masked(struct.pack("=I", _CT_ESTABLISHED_OR_RELATED))
     return state, masked, _compare(bytes(4), _NEQ)

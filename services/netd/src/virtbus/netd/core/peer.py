@@ -1,4 +1,4 @@
-"""Who asks for tap descriptors: is that process the emulator of this domain (design §5)?"""
+"""Identifies the process that requests tap descriptors: is it the emulator of this domain?"""
 
 import itertools
 import re
@@ -11,29 +11,29 @@ _MACHINE_NAME_MAX = 64
 
 
 def asks_for(cmdline: bytes, uid: str) -> bool:
-    """True when `/proc/<pid>/cmdline` holds `-uuid <uid>`."""
+    """Return True if `/proc/<pid>/cmdline` holds `-uuid <uid>`."""
     arguments = cmdline.split(b"\0")
     return (_UUID_FLAG, uid.encode()) in itertools.pairwise(arguments)
 
 
 def in_domain_cgroup(cgroups: str, domain: str) -> bool:
-    r"""True when `/proc/<pid>/cgroup` names libvirt's machine of `domain` in any hierarchy.
+    r"""Return True if `/proc/<pid>/cgroup` names libvirt's machine of `domain` in any hierarchy.
 
     Forms: `/machine/qemu-3-web.libvirt-qemu/…` (cgroupfs) and
-    `/machine.slice/machine-qemu\x2d3\x2dweb.scope/…` (systemd); libvirt leaves out characters
-    that a hostname may not have and cuts the machine's name at 64 characters.
+    `/machine.slice/machine-qemu\x2d3\x2dweb.scope/…` (systemd). libvirt omits characters that a
+    hostname may not have, and cuts the machine's name at 64 characters.
     """
     wanted = machine_suffix(domain)
     return any(_same(name, wanted, plain) for name, plain in _machines(cgroups))
 
 
 def machine_of(cgroups: str) -> str:
-    """The machine of libvirt's that a process is in, whose emulator cannot leave it; or nothing."""
+    """Return libvirt's machine of a process, whose emulator cannot leave it; or nothing."""
     return next((plain for _name, plain in _machines(cgroups)), "")
 
 
 def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
-    """Each machine's own name, and that with what libvirt writes around it."""
+    """Yield each machine's own name, and its form in libvirt's path."""
     for line in cgroups.splitlines():
         for part in line.split(":", 2)[-1].split("/"):
             plain = _ESCAPE.sub(lambda match: chr(int(match.group(1), 16)), part)
@@ -43,9 +43,9 @@ def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
 
 
 def machine_suffix(domain: str) -> str:
-    """The part of libvirt's machine name that it makes of a domain's name.
+    """Return libvirt's part of the machine name for a domain's name.
 
-    As `virDomainMachineNameAppendValid`: no run of '-' and '.', no other than hostname characters.
+    As `virDomainMachineNameAppendValid`: no run of '-' and '.', only hostname characters.
     """
     kept = ""
     separated = True

@@ -1,4 +1,4 @@
-"""What a record asks of the network: the attachment before any address is known."""
+"""Derives the attachment from a record, before any address is known."""
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
@@ -9,10 +9,10 @@ BUILT_IN = "default"
 
 
 def plan_of(record: VmRecord) -> Attachment:
-    """The attachment a record asks for; its MACs are settled, its addresses are not.
+    """Return the attachment for a record; its MACs are known, its addresses are not.
 
     Raises:
-        VirtbusError: 400 when an interface names no network, or a MAC appears twice.
+        VirtbusError: 400 if an interface names no network, or a MAC appears twice.
     """
     networks = {network.name: network.network for network in record.spec.networks}
     nics: list[Nic] = []

@@ -1,6 +1,6 @@
-"""Reach of the built-in network's guests: which addresses of hosts stay closed, and what is open.
+"""Reach of the built-in network's guests: closed addresses of hosts, and opened ones.
 
-A guest reaches other guests and the world. It reaches no host of the fleet and no server of the
+A guest reaches other guests and the outside. It reaches no host of the fleet and no server of the
 bus, unless a setting opens the address (NET-12, ADR 0036).
 """
 
@@ -16,25 +16,25 @@ Address = IPv4Address | IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the table on a host is made of.
+    """The inputs of a host's table.
 
-    Guests have IPv4 only. What else is sent by one is dropped, so IPv6 needs no list.
+    Guests have IPv4 only, and their other packets are dropped. So IPv6 needs no list.
     """
 
     hosts: frozenset[IPv4Address] = frozenset()
     """Addresses of the fleet's hosts and of the bus' servers."""
     closed: tuple[IPv4Network, ...] = ()
     opened: tuple[IPv4Network, ...] = ()
-    """Counts before `hosts` and `closed`."""
+    """Takes precedence over `hosts` and `closed`."""
     dns: tuple[IPv4Address, ...] = ()
-    """Name servers of guests: open at port 53 wherever they are."""
+    """Name servers of guests: open at port 53 at any address."""
 
 
 def usable(texts: Iterable[str], guests: IPv4Network) -> frozenset[IPv4Address]:
-    """The IPv4 addresses among `texts` that packets of guests may be sent to.
+    """Return the valid IPv4 addresses of hosts among `texts`.
 
-    An address within the guests' own subnet is none: each host has the same gateway, and a list
-    that named a guest would cut it off.
+    Addresses within the guests' own subnet are ignored: each host has the same gateway, and a list
+    that contained a guest would disconnect it.
     """
     found = set()
     for text in texts:
@@ -50,7 +50,7 @@ def usable(texts: Iterable[str], guests: IPv4Network) -> frozenset[IPv4Address]:
 
 
 def is_host(address: Address) -> bool:
-    """True for an address that one host may have, and others reach it by."""
+    """Return True for an address by which others can reach a host."""
     return not (
         address.is_loopback
         or address.is_unspecified

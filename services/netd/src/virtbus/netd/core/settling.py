@@ -1,4 +1,4 @@
-"""From what a record asks to what it gets: addresses, MACs, refusals."""
+"""Assigns addresses and MACs to a plan, or refuses it."""
 
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Interface
@@ -27,7 +27,7 @@ def check_macs(attachment: Attachment, others: Iterable[Nic]) -> None:
 
 
 def addresses_of(nics: Iterable[Nic]) -> set[str]:
-    """The built-in addresses among `nics`, without their prefix."""
+    """Return the built-in addresses among `nics`, without their prefix."""
     return {
         address.partition("/")[0]
         for nic in nics
@@ -39,7 +39,7 @@ def addresses_of(nics: Iterable[Nic]) -> set[str]:
 def carried_over(
     plan: Attachment, known: Attachment | None, insistent: Collection[str]
 ) -> Attachment:
-    """The plan with what the same interfaces had before: addresses, and MACs that CNI chose.
+    """Return the plan with the earlier addresses of the same interfaces, and MACs that CNI chose.
 
     `insistent` are the networks whose plugins choose the MAC.
     """
@@ -62,10 +62,10 @@ def settled(
     taken: Collection[str],
     conflists: Mapping[str, dict[str, Any]],
 ) -> Attachment:
-    """The plan with an address per built-in interface and a conflist per other one.
+    """Return the plan with an address per built-in interface and a conflist per other one.
 
     Raises:
-        VirtbusError: 429 when no address is left.
+        VirtbusError: 429 if no address is left.
     """
     used = set(taken)
     nics = []
@@ -82,7 +82,7 @@ def settled(
 
 
 def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interface | None:
-    """The address that the interface had, if the subnet is still that and nobody else has it."""
+    """Return the interface's earlier address, if the subnet is unchanged and it is free."""
     for text in nic.addresses:
         address = IPv4Interface(text)
         free = str(address.ip) not in used and address.ip != gateway.ip
@@ -92,13 +92,13 @@ def _kept(nic: Nic, gateway: IPv4Interface, used: Collection[str]) -> IPv4Interf
 
 
 def replaced(attachment: Attachment, nic: Nic) -> Attachment:
-    """The attachment with `nic` in the place of the one of its index."""
+    """Return the attachment with `nic` replacing the one of its index."""
     nics = tuple(nic if each.index == nic.index else each for each in attachment.nics)
     return attachment.model_copy(update={"nics": nics})
 
 
 def refused_mac(nic: Nic, mac: str) -> VirtbusError:
-    """A plugin chose another MAC than the guest was started with."""
+    """Return the error for a plugin that chose another MAC than the guest was started with."""
     return VirtbusError(
         Code.CONFLICT,
         "cni_mac",
@@ -110,7 +110,7 @@ def refused_mac(nic: Nic, mac: str) -> VirtbusError:
 
 
 def refusal(error: VirtbusError | OSError) -> VirtbusError:
-    """What the kernel refused, as an error for people."""
+    """Return the kernel's error in words for people."""
     if isinstance(error, VirtbusError):
         return error
     return VirtbusError(

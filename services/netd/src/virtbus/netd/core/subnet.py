@@ -1,4 +1,4 @@
-"""Which address of the built-in subnet a VM gets."""
+"""Chooses a VM's address in the built-in subnet."""
 
 import hashlib
 from collections.abc import Collection
@@ -8,14 +8,14 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 def choose_address(gateway: IPv4Interface, key: str, taken: Collection[str]) -> IPv4Interface:
-    """A free address of the gateway's subnet, the same for the same `key` where it can be.
+    """Return a free address of the gateway's subnet, if possible the same for the same `key`.
 
-    Starting at a hash of the key spreads addresses, so that one just freed is not given out
-    again while neighbours still have it in their ARP caches. `taken` are texts: parsing 300
-    addresses at each attach took 2 ms.
+    Starting at a hash of the key spreads addresses, so that a released one is not reused while
+    neighbours still have it in their ARP caches. `taken` are texts: parsing 300 addresses at each
+    attach took 2 ms.
 
     Raises:
-        VirtbusError: 429 when every address is taken.
+        VirtbusError: 429 if every address is taken.
     """
     network = gateway.network
     hosts = network.num_addresses - 2

@@ -2,7 +2,7 @@
 
 
 class TokenBucket:
-    """`rate_hz` takes a second, at most `burst` at once."""
+    """A token bucket of `rate_hz` tokens a second, at most `burst` at once."""
 
     def __init__(self, rate_hz: float, burst: int) -> None:
         self._rate_hz = rate_hz

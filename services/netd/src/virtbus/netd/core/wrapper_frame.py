@@ -1,9 +1,9 @@
-"""What vmwrapper and netd say to each other: bytes that 60 lines of C can read and write.
+"""The protocol of vmwrapper and netd: bytes that 60 lines of C can read and write.
 
 A frame is a 4-byte big-endian length and that many bytes of NUL-ended strings. The request is
-`virtbus-wrapper/1`, the uid, and the wrapper's monotonic times in ns (entry, connected). The
-answer begins with `R` and a reason line, or with `A`, the emulator, the number of descriptors and
-the arguments; `@fd0@` in an argument stands for the first descriptor's number.
+`virtbus-wrapper/1`, the uid, and the wrapper's monotonic times in ns (entry, connected). The answer
+begins with `R` and a reason line, or with `A`, the emulator, the number of descriptors and the
+arguments. `@fd0@` in an argument stands for the first descriptor's number.
 """
 
 import json
@@ -18,12 +18,12 @@ _MAX_TIMES = 8
 
 
 class FrameError(ValueError):
-    """The frame is not what the protocol says."""
+    """The frame violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrapperRequest:
-    """What a wrapper sent. `times_ns` are its own, CLOCK_MONOTONIC."""
+    """A wrapper's request. `times_ns` are its own, CLOCK_MONOTONIC."""
 
     uid: str
     times_ns: tuple[int, ...]
@@ -39,7 +39,7 @@ class NicArgument:
 
 
 def frame_length(header: bytes) -> int:
-    """The length in a frame's first 4 bytes.
+    """Return the length in a frame's first 4 bytes.
 
     Raises:
         FrameError: zero, or over MAX_FRAME_BYTES (FDS-04).
@@ -52,16 +52,16 @@ def frame_length(header: bytes) -> int:
 
 
 def frame(body: bytes) -> bytes:
-    """`body` with its length in front."""
+    """Return `body` with its length in front."""
     frame_length(len(body).to_bytes(4, "big"))
     return len(body).to_bytes(4, "big") + body
 
 
 def read_request(body: bytes) -> WrapperRequest:
-    """The request in a frame's body.
+    """Return the request in a frame's body.
 
     Raises:
-        FrameError: another protocol, a uid that is none, times that are no numbers.
+        FrameError: another protocol, an invalid uid, or invalid times.
     """
     parts = body.split(b"\0")
     if len(parts) < 3 or parts[0] != PROTOCOL or parts[-1] or len(parts) > 3 + _MAX_TIMES:
@@ -81,15 +81,15 @@ def read_request(body: bytes) -> WrapperRequest:
 
 
 def refusal(code: str, message: str) -> bytes:
-    """The frame of a refusal: one line that libvirt shows."""
+    """Return the frame of a refusal: one line that libvirt shows."""
     line = " ".join(f"{code}: {message}".split())
     return frame(b"R\0" + line.encode()[:2000] + b"\0")
 
 
 def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
-    """The frame that goes with the descriptors, one per interface in their order.
+    """Return the frame for the descriptors, one per interface in their order.
 
-    QEMU takes the last of two `-uuid`, so the guest sees `firmware_uuid` (design §5).
+    QEMU uses the last of two `-uuid`, so the guest sees `firmware_uuid`.
     """
     arguments: list[str] = []
     for place, nic in enumerate(nics):

@@ -1,4 +1,4 @@
-"""What netd does: one module per kernel interface or outside program.
+"""netd's effects: one module per kernel interface or external program.
 
-Must not enter: decisions that a table or a pure function could take (those are in `core`).
+Must not enter: decisions that a table or a pure function could make (those are in `core`).
 """

@@ -8,7 +8,7 @@ from virtbus.bus.ports import BusError
 
 
 def server_addresses(settings: BusSettings) -> set[str]:
-    """The addresses of the bus' servers; one whose name is not resolved has none. Blocks."""
+    """Return the addresses of the bus' servers; unresolved names have none. Blocks."""
     try:
         servers = settings.resolved().servers
     except BusError:

@@ -33,14 +33,14 @@ class Cni:
         plugin_timeout_s: float = PLUGIN_TIMEOUT_S,
         openings: Openings = MappingProxyType({}),
     ) -> None:
-        """`openings` says which namespaces may use which network; the others are closed."""
+        """`openings` lists the namespaces that may use each network; the others are closed."""
         self.openings = openings
         self._conf_dir = conf_dir
         self._bin_dirs = tuple(bin_dirs)
         self._timeout_s = plugin_timeout_s
 
     def networks(self) -> dict[str, Path]:
-        """Network names and their files; of two files of one name the first in order counts."""
+        """Return network names and their files; of two files of one name the first in order."""
         found: dict[str, Path] = {}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._conf_dir.iterdir()):
@@ -50,11 +50,11 @@ class Cni:
         return found
 
     def load(self, network: str, namespace: str) -> dict[str, Any]:
-        """The conflist called `network`, for a VM of `namespace`.
+        """Return the conflist called `network`, for a VM of `namespace`.
 
         Raises:
-            VirtbusError: 403 `network_closed`; 404 `network_unknown` with the names there are, or
-                why a file that bears the name cannot be used (422).
+            VirtbusError: 403 `network_closed`; 404 `network_unknown` with the existing names, or
+                the reason why a file of that name cannot be used (422).
         """
         broken: VirtbusError | None = None
         known: list[str] = []
@@ -85,10 +85,10 @@ class Cni:
             return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
 
     async def add(self, uid: str, nic: Nic, conflist: dict[str, Any], netns: Path) -> CniState:
-        """Run ADD through the chain; the last result.
+        """Run ADD through the chain; return the last result.
 
         Raises:
-            VirtbusError: 500 `cni_failed` with the plugin's words; run `delete` then.
+            VirtbusError: 500 `cni_failed` with the plugin's message; run `delete` then.
         """
         result: dict[str, Any] | None = None
         for plugin in conflist["plugins"]:

@@ -1,7 +1,7 @@
-"""Answers DHCP on the taps, in this process: a packet socket per interface, no server processes.
+"""Answers DHCP on the taps in this process: a packet socket per interface, no extra processes.
 
-When netd dies, guests keep their addresses and renewals go unanswered until a new netd has opened
-the sockets again; the lease time is what a guest can bridge.
+When netd dies, guests keep their addresses. Renewals are unanswered until a new netd has opened the
+sockets; the lease time is how long a guest tolerates that.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ log = logging.getLogger(__name__)
 
 RATE_HZ = 20.0
 BURST = 20
-"""A booting guest sends a handful of requests; a flood waits in a 32 KiB buffer and is lost."""
+"""A booting guest sends a few requests; a flood fills a 32 KiB buffer and is lost."""
 
 CLOSERS = 32
-"""Threads that close at the end: 300 sockets one after another would take 4 s."""
+"""Threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
 
 _MAX_FRAME_BYTES = 2048
 _SIOCGSKNS = 0x894C
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
-"""Errors after which the socket works on: the link was down, or the guest reads too slowly."""
+"""Errors that do not end the socket: the link was down, or the guest reads too slowly."""
 
 
 class DhcpServer:
-    """Serves (uid, socket, offer) until `stop(uid)`; owns the sockets it is given."""
+    """Serves (uid, socket, offer) until `stop(uid)`; owns the given sockets."""
 
     def __init__(self) -> None:
         self._interfaces: dict[str, list[_Interface]] = {}
 
     def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offer | None]) -> None:
-        """Answer on each socket with its offer (None: silence) in place of what was served."""
+        """Answer on each socket with its offer (None: no answer), replacing earlier ones."""
         self.stop(uid)
         self._interfaces[uid] = [
             _Interface(uid, packets, offer) for packets, offer in zip(sockets, offers, strict=True)
@@ -52,7 +52,7 @@ class DhcpServer:
             _closing(sockets).start()
 
     def close(self) -> None:
-        """Stop answering; returns when all sockets are closed."""
+        """Stop answering; return when all sockets are closed."""
         sockets = [each.silence() for found in self._interfaces.values() for each in found]
         self._interfaces.clear()
         threads = [_closing(sockets[at::CLOSERS]) for at in range(min(CLOSERS, len(sockets)))]
@@ -62,13 +62,13 @@ class DhcpServer:
             thread.join()
 
     def namespace(self, uid: str) -> int | None:
-        """A descriptor of the network namespace that `uid` is served in; the caller closes it."""
+        """Return a descriptor of the namespace in which `uid` is served; the caller closes it."""
         for interface in self._interfaces.get(uid, ()):
             return fcntl.ioctl(interface.socket, _SIOCGSKNS)
         return None
 
     def counts(self, uid: str) -> Counter[Kind]:
-        """How many requests of each kind were read since `serve`."""
+        """Return the number of requests of each kind since `serve`."""
         total: Counter[Kind] = Counter()
         for interface in self._interfaces.get(uid, ()):
             total += interface.seen
@@ -76,7 +76,7 @@ class DhcpServer:
 
 
 def _closing(sockets: list[socket.socket]) -> threading.Thread:
-    """A thread that closes: each waits up to 14 ms for an RCU grace period, which is not ours."""
+    """Start a thread that closes sockets: each close waits up to 14 ms for an RCU grace period."""
 
     def close() -> None:
         for each in sockets:
@@ -101,7 +101,7 @@ class _Interface:
         self._loop.add_reader(self.socket, self._readable)
 
     def silence(self) -> socket.socket:
-        """Read no more; the socket is the caller's to close."""
+        """Stop reading and return the socket for the caller to close."""
         if self._resume is not None:
             self._resume.cancel()
         self._loop.remove_reader(self.socket)
@@ -110,7 +110,7 @@ class _Interface:
     def _readable(self) -> None:
         wait_s = self._bucket.take(self._loop.time())
         if wait_s:
-            # Not read at all: what the guest floods is dropped by the kernel, at no cost here.
+            # Not read at all: the kernel drops a flood, at no cost here.
             self._loop.remove_reader(self.socket)
             self._resume = self._loop.call_later(wait_s, self._listen)
             return
@@ -133,7 +133,7 @@ class _Interface:
             self.seen[Kind(request.kind)] += 1
         if request.kind == Kind.DECLINE:
             extra = {"code": "address_declined", "uid": self._uid}
-            log.warning("the guest says %s is in use", self._offer.address, extra=extra)
+            log.warning("the guest reports that %s is in use", self._offer.address, extra=extra)
         reply = answer(request, self._offer)
         if reply is None:
             return

@@ -1,4 +1,4 @@
-"""The emulators of this host, from /proc: who runs a VM, and where its taps are."""
+"""Finds the emulators of this host in /proc: their VMs, and the namespaces of their taps."""
 
 import ctypes
 import fcntl
@@ -15,13 +15,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Emulators:
-    """Processes of one program; a wrapper that has not become it yet is none."""
+    """Processes of one program; a wrapper before its exec does not count."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
 
     def running(self, uids: Container[str]) -> dict[str, int]:
-        """The pid of each of `uids` that runs. Reads all of /proc: not for the hot path."""
+        """Return the pid of each running VM of `uids`. Reads all of /proc: not for the hot path."""
         programs = {str(self._program), str(self._program.resolve())}
         found: dict[str, int] = {}
         for folder in Path("/proc").iterdir():
@@ -37,9 +37,9 @@ class Emulators:
         return found
 
     def namespace(self, pid: int) -> int | None:
-        """A descriptor of the network namespace of the first tap that a process holds open.
+        """Return a descriptor of the network namespace of the first tap that a process has open.
 
-        None also where we may not look into the process, as in the sandbox of the systemd unit.
+        None if we may not inspect the process, as in the sandbox of the systemd unit.
         """
         try:
             process = os.pidfd_open(pid)
@@ -52,7 +52,7 @@ class Emulators:
                     continue
                 try:
                     return fcntl.ioctl(copy, _TUNGETDEVNETNS)
-                except OSError:  # of a tap that was deleted
+                except OSError:  # of a deleted tap
                     continue
                 finally:
                     os.close(copy)

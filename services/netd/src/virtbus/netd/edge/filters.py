@@ -16,7 +16,7 @@ def _taps(nics: Sequence[Nic]) -> list[Tap]:
 
 
 def faults(nics: Sequence[Nic]) -> list[str]:
-    """The taps of `nics` whose filter is not there, in words."""
+    """Return the taps of `nics` without their filter, in words."""
     with Netlink(NETLINK_NETFILTER) as filters:
         return [
             f"the filter of {tap.name} is gone"
@@ -26,7 +26,7 @@ def faults(nics: Sequence[Nic]) -> list[str]:
 
 
 def guard(nics: Sequence[Nic]) -> None:
-    """Make the namespace's table that of `nics`, in one transaction where it is not so already."""
+    """Replace the namespace's table for `nics` in one transaction, unless it is current."""
     taps = _taps(nics)
     with Netlink(NETLINK_NETFILTER) as filters:
         stands = filters.ask(has_table()) is not None

@@ -1,7 +1,7 @@
-"""Two unix sockets: the agent arms a start, its wrapper fetches the tap descriptors (design §5).
+"""Two unix sockets: the agent arms a start, and its wrapper fetches the tap descriptors.
 
-Plain `recv` without room for control data: descriptors that a peer attaches are closed by the
-kernel and never enter this process (FDS-06).
+It uses plain `recv` without space for control data: the kernel closes descriptors that a peer
+attaches, and they never enter this process (FDS-06).
 """
 
 import asyncio
@@ -46,13 +46,13 @@ BATCH = 16
 """Connections that are accepted before others of the loop have their turn."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
-"""How long a wrapper waits for CNI: libvirt's start stands still meanwhile (start contract)."""
+"""Time that a wrapper waits for CNI; libvirt's start waits as well."""
 
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Taps(Protocol):
-    """What the hand-over needs of the attachments."""
+    """The part of the attachments that the hand-over needs."""
 
     recovering: bool
 
@@ -63,7 +63,7 @@ class Taps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A fetch that was granted. Times are CLOCK_MONOTONIC ns, the first two the wrapper's own."""
+    """A granted fetch. Times are CLOCK_MONOTONIC ns, the first two the wrapper's own."""
 
     uid: str
     epoch: int
@@ -86,7 +86,7 @@ class HandoverServer:
         *,
         read_peer: Callable[[int], tuple[bytes, str]] | None = None,
     ) -> None:
-        """`read_peer` gives cmdline and cgroups of a pid; default: from /proc."""
+        """`read_peer` returns cmdline and cgroups of a pid; default: from /proc."""
         self.admin_path = directory / "admin.sock"
         self.wrapper_path = directory / "wrapper.sock"
         self._taps = taps
@@ -99,7 +99,7 @@ class HandoverServer:
         """Serve until cancelled."""
         directory = self.admin_path.parent
         directory.mkdir(parents=True, exist_ok=True)
-        # The wrapper runs as the emulator's user and must reach one socket, not list anything.
+        # The wrapper runs as the emulator's user and must reach one socket, but not list files.
         directory.chmod(0o711)
         directory.parent.chmod(directory.parent.stat().st_mode | 0o011)
         admin, wrapper = _bound(self.admin_path, 0o600), _bound(self.wrapper_path, 0o666)
@@ -116,7 +116,7 @@ class HandoverServer:
             self.wrapper_path.unlink(missing_ok=True)
 
     async def _admin(self, connection: socket.socket) -> None:
-        """Arms, one answer each, until the agent closes the connection."""
+        """Process grants, one answer each, until the agent closes the connection."""
         loop = asyncio.get_running_loop()
         while (header := await _exactly(connection, 4)) != b"":
             body = await _within(_exactly(connection, frame_length(header)))
@@ -162,7 +162,7 @@ class HandoverServer:
         return _Owner(machine, user) if machine or user == 0 else None
 
     async def _wrapper(self, connection: socket.socket) -> None:
-        """One request, one answer."""
+        """Process one request with one answer."""
         header = await _within(_exactly(connection, 4))
         request = read_request(await _within(_exactly(connection, frame_length(header))))
         asked_ns = time.monotonic_ns()
@@ -175,7 +175,7 @@ class HandoverServer:
             connection.send(refusal(error.reason, str(error)))
 
     def _admit(self, connection: socket.socket, request: WrapperRequest) -> Arm:
-        """The arm that this peer may use, which is used up by this."""
+        """Return and consume the grant that this peer may use."""
         arm = self._arms.peek(request.uid, asyncio.get_running_loop().time())
         if arm is None:
             message = "no start of this VM is under way; start it with `virtbus vm start`"
@@ -228,7 +228,7 @@ def _not_attached(uid: str) -> VirtbusError:
 
 
 def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
-    """The arm's devices beside the interfaces that are attached."""
+    """Return the grant's devices combined with the attached interfaces."""
     attached = [nic.mac for nic in attachment.nics]
     if [nic.mac for nic in arm.nics] != attached:
         raise VirtbusError(
@@ -244,7 +244,7 @@ def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
 
 
 def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> None:
-    """Answer and descriptors in one message: a peer has either all or nothing."""
+    """Send answer and descriptors in one message: a peer gets both or neither."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_FRAME_BYTES)
     if descriptors:
         sent = socket.send_fds(connection, [answer], descriptors)
@@ -256,7 +256,7 @@ def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> N
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Pid and uid of who connected."""
+    """Return pid and uid of the peer."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
     return pid, uid
@@ -264,7 +264,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 def _from_proc(pid: int) -> tuple[bytes, str]:
     process = Path("/proc", str(pid))
-    # Who makes a cgroup gives it any name, which need not be UTF-8.
+    # The creator of a cgroup chooses its name, which need not be UTF-8.
     cgroups = (process / "cgroup").read_bytes().decode(errors="replace")
     return (process / "cmdline").read_bytes(), cgroups
 
@@ -275,7 +275,7 @@ def _root(connection: socket.socket) -> "_Owner | None":
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
-    """A listening socket at `path`, which never has wider permissions than `mode`."""
+    """Return a listening socket at `path`, which never has wider permissions than `mode`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         part = path.with_suffix(".part")
@@ -303,7 +303,7 @@ class _Owner(NamedTuple):
 
 
 class _Door:
-    """A listening socket. Before anything is read, a connection is closed that is nobody's.
+    """A listening socket. A connection without an owner is closed before anything is read.
 
     So is one over the `share` of its machine, over SHARE_OF_USER, or over MAX_CONNECTIONS.
     """
@@ -327,7 +327,7 @@ class _Door:
             try:
                 connection, _address = await loop.sock_accept(listener)
             except OSError as error:
-                # Out of descriptors: wait for some to be closed rather than spin (FDS-10).
+                # Out of descriptors: wait until some are closed instead of spinning (FDS-10).
                 log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
                 await asyncio.sleep(0.1)
                 continue
@@ -370,7 +370,10 @@ class _Door:
 
 
 async def _within(reading: Awaitable[bytes]) -> bytes:
-    """What is read within READ_TIMEOUT_S; TimeoutError, and FrameError when the peer stops."""
+    """Return the bytes read within READ_TIMEOUT_S.
+
+    TimeoutError, or FrameError if the peer stops.
+    """
     async with asyncio.timeout(READ_TIMEOUT_S):
         read_bytes = await reading
     if not read_bytes:
@@ -380,10 +383,10 @@ async def _within(reading: Awaitable[bytes]) -> bytes:
 
 
 async def _exactly(connection: socket.socket, count: int) -> bytes:
-    """`count` bytes; empty when the peer closed before the first.
+    """Return `count` bytes; empty if the peer closed before the first.
 
     Raises:
-        FrameError: the peer closed within.
+        FrameError: the peer closed in the middle.
     """
     loop = asyncio.get_running_loop()
     found = b""

@@ -1,7 +1,7 @@
-"""One state file per VM: who has which address, and what CNI DEL will need.
+"""One state file per VM: its addresses, and the input of a CNI DEL.
 
-Written before anything is made, removed after everything is gone, so that whatever a crash leaves
-on the host has a file that names it.
+It is written before anything is made and removed after everything is gone. So everything that a
+crash leaves on the host has a file.
 """
 
 import fcntl
@@ -33,10 +33,10 @@ class StateFiles:
             self._lock = -1
 
     def prepare(self) -> None:
-        """Make the directory and lock it; remove what an unfinished write left.
+        """Make the directory and lock it; remove unfinished writes.
 
         Raises:
-            VirtbusError: 409 `netd_running` when another process has it.
+            VirtbusError: 409 `netd_running` if another process has it.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._lock < 0:
@@ -61,16 +61,16 @@ class StateFiles:
                 os.close(fd)
 
     def remove(self, uid: str) -> None:
-        """Forget `uid`; nothing is done where it is unknown."""
+        """Forget `uid`; no effect if it is unknown."""
         self._path(uid).unlink(missing_ok=True)
 
     def all(self) -> list[Attachment]:
-        """Every readable file.
+        """Return every readable file.
 
-        A torn file (power loss before `sync`) names nothing that was announced: it is removed.
+        A torn file (power loss before `sync`) belongs to no announced network: it is removed.
 
         Raises:
-            VirtbusError: 422 when a file was written by a newer netd.
+            VirtbusError: 422 if a file was written by a newer netd.
         """
         found = []
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):

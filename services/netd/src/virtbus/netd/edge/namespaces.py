@@ -1,4 +1,4 @@
-"""Network namespaces: made, entered and removed by threads of this process, never by a fork.
+"""Network namespaces: made, entered and removed by threads of this process, without forks.
 
 A namespace is a file that `ip netns` also understands: an nsfs bind mount in one directory.
 """
@@ -33,10 +33,10 @@ def _mount(source: str, target: str, flags: int) -> None:
 
 
 async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None = None) -> T:
-    """Run blocking `work` in a fresh thread that starts in this process's namespace.
+    """Run blocking `work` in a new thread that starts in this process' namespace.
 
-    A fresh one, because `work` may leave its thread in another namespace. Cancelled, it calls
-    `on_cancel` and waits for the thread to end, so that two works on one VM never overlap.
+    It is a new one, because `work` may leave its thread in another namespace. When cancelled, it
+    calls `on_cancel` and waits for the thread to end, so that two works on one VM never overlap.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -56,7 +56,7 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
             result = work()
         except BaseException as error:  # noqa: BLE001  # carried to the awaiting task
             failure = error
-        with suppress(RuntimeError):  # the loop is gone: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: nothing waits
             loop.call_soon_threadsafe(finish, result, failure)
 
     threading.Thread(target=body, name="netns").start()
@@ -82,7 +82,7 @@ class Namespaces:
         """Make the directory a shared mount, as `ip netns` does, so that its mounts propagate."""
         if not self._directory.is_dir():
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._directory.chmod(0o755)  # whatever the umask is: others list it too
+            self._directory.chmod(0o755)  # independent of the umask: others list it too
         target = str(self._directory)
         try:
             _mount("", target, _MS_SHARED | _MS_REC)
@@ -93,11 +93,11 @@ class Namespaces:
             _mount("", target, _MS_SHARED | _MS_REC)
 
     def names(self) -> list[str]:
-        """What the directory holds, mounted or not."""
+        """Return the names in the directory, mounted or not."""
         return [path.name for path in self._directory.iterdir()] if self._directory.is_dir() else []
 
     def exists(self, name: str) -> bool:
-        """True when `name` is a live namespace, not only a file that a crash left."""
+        """Return True if `name` is a live namespace, not only a file that a crash left."""
         with suppress(FileNotFoundError):
             return self.path(name).stat().st_dev == Path(_OWN_NETNS).stat().st_dev
         return False
@@ -118,10 +118,10 @@ class Namespaces:
             raise
 
     def put_back(self, name: str, fd: int) -> None:
-        """Give the namespace that `fd` is of its name again; closes `fd`."""
+        """Restore the name of the namespace of `fd`; closes `fd`."""
         target = self.path(name)
         try:
-            self.remove(name)  # a file that is no mount any more
+            self.remove(name)  # a file that is no longer a mount
             os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
             try:
                 _mount(f"/proc/thread-self/fd/{fd}", str(target), _MS_BIND)
@@ -137,9 +137,9 @@ class Namespaces:
             _call("setns", fd, _CLONE_NEWNET)
 
     def remove(self, name: str) -> None:
-        """Take the name away; the kernel frees what is inside once nothing holds it open.
+        """Remove the name; the kernel frees the namespace once nothing holds it open.
 
-        Does nothing where there is none.
+        Does nothing if there is none.
         """
         target = self.path(name)
         try:
@@ -152,7 +152,7 @@ class Namespaces:
 
 @contextmanager
 def opened(path: Path | str) -> Iterator[int]:
-    """A read-only descriptor of `path` for the length of the context."""
+    """Open a read-only descriptor of `path` for the length of the context."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd
@@ -162,13 +162,13 @@ def opened(path: Path | str) -> Iterator[int]:
 
 @contextmanager
 def own_namespace() -> Iterator[int]:
-    """A descriptor of the calling thread's network namespace."""
+    """Open a descriptor of the calling thread's network namespace."""
     with opened(_OWN_NETNS) as fd:
         yield fd
 
 
 def write_sysctl(key: str, value: str) -> bool:
-    """Set `/proc/sys/<key>` of the calling thread's namespace; False where it does not exist."""
+    """Set `/proc/sys/<key>` of the calling thread's namespace; return False if it is missing."""
     try:
         Path("/proc/sys", key).write_text(value)
     except FileNotFoundError:
@@ -177,5 +177,5 @@ def write_sysctl(key: str, value: str) -> bool:
 
 
 def read_sysctl(key: str) -> str:
-    """The value of `/proc/sys/<key>` in the calling thread's namespace."""
+    """Return the value of `/proc/sys/<key>` in the calling thread's namespace."""
     return Path("/proc/sys", key).read_text().strip()

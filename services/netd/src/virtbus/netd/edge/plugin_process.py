@@ -1,6 +1,6 @@
-"""One run of a CNI plugin: its own session, bounded in time and output, nothing left behind.
+"""One run of a CNI plugin: its own session, bounded in time and output, no leftovers.
 
-In a worker thread with plain pipes: asyncio's subprocess cannot let go of a pipe that an escaped
+It uses a worker thread and plain pipes. asyncio's subprocess cannot release a pipe that an escaped
 child keeps open, and starts a thread per process anyway.
 """
 
@@ -19,7 +19,7 @@ ENDED_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `fault` says why it was killed, empty when it ended by itself."""
+    """The end of a run. `fault` says why it was killed, empty if it ended by itself."""
 
     code: int
     output: bytes
@@ -48,7 +48,7 @@ class PluginProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Outcome:
-        """Run the plugin to its end, or to ours.
+        """Run the plugin until it ends or is killed.
 
         Raises:
             OSError: it cannot be started.
@@ -76,14 +76,14 @@ class PluginProcess:
             return Outcome(process.wait(), texts[0], texts[1], fault)
 
     def kill(self) -> None:
-        """End the plugin and all of its session's processes."""
+        """Kill the plugin and all processes of its session."""
         self._killed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
-        """What it said, until both pipes are closed and it ended, or why it must be killed."""
+        """Return its output once both pipes are closed and it ended, or why it must be killed."""
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]
         with selectors.DefaultSelector() as selector:
@@ -109,9 +109,9 @@ class PluginProcess:
 
 
 def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
-    """End plugins that a netd which was killed had started for `uids`; their pids.
+    """Kill plugins that an earlier netd had started for `uids`; return their pids.
 
-    They would go on beside what undoes them: an ADD that ends after its DEL leaks all it made.
+    They would run concurrently with their removal: an ADD that ends after its DEL leaks everything.
     """
     left = [pid for pid, (uid, path) in _plugins() if uid in uids and path.parent == netns_dir]
     for pid in left:
@@ -124,7 +124,7 @@ def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
 
 
 def _plugins() -> Iterator[tuple[int, tuple[str, Path]]]:
-    """Every process with a plugin's environment: pid, container id, namespace."""
+    """Yield every process with a plugin's environment: pid, container id, namespace."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue

@@ -13,10 +13,10 @@ _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 
 
 def open_tap(name: str) -> int:
-    """A descriptor of the tap `name`, which is made where it is missing. The caller closes it.
+    """Return a descriptor of the tap `name`, made if missing. The caller closes it.
 
-    One queue: the kernel gives a tap to one holder only. With the virtio header, so that the
-    guest's checksum and segmentation offloads work without root in QEMU.
+    It has one queue: the kernel gives a tap to one holder only. With the virtio header, the guest's
+    checksum and segmentation offloads work without root in QEMU.
 
     Raises:
         VirtbusError: 409 `tap_busy` while another process holds it (a QEMU that has not ended).
@@ -41,7 +41,7 @@ def open_tap(name: str) -> int:
 
 
 def make_tap(name: str) -> None:
-    """Make the persistent tap `name`; nothing is done where it is there."""
+    """Make the persistent tap `name`; no effect if it exists."""
     fd = open_tap(name)
     try:
         fcntl.ioctl(fd, _TUNSETPERSIST, 1)

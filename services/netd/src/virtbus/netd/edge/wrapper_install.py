@@ -1,6 +1,7 @@
-"""Installs vmwrapper where libvirt may run it (design §5 "Wrapper").
+"""Installs vmwrapper at a path that libvirt may run.
 
-Compiled from C where the host has a compiler (0.8 ms of CPU a start), else the Python one (10 ms).
+It is compiled from C if the host has a compiler (0.8 ms of CPU a start), otherwise the Python
+version is used (10 ms).
 """
 
 import hashlib
@@ -31,10 +32,10 @@ def install(
 ) -> Path:
     """Ensure the wrapper in `target_dir`, and return its path.
 
-    It is rewritten only when its source or what is baked in changed. Its ctime is touched only
-    when the emulator's ctime changed since the last time (kept in `memo`, default beside it):
-    libvirt reads capabilities again when the ctime of what it runs has changed, and takes 300 ms
-    for it. `compiler` None: the Python one.
+    It is rewritten only when its source or its built-in values changed. Its ctime is touched only
+    when the emulator's ctime changed since the last time (stored in `memo`, by default next to it).
+    libvirt reads capabilities again when the ctime of its emulator has changed, and needs 300 ms
+    for that. `compiler` None: the Python version.
 
     Raises:
         OSError: `target_dir` cannot be written.
@@ -42,7 +43,7 @@ def install(
     for directory in (target_dir.parent, target_dir):
         if not directory.is_dir():
             directory.mkdir(parents=True)
-            directory.chmod(0o755)  # whatever the umask is: the emulator's user goes through it
+            directory.chmod(0o755)  # independent of the umask: the emulator's user traverses it
     path = target_dir / NAME
     memo = memo or target_dir / f"{NAME}.json"
     before = _read(memo)
@@ -79,7 +80,7 @@ def _script(wrapper_socket: str, emulator: str) -> bytes:
 
 
 def _compiled(source: str, wrapper_socket: str, emulator: str, compiler: str) -> bytes | None:
-    """The program, None where this compiler cannot make it (no static libc)."""
+    """Return the program, None if this compiler cannot make it (no static libc)."""
     defines = [
         f"-DWRAPPER_SOCKET={json.dumps(wrapper_socket)}",
         f"-DEMULATOR={json.dumps(emulator)}",
@@ -98,7 +99,7 @@ def _compiled(source: str, wrapper_socket: str, emulator: str, compiler: str) ->
         except (subprocess.SubprocessError, OSError) as error:
             said = getattr(error, "stderr", b"") or b""
             extra = {"code": "wrapper_python"}
-            log.warning("vmwrapper stays in Python: %s %s", error, said[-300:], extra=extra)
+            log.warning("vmwrapper is the Python version: %s %s", error, said[-300:], extra=extra)
             return None
         return built.read_bytes()
 

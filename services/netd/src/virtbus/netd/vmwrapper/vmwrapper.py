@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -ISE
 """vmwrapper: fetches a VM's tap descriptors from netd, then becomes QEMU.
 
-The words between @ are replaced at install. Imports built-in modules only: each other costs
-milliseconds of every start. What is written to stderr is what libvirt shows.
+The words between @ are replaced at install. It imports built-in modules only, because others cost
+milliseconds of every start. libvirt shows what is written to stderr.
 """
 
 import _socket
@@ -19,13 +19,13 @@ MAX_DESCRIPTORS = 16
 
 
 def fail(message: str) -> None:
-    """Say why in one line, which libvirt shows, and end the start."""
+    """Report the reason in one line, which libvirt shows, and end the start."""
     posix.write(2, f"virtbus: {message}\n".encode())
     posix._exit(1)
 
 
 def fetch(uid: bytes, entered_ns: int) -> tuple[list[bytes], list[int]]:
-    """The strings of netd's answer and the descriptors that came with it."""
+    """Return the strings of netd's answer and its descriptors."""
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     peer.settimeout(TIMEOUT_S)
     peer.connect(SOCKET)
@@ -52,7 +52,7 @@ def fetch(uid: bytes, entered_ns: int) -> tuple[list[bytes], list[int]]:
 
 
 def main(argv: list[bytes]) -> None:
-    """Become QEMU: untouched for libvirt's probes, with the taps for a guest."""
+    """Become QEMU: unchanged for libvirt's probes, with the taps for a guest."""
     flags = dict(itertools.pairwise(argv))  # of two, the last one wins, as in QEMU
     uid = flags.get(b"-uuid", b"")
     if not flags.get(b"-name", b"").startswith(b"guest=") or not uid:

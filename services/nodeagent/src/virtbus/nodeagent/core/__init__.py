@@ -1,1 +1,1 @@
-"""What the agent decides and renders: values in, values out. No await, clock, file or libvirt."""
+"""The agent's decisions and documents: values in, values out. No await, clock, file or libvirt."""

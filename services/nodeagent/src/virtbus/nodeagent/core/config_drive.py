@@ -1,7 +1,7 @@
-"""A config drive's files, in OpenStack's layout (cloud-init: reference/datasources/configdrive).
+"""Files of a config drive, in OpenStack's layout (cloud-init: reference/datasources/configdrive).
 
-Unlike a NoCloud seed it is for any kind of guest (Windows' cloudbase-init reads it, too): the
-user's data is left as it is, and what the platform says is in the metadata alone.
+Unlike a NoCloud seed it works for any guest (Windows' cloudbase-init reads it, too). The user's
+data is unchanged, and the platform's data is in the metadata only.
 """
 
 import json
@@ -18,7 +18,7 @@ LATEST = "openstack/latest"
 def config_drive_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """Path to contents; the guest's instance id is the VM's uid."""
+    """Return path to contents; the guest's instance id is the VM's uid."""
     hostname = seed.hostname or record.name
     meta: dict[str, Any] = {"uuid": record.uid, "name": record.name, "hostname": hostname}
     if seed.ssh_keys:
@@ -34,7 +34,7 @@ def config_drive_files(
 
 
 def _network(interfaces: Sequence[InterfaceStatus]) -> dict[str, Any]:
-    """DHCP on each of our MACs."""
+    """Return DHCP on each of our MACs."""
     names = [f"vb{index}" for index, _ in enumerate(interfaces)]
     return {
         "links": [

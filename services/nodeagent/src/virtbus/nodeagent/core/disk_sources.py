@@ -1,7 +1,7 @@
-"""Paths of a VM's disks and images, derived by the agent, and checks of their headers.
+"""Derives paths of a VM's disks and images, and checks their headers.
 
-imaged says which volumes it made, of which image; no path comes from it (ADR 0030). The header of
-each file is read here, by code of the agent's own, before libvirt is told of the file.
+imaged reports the volumes and their images, but no paths (ADR 0030). The agent's own code reads the
+header of each file before libvirt gets its path.
 """
 
 import struct
@@ -15,7 +15,7 @@ from virtbus.schemas.nodework import MadeDisk
 from virtbus.schemas.vm import VmRecord
 
 HEAD_BYTES = 64 * 1024
-"""Of a file's start: header, extensions and backing name are in there, or the disk is refused."""
+"""Size of the read start of a file. It must contain header, extensions and backing name."""
 DISKS, IMAGES, DATA = "disks", "images", "data"
 """`<state_dir>/disks/<uid>/<volume>.qcow2` and `<state_dir>/images/data/<64 hex digits>`."""
 
@@ -31,7 +31,7 @@ _MAX_NAME_BYTES = 1023
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """A file that becomes a disk, and the image below it, by paths on this host."""
+    """A file that becomes a disk, and its image, by paths on this host."""
 
     path: str
     format: ImageFormat = ImageFormat.QCOW2
@@ -40,7 +40,7 @@ class DiskSource:
 
 
 def refused(volume: str, why: str) -> VirtbusError:
-    """What the agent says of a disk that it does not give to libvirt."""
+    """Return the error for a disk that the agent rejects."""
     message = (
         f"the disk of volume {volume} is refused: {why}; the VM is not started with it. "
         "See imaged's log; delete the VM and create it again, or restore the disk from a backup"
@@ -49,22 +49,22 @@ def refused(volume: str, why: str) -> VirtbusError:
 
 
 def disk_name(volume: str) -> str:
-    """The file of a volume's disk in the VM's folder."""
+    """Return the file name of a volume's disk in the VM's folder."""
     return f"{volume}.qcow2"
 
 
 def hex_of(digest: str) -> str:
-    """The name of an image in the store."""
+    """Return the file name of an image in the store."""
     return digest.removeprefix("sha256:")
 
 
 def disk_sources(
     state_dir: Path, record: VmRecord, made: Mapping[str, MadeDisk]
 ) -> dict[str, DiskSource]:
-    """The files of all disks of the record, by volume name; seeds are the agent's own.
+    """Return the files of all disks of the record, by volume name; seeds are the agent's own.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged left a volume out, or made it of something else.
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or used another image.
     """
     sources = {}
     for volume in record.spec.volumes:
@@ -87,7 +87,7 @@ def disk_sources(
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """The disk is qcow2 and rests on exactly the image of `source`; raises `disk_refused`."""
+    """Check that the disk is qcow2 with exactly the image of `source`; raises `disk_refused`."""
     backing, backing_format = _qcow2(volume, head)
     if backing != source.backing_path.encode():
         raise refused(volume, f"its header names the backing file {_shown(backing)}")
@@ -96,13 +96,13 @@ def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
 
 
 def check_image(volume: str, head: bytes, image_format: ImageFormat) -> None:
-    """The image needs no other file; raises `disk_refused`."""
+    """Check that the image needs no other file; raises `disk_refused`."""
     if image_format is ImageFormat.QCOW2 and _qcow2(volume, head)[0]:
         raise refused(volume, "its image has a backing file")
 
 
 def _qcow2(volume: str, head: bytes) -> tuple[bytes, bytes]:
-    """Backing file and its format as the header has them, empty where there is none."""
+    """Return the backing file and its format in the header, empty if there is none."""
     if len(head) < _V3_BYTES or head[:4] != _MAGIC:
         raise refused(volume, "it is no qcow2 file")
     _, version, offset, size, cluster_bits, _, crypt = _V2.unpack_from(head)
@@ -130,5 +130,5 @@ def _backing_format(head: bytes, at: int) -> bytes:
 
 
 def _shown(name: bytes) -> str:
-    """Bytes of a file, as people may see them."""
+    """Return bytes of a file in printable form."""
     return ascii(name[:100].decode(errors="backslashreplace"))

@@ -1,4 +1,4 @@
-"""`<disk>` and the controllers that its bus needs (libvirt: formatdomain, Hard drives)."""
+"""Renders `<disk>` and the controllers of its bus (libvirt: formatdomain, Hard drives)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,23 +11,23 @@ from virtbus.schemas.vm import Disk, DiskBus
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SATA_PORTS = 6
-"""Of one AHCI controller (QEMU: ich9-ahci)."""
+"""Ports of one AHCI controller (QEMU: ich9-ahci)."""
 
 
 @dataclass
 class _Place:
-    """Where the next disk of a bus goes.
+    """Assigns addresses to disks.
 
-    All places are explicit: libvirt would else add controllers of its own, and give them the root
-    ports that the NICs need.
+    All addresses are explicit: otherwise libvirt would add controllers on the root ports that the
+    NICs need.
     """
 
     used: Counter[DiskBus] = field(default_factory=Counter)
 
     def next(self, bus: DiskBus, slots: Slots) -> tuple[str, Element]:
-        """Target and address of one more disk on `bus`."""
+        """Return target and address of one more disk on `bus`."""
         number = self.used[bus]
-        # sda, sdb … are shared by the two buses that libvirt names so.
+        # sda, sdb … are shared by the two buses that libvirt names so
         letter = (
             number if bus is DiskBus.VIRTIO else self.used[DiskBus.SATA] + self.used[DiskBus.SCSI]
         )
@@ -42,7 +42,7 @@ class _Place:
 def disk_elements(
     disks: tuple[Disk, ...], files: Mapping[str, DiskSource], slots: Slots, bootable: str
 ) -> list[Element]:
-    """One element a disk, in the spec's order, with targets vda, vdb and so on, or sda, sdb."""
+    """Return an element for each disk, in the spec's order, with targets vda … or sda …."""
     place = _Place()
     elements = []
     for disk in disks:
@@ -56,7 +56,7 @@ def _disk(
     disk: Disk, file: DiskSource | None, target: str, order: int | None, address: Element
 ) -> Element:
     readonly = disk.readonly or disk.device == "cdrom"
-    # virtio has no CD-ROM; a guest that looks for a seed finds it on a read-only disk as well.
+    # virtio has no CD-ROM; guests also find a seed on a read-only disk
     device = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
     driver = el(
         "driver",
@@ -81,15 +81,15 @@ def _disk(
 
 
 def _contents(file: DiskSource | None) -> tuple[Element, ...]:
-    """Nothing for a CD-ROM drive without a volume: it is empty."""
+    """Return nothing for an empty CD-ROM drive."""
     return () if file is None else (el("source", file=file.path), _backing(file))
 
 
 def _backing(file: DiskSource) -> Element:
-    """The chain in full, so that libvirt never looks into a file to guess its format (IMG-07).
+    """Return the complete chain, so that libvirt never guesses a file's format (IMG-07).
 
-    Images are readable for all, and imaged can put another file in their place: libvirt, which is
-    root, must not change the owner of what it finds there.
+    Images are readable for all, and imaged can replace them. So libvirt, which is root, must not
+    change the owner of these paths.
     """
     if not file.backing_path:
         return el("backingStore")
@@ -103,7 +103,7 @@ def _backing(file: DiskSource) -> Element:
 
 
 def disk_controllers(disks: tuple[Disk, ...], slots: Slots) -> list[Element]:
-    """virtio-scsi where a disk wants it, and SATA beyond the ports that q35 brings with it."""
+    """Return virtio-scsi if a disk needs it, and SATA beyond the ports of q35."""
     controllers = []
     if any(disk.bus is DiskBus.SCSI for disk in disks):
         controllers.append(

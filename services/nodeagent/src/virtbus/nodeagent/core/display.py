@@ -1,7 +1,7 @@
-"""A guest's display: KubeVirt's VGA with 16 MiB and one head, and VNC that listens nowhere.
+"""Renders a guest's display: KubeVirt's VGA with 16 MiB and one head, and VNC without a port.
 
-The agent gets a connection of QEMU's from libvirt (virDomainOpenGraphicsFD), so there is no port
-and no socket file that anybody else could reach (reliability.md CON-03, CON-04).
+The agent gets a connection to QEMU from libvirt (virDomainOpenGraphicsFD). So there is no port and
+no socket file that others could reach (CON-03, CON-04).
 """
 
 from virtbus.nodeagent.core.element import Element, el
@@ -11,10 +11,10 @@ VIDEO_KIB = 16 * 1024
 
 
 def display_elements(spec: VmSpec) -> list[Element]:
-    """Nothing for a VM that did not ask for one.
+    """Return nothing for a VM without a display.
 
-    The video device is no PCI Express one: it sits on the root itself, where libvirt keeps the
-    first slot for it, and takes no root port.
+    The video device is not PCI Express. It is on the root bus, where libvirt reserves the first
+    slot for it, and uses no root port.
     """
     if not spec.domain.devices.autoattach_graphics_device:
         return []

@@ -1,7 +1,7 @@
-"""A record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
+"""Renders a record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
-The shape for Linux guests of design §9: q35, no usb, video or sound, virtio throughout, a serial
-console on a UNIX socket. Nothing of a tenant reaches it but checked names, sizes and ids.
+The domain suits Linux guests: q35, no usb, video or sound, virtio devices, a serial console on a
+UNIX socket. Only checked names, sizes and ids of a tenant appear in it.
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 
 def domain_name(uid: str) -> str:
-    """Libvirt's name of a VM: a function of its uid (design §5)."""
+    """Return libvirt's name of a VM, a function of its uid."""
     return f"{DOMAIN_PREFIX}{uid}"
 
 
 @dataclass(frozen=True, slots=True)
 class DomainInputs:
-    """All that a domain is made of. `disks` and `seeds` are by volume name."""
+    """The inputs of a domain. `disks` and `seeds` are by volume name."""
 
     record: VmRecord
     disks: Mapping[str, DiskSource]
@@ -39,11 +39,11 @@ class DomainInputs:
     accelerator: str
     emulator: str
     skip_cpu_queries: bool = False
-    """Benches only: `qemu:del` of fast-start.md §3; the domain is tainted."""
+    """Benchmarks only: `qemu:del` skips libvirt's CPU queries and taints the domain."""
 
 
 def render(inputs: DomainInputs) -> str:
-    """The XML to define."""
+    """Return the XML to define."""
     record, spec = inputs.record, inputs.record.spec
     domain = el(
         "domain",
@@ -134,7 +134,7 @@ def _devices(inputs: DomainInputs) -> Element:
 
 
 def _serial(inputs: DomainInputs) -> Element:
-    """The console: a UNIX socket for one reader, and a log file that libvirt keeps meanwhile."""
+    """Return the console: a UNIX socket for one reader, and a log file that libvirt writes."""
     return el(
         "serial",
         el("source", mode="bind", path=str(inputs.console_socket)),
@@ -145,7 +145,7 @@ def _serial(inputs: DomainInputs) -> Element:
 
 
 def _bootable(spec: VmSpec) -> str:
-    """The disk to boot from where the spec orders none: the first that holds an image."""
+    """Return the boot disk if the spec has no order: the first disk with an image."""
     if any(disk.boot_order for disk in spec.domain.devices.disks):
         return ""
     return next((volume.name for volume in spec.volumes if volume.image_ref), "")

@@ -1,4 +1,4 @@
-"""XML elements by an element API: a value can only ever be text or an attribute (INJ-01)."""
+"""Builds XML with an element API: a value can only be text or an attribute (INJ-01)."""
 
 from xml.etree import ElementTree as ET
 
@@ -6,7 +6,7 @@ Element = ET.Element
 
 
 def el(tag: str, *children: "Element | str | None", **attributes: "str | int | None") -> Element:
-    """`<tag attributes>children</tag>`; what is None is left out, `_` in a name becomes `-`."""
+    """Return `<tag attributes>children</tag>`; None is omitted, `_` in a name becomes `-`."""
     element = ET.Element(
         tag,
         {k.rstrip("_").replace("_", "-"): str(v) for k, v in attributes.items() if v is not None},
@@ -20,6 +20,6 @@ def el(tag: str, *children: "Element | str | None", **attributes: "str | int | N
 
 
 def to_text(element: Element) -> str:
-    """The document, indented, so that golden files can be read."""
+    """Return the indented document, so that golden files are readable."""
     ET.indent(element)
     return ET.tostring(element, encoding="unicode") + "\n"

@@ -1,4 +1,4 @@
-"""Devices by which a guest that failed says so: pvpanic, and the watchdog that it asked for."""
+"""Renders devices that report a failed guest: pvpanic, and the optional watchdog."""
 
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.slots import Slots
@@ -6,7 +6,10 @@ from virtbus.schemas.watchdog import Watchdog
 
 
 def guards(watchdog: Watchdog | None, slots: Slots) -> list[Element]:
-    """Pvpanic takes an I/O port and no slot; a guest without its driver does not notice it."""
+    """Return the devices.
+
+    Pvpanic uses an I/O port and no slot; guests without a driver ignore it.
+    """
     panic = el("panic", model="isa")
     if watchdog is None:
         return [panic]

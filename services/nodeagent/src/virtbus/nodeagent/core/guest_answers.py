@@ -1,7 +1,7 @@
-"""libvirt's flat map of a guest agent's answers as ours (`virDomainGetGuestInfo`).
+"""Converts libvirt's flat map of a guest agent's answers (`virDomainGetGuestInfo`).
 
-Its keys are `user.count`, `user.0.name` and the like. The values are the guest's own words: cut
-to what a reader can bear, and never trusted to be there or to be of the type that they should be.
+Its keys are `user.count`, `user.0.name` and so on. The values come from the guest: they are
+shortened, and may be missing or of any type.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,15 +10,15 @@ from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestInterface, Gu
 
 MOST_ITEMS = 64
 MOST_PARTS = 16
-"""Disks of a file system, addresses of an interface."""
+"""Limit of a file system's disks, and of an interface's addresses."""
 MOST_BYTES = 256
-"""With the two above an answer stays below 1 MiB, which is the most that a message may have."""
+"""With the two limits above an answer stays below the 1 MiB of a message."""
 
 Answers = Mapping[str, object]
 
 
 def guest_info(answers: Answers) -> GuestInfo:
-    """The answers, as far as they are there."""
+    """Return the available answers."""
     return GuestInfo(
         hostname=_text(answers, "hostname"),
         os=_os(answers),

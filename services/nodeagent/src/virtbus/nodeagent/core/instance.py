@@ -1,7 +1,7 @@
-"""Which agent may act for a node: one table over what the bus says of the node's host and agent.
+"""Decides which agent may act for a node: one table over the node's host and agent.
 
-A life of the agent may follow another one on the same host only. Silence gives nobody the node:
-the guests of a host that is cut off run on. See ADR 0031.
+A new life of an agent may succeed another one only on the same host. Silence transfers nothing: the
+guests of a host that is cut off keep running. See ADR 0031.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
 
 
 class Step(StrEnum):
-    """What an agent does about the node's key."""
+    """The next action for the node's key."""
 
     TAKE = "take"
     WAIT = "wait"
-    """The life before may still be there: look again soon."""
+    """The previous life may still be running: check again soon."""
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """This life of the agent. `known` are the earlier lives that this state folder remembers."""
+    """This life of the agent. `known` are the earlier lives in this state folder."""
 
     instance: str
     host: HostMarks
@@ -33,14 +33,14 @@ class Me:
 
 
 class Signs(NamedTuple):
-    """What is known when a life of the agent asks for the node's key."""
+    """The inputs of the table."""
 
     me: Me
     record: HostRecord | None
     held: Instance | None
-    """Who holds the key; None where nobody does."""
+    """The holder of the key; None if there is none."""
     revision: int
-    """Of the key, also where it was purged; 0: there is none."""
+    """The revision of the key, even if it was purged; 0: it never existed."""
     heard: bool
     """The holder's heartbeat stands, or its end is too fresh to be sure of."""
     holding: bool = False
@@ -63,13 +63,13 @@ class Signs(NamedTuple):
 
     @property
     def granted(self) -> bool:
-        """A person gave the node to this life, and the holder has not written since."""
+        """Return True if a person gave the node to this life, and the holder is silent since."""
         word = self.record.takeover if self.record is not None else None
         return word is not None and word.instance == self.me.instance and word.over == self.revision
 
     @property
     def other_host(self) -> bool:
-        """The node was given to, or is held by, a host that is not this one."""
+        """Return True if the node was given to, or is held by, another host."""
         owners = (
             self.record.host if self.record is not None else None,
             self.held.host if self.held is not None and not self.unreadable else None,
@@ -78,17 +78,17 @@ class Signs(NamedTuple):
 
     @property
     def stranger(self) -> bool:
-        """The holder is a life that this state folder knows nothing of: the folder is a copy."""
+        """Return True if this state folder does not know the holder: the folder is a copy."""
         return self.held is not None and self.held.instance not in self.me.known
 
     @property
     def same_boot(self) -> bool:
-        """The holder lived in this very boot of a host."""
+        """Return True if the holder lived in this boot of the host."""
         return self.held is not None and bool(self.me.boot) and self.held.boot == self.me.boot
 
     @property
     def copied(self) -> bool:
-        """The holder lived in this boot and in another folder."""
+        """Return True if the holder lived in this boot and in another folder."""
         return self.same_boot and self.held is not None and self.held.folder != self.me.folder
 
 
@@ -104,20 +104,20 @@ ROWS: tuple[tuple[Callable[[Signs], bool], Step, str], ...] = (
         "its last agent is unknown to this state folder, which is a copy or was restored",
     ),
     (lambda s: s.copied, Step.REFUSE, "its last agent worked in another state folder here"),
-    (lambda s: s.same_boot, Step.TAKE, ""),  # its lock is ours, so its process is gone
+    (lambda s: s.same_boot, Step.TAKE, ""),  # we have its lock, so its process is gone
     (lambda s: s.heard, Step.WAIT, "its last agent may still run: it was heard just now"),
     (lambda _: True, Step.TAKE, ""),
 )
-"""The first row that holds."""
+"""The first matching row decides."""
 
 
 def judge(signs: Signs) -> tuple[Step, str]:
-    """What to do, and why not where it is not to take the key."""
+    """Return the action, and the reason unless the key is to be taken."""
     return next((step, why) for holds, step, why in ROWS if holds(signs))
 
 
 def replaced(me: Me, record: HostRecord | None) -> bool:
-    """True where a person gave the node to another host than this one."""
+    """Return True if a person gave the node to another host than this one."""
     return (
         record is not None
         and record.takeover is not None

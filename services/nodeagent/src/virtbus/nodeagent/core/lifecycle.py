@@ -1,7 +1,7 @@
-"""A VM on this node: one table, phase and event to phase and actions (design §4).
+"""The state machine of a VM on this node: phase and event to phase and actions.
 
-Everything that happens to a VM is an event here, and everything that the agent does about it an
-action; docs/reference/states.md is drawn from TABLE, and the tests visit each row.
+Everything that happens to a VM is an event here, and all reactions of the agent are actions.
+docs/reference/states.md is generated from TABLE, and the tests visit each row.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from virtbus.schemas.states import VmState
 
 
 class Phase(StrEnum):
-    """Where a VM is, as its agent sees it."""
+    """The phase of a VM, as its agent sees it."""
 
     NEW = "new"
     PREPARING = "preparing"
@@ -21,22 +21,22 @@ class Phase(StrEnum):
     STOPPED = "stopped"
     SUCCEEDED = "succeeded"
     WAITING = "waiting"
-    """Tried, could not for now (a service is away): tries again."""
+    """A dependency is unavailable: retries."""
     BACKING_OFF = "backing off"
-    """Failed; tries again after a while."""
+    """Failed; retries after a delay."""
     FAILED = "failed"
-    """Failed for good: only a change by the user helps."""
+    """Failed permanently: only a change by the user helps."""
     ENDING = "ending"
-    """To be deleted; the guest still runs or starts."""
+    """Being deleted; the guest still runs or starts."""
     RELEASING = "releasing"
     RELEASED = "released"
     GONE = "gone"
 
 
 class Event(StrEnum):
-    """What happens to a VM."""
+    """An input of the state machine."""
 
-    # What is wanted, from the record.
+    # Desired state, from the record.
     RUN = "run"
     HALT = "halt"
     RESTART = "restart"
@@ -44,12 +44,12 @@ class Event(StrEnum):
     UNPAUSE = "unpause"
     DELETE = "delete"
     PURGED = "purged"
-    # What the node's services made.
+    # Results of the node's services.
     PARTS_READY = "parts ready"
     PARTS_FAILED = "parts failed"
     PARTS_IMPOSSIBLE = "parts impossible"
     RELEASED = "released"
-    # What libvirt says.
+    # Reports of libvirt.
     STARTED = "started"
     START_FAILED = "start failed"
     START_LATER = "start later"
@@ -61,39 +61,40 @@ class Event(StrEnum):
     """The guest was destroyed, by us or from outside."""
     CRASHED = "crashed"
     FOUND_STARTING = "found starting"
-    # Time.
+    # Timers.
     GRACE_OVER = "grace over"
     RETRY = "retry"
     STABLE = "stable"
-    """The guest has run for a while: whatever ends it next is not what ended it before."""
+    """The guest has run for a while: its next end resets the back-off."""
 
 
 class Action(StrEnum):
-    """What the agent does."""
+    """An effect of the agent."""
 
     PREPARE = "prepare"
-    """Record on disk, seed, and what imaged and netd made; ends in PARTS_*."""
+    """Record on disk, seed, disks and network; ends in PARTS_*."""
     SAVE = "save"
-    """Record on disk, so that a lost bus can be made anew from the hosts."""
+    """Record on disk, so that a lost bus can be rebuilt from the hosts."""
     START = "start"
     """Define and create; ends in STARTED or START_*."""
     AWAIT_START = "await start"
-    """A start of an earlier agent is under way: wait for its end."""
+    """Wait for the end of a start that an earlier agent began."""
     FOLLOW_PAUSE = "follow pause"
-    """Let the guest's CPUs stand still or go on, as the record says; ends in PAUSED or RESUMED."""
+    """Pause or resume the guest's CPUs as the record says; ends in PAUSED or RESUMED."""
     SHUTDOWN = "shutdown"
     """Ask the guest by ACPI, and set the grace timer."""
     DESTROY = "destroy"
     """End the guest; ends in ENDED."""
     RELEASE = "release"
-    """Undefine, then netd and imaged let go, then our files and record; ends in RELEASED."""
+    """Undefine, then release network and disks, then remove our files and record; ends in
+    RELEASED."""
     RETRY_SOON = "retry soon"
     RETRY_BACKED_OFF = "retry backed off"
     RESET_ATTEMPTS = "reset attempts"
     AWAIT_STABLE = "await stable"
-    """Set the timer after which the back-off begins anew."""
+    """Set the timer after which the back-off is reset."""
     CONFIRM = "confirm"
-    """A start is asked of a guest that is believed to run: see whether it does."""
+    """A start is requested for a guest that should be running: check that it is."""
     FORGET = "forget"
     """Purge the status."""
 
@@ -101,14 +102,14 @@ class Action(StrEnum):
 P, E, A = Phase, Event, Action
 
 TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
-    # A record arrives, or the agent restarts and looks at what is there.
+    # A record arrives, or the agent restarts and inspects the host.
     (P.NEW, E.RUN): (P.PREPARING, (A.PREPARE,)),
     (P.NEW, E.HALT): (P.STOPPED, (A.SAVE,)),
     (P.NEW, E.STARTED): (P.RUNNING, ()),
     (P.NEW, E.PAUSED): (P.PAUSED, ()),
     (P.NEW, E.FOUND_STARTING): (P.STARTING, (A.AWAIT_START,)),
     (P.NEW, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    # The way up.
+    # Start.
     (P.PREPARING, E.PARTS_READY): (P.STARTING, (A.START,)),
     (P.PREPARING, E.PARTS_FAILED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
     (P.PREPARING, E.PARTS_IMPOSSIBLE): (P.FAILED, ()),
@@ -154,7 +155,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (P.FAILED, E.STARTED): (P.RUNNING, ()),
     (P.BACKING_OFF, E.STARTED): (P.RUNNING, ()),
     (P.WAITING, E.STARTED): (P.RUNNING, ()),
-    # The end.
+    # End.
     (P.PREPARING, E.DELETE): (P.RELEASING, (A.RELEASE,)),
     (P.WAITING, E.DELETE): (P.RELEASING, (A.RELEASE,)),
     (P.BACKING_OFF, E.DELETE): (P.RELEASING, (A.RELEASE,)),
@@ -165,7 +166,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (P.RUNNING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),
     (P.PAUSED, E.DELETE): (P.ENDING, (A.DESTROY,)),
     (P.STOPPING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),
-    (P.ENDING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),  # asked again, with less grace
+    (P.ENDING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),  # requested again, with less grace
     (P.ENDING, E.GRACE_OVER): (P.ENDING, (A.DESTROY,)),
     (P.ENDING, E.SHUT_DOWN): (P.RELEASING, (A.RELEASE,)),
     (P.ENDING, E.ENDED): (P.RELEASING, (A.RELEASE,)),
@@ -176,7 +177,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (P.RELEASED, E.PURGED): (P.GONE, (A.FORGET,)),
 }
 
-# What follows when a guest ends by itself depends on its run strategy.
+# The reaction to a guest that ends by itself depends on its run strategy.
 RESTART = (P.WAITING, (A.RETRY_BACKED_OFF,))
 OVER = (P.SUCCEEDED, ())
 BROKEN = (P.FAILED, ())
@@ -200,15 +201,16 @@ BY_STRATEGY: dict[tuple[str, Event], tuple[Phase, tuple[Action, ...]]] = {
 ALIVE = frozenset({P.RUNNING, P.PAUSED, P.NEW})
 ENDINGS = frozenset({E.SHUT_DOWN, E.ENDED, E.CRASHED})
 HELD_BACK = frozenset({E.RUN, E.HALT, E.DELETE, E.PURGED, E.RETRY, E.PARTS_READY})
-"""What would start or end a guest: it waits for as long as the VM is held."""
+"""Events that would start or end a guest: they wait while the VM is on hold."""
 ASKED_AGAIN = frozenset({E.RESTART, E.PAUSE, E.UNPAUSE})
-"""The record asks for it for as long as it is not so: while the VM is held it is let be."""
+"""Level-triggered: these events are raised again until they take effect, so they are dropped rather
+than queued while the VM is on hold."""
 UP = frozenset({P.RUNNING, P.PAUSED})
 WAY_DOWN = frozenset({P.STOPPING, P.ENDING})
 GOING = frozenset({P.ENDING, P.RELEASING, P.RELEASED, P.GONE})
-"""A delete that was accepted goes on, whatever the bus is now."""
+"""An accepted delete continues, even on another bus."""
 START_LATER = frozenset({P.STOPPING, P.RUNNING, P.PAUSED})
-"""A start that comes here is acted on once the guest rests, or is seen to run."""
+"""In these phases a start is deferred until the guest has stopped or is confirmed running."""
 
 VISIBLE: dict[Phase, VmState] = {
     P.NEW: VmState.SCHEDULED,
@@ -230,16 +232,16 @@ VISIBLE: dict[Phase, VmState] = {
 
 
 def step(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Action, ...]]:
-    """What follows: the next phase and the actions, in order; the same phase where nothing does."""
+    """Return the next phase and the actions, in order; the same phase if the table has no row."""
     if phase in ALIVE and (row := BY_STRATEGY.get((strategy, event))) is not None:
         return row
     return TABLE.get((phase, event), (phase, ()))
 
 
 STABLE_S = 60.0
-"""As long as the longest back-off: a guest that crashes at each start is not tried ever faster."""
+"""As long as the longest delay, so that retries of a crashing guest never become faster."""
 
 
 def backoff_s(attempt: int) -> float:
-    """Seconds before try number `attempt` (1: the first retry): 1, 2, 4 … 60."""
+    """Return the delay before retry `attempt` (from 1): 1, 2, 4 … 60 s."""
     return min(60.0, 2.0 ** max(attempt - 1, 0))

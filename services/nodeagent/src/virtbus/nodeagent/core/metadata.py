@@ -1,4 +1,4 @@
-"""Our element in a domain's metadata: the hypervisor is the agent's database (design §5)."""
+"""Our element in a domain's metadata: the hypervisor is the agent's database."""
 
 from xml.etree import ElementTree as ET
 
@@ -13,12 +13,12 @@ _FIELDS = ("uid", "namespace", "name", "node", "spec_hash", "domain_hash", "trac
 
 
 def domain_hash(record: VmRecord) -> str:
-    """Hex SHA-256 of the part of the spec that a running domain cannot take over."""
+    """Return the hex SHA-256 of the part of the spec that a running domain cannot apply."""
     return spec_hash(record.spec.domain)
 
 
 def metadata(record: VmRecord) -> Element:
-    """The element of a record. Holds no secret: it is readable by every libvirt client."""
+    """Return the element of a record. It holds no secret: every libvirt client can read it."""
     element = ET.Element(f"{{{NAMESPACE}}}vm")
     values = {
         "uid": record.uid,
@@ -39,9 +39,9 @@ def metadata(record: VmRecord) -> Element:
 
 
 def parse(text: str) -> DomainMetadata | None:
-    """What libvirt gives back for our namespace; None where it is not whole.
+    """Return the metadata that libvirt has for our namespace; None if it is incomplete.
 
-    libvirt strips the prefix of the element that is asked for, so names match with and without.
+    libvirt strips the prefix of the requested element, so names match with and without it.
     """
     try:
         root = ET.fromstring(text)  # noqa: S314  our own element, from libvirtd

@@ -1,4 +1,4 @@
-"""What the agent's core and actors ask of the host (the lead's; edge/ implements it)."""
+"""Ports: the interfaces that edge/ implements for the agent."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,7 +16,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets
 
 
 class DomainState(StrEnum):
-    """Libvirt's state, as far as the agent tells it apart."""
+    """Libvirt's state, reduced to the differences that matter to the agent."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -27,7 +27,7 @@ class DomainState(StrEnum):
 
 
 class Ending(StrEnum):
-    """Why a domain is shut off."""
+    """The reason why a domain is shut off."""
 
     UNKNOWN = "unknown"
     SHUT_DOWN = "shut down"
@@ -39,14 +39,14 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DomainFacts:
-    """One domain of ours. `metadata` is None where ours is missing or unreadable."""
+    """One of our domains. `metadata` is None if it is missing or unreadable."""
 
     uid: str
     state: DomainState
     ending: Ending = Ending.UNKNOWN
     metadata: "DomainMetadata | None" = None
     waits_for_disk: bool = False
-    """Paused by the emulator, which could not write: mostly a full disk."""
+    """Paused by the emulator after a failed write: mostly a full disk."""
 
     @property
     def active(self) -> bool:
@@ -59,7 +59,7 @@ class DomainFacts:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """What the domain's own metadata says (design §5: the hypervisor is the agent's database)."""
+    """The content of the domain's own metadata."""
 
     uid: str
     namespace: str
@@ -71,13 +71,13 @@ class DomainMetadata:
     domain_hash: str
     traceparent: str = ""
     power_epoch: int = -1
-    """The start that the domain was last defined for; -1: an older agent defined it."""
+    """The power epoch that the domain was last defined for; -1: an older agent defined it."""
     pause_epoch: int = 0
-    """The last pause or unpause before that."""
+    """The pause epoch at that time."""
 
 
 class DomainChange(StrEnum):
-    """What a lifecycle event says happened."""
+    """The kind of a lifecycle event."""
 
     STARTED = "started"
     PAUSED = "paused"
@@ -86,11 +86,11 @@ class DomainChange(StrEnum):
     ENDED = "ended"
     CRASHED = "crashed"
     PANICKED = "panicked"
-    """The guest's kernel said so; libvirt ends it, and tells that next."""
+    """The guest's kernel panicked; libvirt ends the guest and reports that next."""
     START_FAILED = "start failed"
     REBOOTED = "rebooted"
     WATCHDOG_POWEROFF = "watchdog: poweroff"
-    """QEMU ends at once, which libvirt tells next as if it had crashed."""
+    """QEMU ends at once; libvirt reports that next, as a crash."""
     WATCHDOG_RESET = "watchdog: reset"
     WATCHDOG_SHUTDOWN = "watchdog: shutdown"
     AWAY = "libvirt is away"
@@ -99,7 +99,7 @@ class DomainChange(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DomainEvent:
-    """A hint: re-read the state before acting on it.
+    """A hint: read the state again before acting on it.
 
     `change` None: libvirt was away and is back, anything may have changed.
     """
@@ -109,41 +109,41 @@ class DomainEvent:
 
 
 class Hypervisor(Protocol):
-    """Libvirt. Every method raises VirtbusError: 503 `libvirt_down`, or the cause in words."""
+    """Libvirt. Every method raises VirtbusError: 503 `libvirt_down`, or the cause as text."""
 
     @property
     def healthy(self) -> bool:
-        """False when so many calls hang that the agent should be started anew."""
+        """Return False if so many calls hang that the agent should be restarted."""
 
     async def list_domains(self) -> list[DomainFacts]: ...
     async def facts(self, uid: str) -> DomainFacts | None: ...
     async def define(self, xml: str) -> None: ...
     async def start(self, uid: str, *, paused: bool = False) -> None:
-        """Return when the guest runs, or stands still before its first instruction (`paused`).
+        """Return when the guest runs, or is paused before its first instruction (`paused`).
 
-        Raises with the emulator's own last line as cause.
+        Errors contain the emulator's own last line as cause.
         """
 
     async def shutdown(self, uid: str) -> bool:
-        """Ask by ACPI; False when there is no running domain to ask."""
+        """Ask by ACPI; return False if there is no running domain."""
 
     async def reset(self, uid: str) -> bool:
-        """Press the reset button; False when there is no guest."""
+        """Reset the guest; return False if there is none."""
 
     async def reboot(self, uid: str) -> bool:
-        """Ask the guest to boot anew, by its agent or ACPI; False when there is no guest."""
+        """Ask the guest to reboot, by its agent or ACPI; return False if there is no guest."""
 
     async def destroy(self, uid: str) -> None:
-        """End the guest; nothing where none runs."""
+        """End the guest; no effect if none runs."""
 
     async def suspend(self, uid: str) -> None:
-        """Let the guest's CPUs stand still; nothing where none runs."""
+        """Pause the guest's CPUs; no effect if none runs."""
 
     async def resume(self, uid: str) -> None:
-        """Let a paused guest go on; nothing where none is."""
+        """Resume a paused guest; no effect if none is paused."""
 
     async def undefine(self, uid: str) -> None:
-        """Forget the domain; nothing where none is defined."""
+        """Remove the domain; no effect if none is defined."""
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]: ...
 
@@ -158,25 +158,25 @@ class RecordFiles(Protocol):
         """Every readable record on disk, by uid."""
 
     async def remove_work(self, uid: str) -> None:
-        """Remove all of the VM but its record: seeds, console socket and log."""
+        """Remove all files of the VM except its record: seeds, console socket and log."""
 
     async def keep_work(self, uid: str, entry: str) -> None:
-        """Move the record, the seeds and all else of a VM to the entry of the quarantine."""
+        """Move the record, the seeds and all other files of a VM to the entry of the quarantine."""
 
     async def bring_back(self, entry: str, uid: str) -> None:
-        """Give the seeds of an entry, where it has any, to the VM `uid`, whose record stands."""
+        """Restore the seeds of an entry, if it has any, for the VM `uid`, which has a record."""
 
     async def purge_kept(self, entry: str) -> None:
-        """Remove what `keep_work` kept."""
+        """Remove the files of `keep_work`."""
 
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         """Remove the record too, and mark the uid removed in the ledger (kept for 24 h).
 
-        `refused_epoch`: the VM was not taken under that epoch.
+        `refused_epoch`: the VM was refused under that epoch.
         """
 
     async def commands(self, uid: str) -> Mapping[str, str]:
-        """What became of the VM's last commands, by id, in order."""
+        """Return the results of the VM's last commands, by id, in order."""
 
     async def keep_commands(self, uid: str, told: Mapping[str, str]) -> None:
         """Durable on return."""
@@ -185,57 +185,57 @@ class RecordFiles(Protocol):
         """The highest epoch ever acted on; 0 for an unknown uid."""
 
     def left(self, uid: str) -> int:
-        """The epoch at which a VM left this host; 0 for one that is here, or was never."""
+        """Return the epoch at which a VM left this host; 0 if it is here, or never was."""
 
     def refused(self, uid: str) -> int:
-        """The epoch under which this host did not take a VM; 0 for any other."""
+        """Return the epoch under which this host refused a VM; 0 if it did not."""
 
     def removed(self) -> Mapping[str, int]:
-        """The uids whose VM left this host in the last 24 h, with the epoch it had."""
+        """Return the uids whose VM left this host in the last 24 h, with their epoch."""
 
     def seen(self, time_ns: int) -> None:
-        """The bus stored something at this time of its own; removals are stamped by it."""
+        """Record a time of the bus' storage; removals are stamped by it."""
 
     def nonce(self) -> str:
-        """The bus incarnation that this node joined; empty before the first join."""
+        """Return the bus incarnation that this node joined; empty before the first join."""
 
     def set_nonce(self, nonce: str) -> None: ...
     def wish(self) -> NodeWish | None:
-        """What the bus that was joined last wanted of this node; None: nothing."""
+        """Return the last desired state of this node on the joined bus; None if there is none."""
 
     def set_wish(self, wish: NodeWish | None) -> None: ...
     async def new_boot(self, uid: str) -> None:
-        """Set the console log of the boot before aside: what is in the log is of this boot."""
+        """Rotate the console log, so that it contains only the current boot."""
 
     def console_socket(self, uid: str) -> Path: ...
     def console_log(self, uid: str) -> Path: ...
 
 
 class Owned(Hypervisor, Protocol):
-    """A hypervisor that tells the domains of this agent from those of another instance."""
+    """A hypervisor that distinguishes this agent's domains from those of another instance."""
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """True when the domain is made of files below `folder`."""
+        """Return True if the domain uses files below `folder`."""
 
 
 class Remains(RecordFiles, Protocol):
-    """Files that tell what is on disk, with or without a record."""
+    """Files that list everything on disk, with or without a record."""
 
     async def things(self) -> Mapping[str, tuple[str, ...]]:
-        """Paths by the uid in their name."""
+        """Return paths by the uid in their name."""
 
 
 class Seeds(Protocol):
-    """NoCloud seeds, one a cloud-init volume."""
+    """NoCloud seeds, one for each cloud-init volume."""
 
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None: ...
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
-        """Seed file by volume name."""
+        """Return seed file by volume name."""
 
     def stand(self, record: VmRecord) -> bool:
-        """True when every seed of the VM is on disk."""
+        """Return True if every seed of the VM is on disk."""
 
 
 class DiskFiles(Protocol):
@@ -244,11 +244,11 @@ class DiskFiles(Protocol):
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk]
     ) -> Mapping[str, DiskSource]:
-        """The files by volume name, judged now; raises VirtbusError 409 `disk_refused`."""
+        """Return the files by volume name, checked now; raises VirtbusError 409 `disk_refused`."""
 
 
 class Readiness(Protocol):
-    """When a guest counts as ready."""
+    """Detection of a ready guest."""
 
     async def answers(
         self,
@@ -257,9 +257,9 @@ class Readiness(Protocol):
         *,
         rebooted: bool = False,
     ) -> str:
-        """Why it does; waits as long as it takes.
+        """Return the evidence that the guest is ready; waits as long as needed.
 
-        `rebooted`: what its console has said until now is of the boot before.
+        `rebooted`: earlier output of its console belongs to the previous boot.
         """
 
 
@@ -267,16 +267,19 @@ class NetdAdmin(Protocol):
     """netd's admin socket."""
 
     async def arm(self, arm: Arm) -> None:
-        """Let the wrapper fetch its tap fds; raises VirtbusError when netd refuses or is away."""
+        """Let the wrapper fetch its tap fds.
+
+        Raise VirtbusError if netd refuses or does not answer.
+        """
 
 
 class ConsoleViewer(Protocol):
-    """One who looks at a VM's serial console; `closed` says why `output` ended."""
+    """A client of a VM's serial console; `closed` is the reason why `output` ended."""
 
     closed: str
 
     def output(self) -> AsyncIterator[bytes | str]:
-        """What the guest writes, as bytes; as text what is to be said of the session."""
+        """Return the guest's output as bytes, and notes about the session as text."""
 
     async def write(self, data: bytes) -> None: ...
 
@@ -287,10 +290,10 @@ class Console(Protocol):
     def attach(
         self, uid: str, *, write: bool, tail_bytes: int, owner: str
     ) -> AbstractAsyncContextManager[ConsoleViewer]:
-        """Look on, with others; raises VirtbusError 409 where the guest does not run."""
+        """Attach, shared with others; raise VirtbusError 409 if the guest does not run."""
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """The last `tail_bytes`, then what is added (`follow`)."""
+        """Return the last `tail_bytes`, then new output (`follow`)."""
 
 
 class GuestAgents(Protocol):
@@ -299,7 +302,7 @@ class GuestAgents(Protocol):
     async def ask(
         self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
     ) -> Mapping[str, object]:
-        """Libvirt's flat map of answers, within `timeout_s` whatever the guest does.
+        """Return libvirt's flat map of answers, within `timeout_s`.
 
         Raises:
             VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
@@ -308,7 +311,7 @@ class GuestAgents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What the host is; sizes in bytes."""
+    """Facts of the host; sizes in bytes."""
 
     hostname: str
     cpus: int

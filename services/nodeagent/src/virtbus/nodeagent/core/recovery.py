@@ -1,4 +1,4 @@
-"""What a VM's actor is told first, from what stands on the host (design §6, I16)."""
+"""Derives the initial event of an adopted VM from its libvirt domain (I16)."""
 
 from virtbus.nodeagent.core.lifecycle import ENDINGS, Event, Phase
 from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
@@ -18,16 +18,16 @@ ENDED: dict[Ending, Event] = {
 }
 
 ONCE_ONLY = frozenset({RunStrategy.ONCE, RunStrategy.MANUAL, RunStrategy.HALTED})
-"""Who is not started again when it ended by itself, or with its host."""
+"""Strategies that do not start a guest again after it ended by itself, or with its host."""
 WAS_UP = frozenset({VmState.RUNNING, VmState.PAUSED})
 DOWN = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, Phase.BACKING_OFF})
 
 
 def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
-    """The event that a domain is at an agent's start; None leaves it to the record alone.
+    """Return the event for a domain at the agent's start; None leaves it to the record.
 
-    A shut-off domain counts as an ending only where the record wants it to run: an agent that
-    died between define and create leaves one that never ran, with an unknown ending.
+    A shut-off domain counts as an end only if the record wants it to run. An agent that died
+    between define and create leaves a domain that never ran, with an unknown end.
     """
     if facts is None:
         return None
@@ -37,9 +37,9 @@ def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
 
 
 def started_for(facts: DomainFacts | None, first: Event, record: VmRecord) -> int:
-    """The power epoch that a found domain has acted on.
+    """Return the power epoch that a found domain has acted on.
 
-    One that ended, and was defined for an earlier start, says nothing about a start since.
+    A domain that ended, and was defined for an earlier start, has not acted on later starts.
     """
     metadata = facts.metadata if facts is not None else None
     if first not in ENDINGS or metadata is None or metadata.power_epoch < 0:
@@ -48,7 +48,7 @@ def started_for(facts: DomainFacts | None, first: Event, record: VmRecord) -> in
 
 
 def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
-    """What must have happened to a guest that was in `phase`, given its domain now."""
+    """Return the event that was missed by a guest in `phase`, from its domain now."""
     state = facts.state if facts else DomainState.SHUT_OFF
     if phase in {Phase.RUNNING, Phase.PAUSED} and state is DomainState.SHUT_OFF:
         return ENDED.get(facts.ending if facts else Ending.ENDED, Event.ENDED)
@@ -82,6 +82,6 @@ def ended_before(told: VmStatus | None, record: VmRecord, found: Event | None) -
 
 
 def untold(record: VmRecord) -> Event | None:
-    """The same where what was told cannot be read: what shall run once may have run."""
+    """Return the same if the last status is unreadable: a run-once guest may have run."""
     asked = record.powered and not record.ending
     return Event.CRASHED if asked and record.spec.run_strategy in ONCE_ONLY else None

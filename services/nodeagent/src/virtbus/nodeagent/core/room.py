@@ -1,7 +1,7 @@
-"""Whether a VM that is new to this node fits beside what the node holds.
+"""Checks that a VM that is new to this node fits next to its other VMs.
 
-Controllers place by what they know; two of them, or one that lags, may send too much. The node is
-the last to say so, before anything of the VM begins.
+Controllers place by their cache. Two of them, or one that lags, may assign too much. The node is
+the last check before anything of the VM begins.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from virtbus.schemas.vm import VmRecord
 
 
 def no_room(record: VmRecord, held: Iterable[VmRecord], host: HostFacts) -> str:
-    """Why the host cannot take it, as in "n1 has …"; empty where it can.
+    """Return why the host cannot take it, as in "n1 has …"; empty if it can.
 
-    Only what can never go well is refused: more memory for guests than the host has at all, more
-    vCPUs than one guest can have. What is wise is the controllers' business.
+    Only impossible VMs are refused: more guest memory than the host has in total, or more vCPUs
+    than one guest can have. Good placement is the controllers' task.
     """
     if not record.powered:
         return ""

@@ -1,13 +1,13 @@
-"""The newest bytes of a console, by their position since its first (reliability.md CON-05)."""
+"""A ring buffer of a console's newest bytes, by their position since its first (CON-05)."""
 
 ROOM_BYTES = 4 * 1024 * 1024
-"""A console's share of memory at most, whatever the guest writes and however many look on."""
+"""Maximum memory of a console, for any output and any number of viewers."""
 SEAM_BYTES = 16 * 1024
-"""How much of what is live may be in the log already when the log is read."""
+"""Overlap: live bytes that may be in the log already when the log is read."""
 
 
 class Scrollback:
-    """`start` is the oldest position that is kept, `end` the next one to come."""
+    """The buffer. `start` is the oldest stored position, `end` the next new one."""
 
     def __init__(self, room: int = ROOM_BYTES) -> None:
         self._kept = bytearray()
@@ -19,16 +19,16 @@ class Scrollback:
         return self.start + len(self._kept)
 
     def add(self, data: bytes) -> None:
-        """Keep `data`, and drop the oldest over the room."""
+        """Append `data`, and drop the oldest bytes beyond the limit."""
         self._kept += data
         self._drop()
 
     def begin(self, log: bytes) -> int:
-        """Put the end of the log before what came live; returns where the live part begins.
+        """Put the end of the log before the live bytes; return the position of the live part.
 
-        What is in both counts once: it is live.
+        Bytes in both count once, as live.
         """
-        if self.start:  # so much came meanwhile that there is no room for what was before
+        if self.start:  # so many live bytes arrived that there is no space for older ones
             return self.start
         live = bytes(self._kept[:SEAM_BYTES])
         size = next((k for k in range(len(live), 0, -1) if log.endswith(live[:k])), 0)
@@ -38,7 +38,7 @@ class Scrollback:
         return len(before)
 
     def read(self, position: int, most: int) -> bytes | None:
-        """Up to `most` bytes from `position`; None where it is older than what is kept."""
+        """Return up to `most` bytes from `position`; None if they were dropped."""
         if position < self.start:
             return None
         offset = position - self.start

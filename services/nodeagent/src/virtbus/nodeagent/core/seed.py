@@ -1,4 +1,4 @@
-"""A NoCloud seed's three files (cloud-init: reference/datasources/nocloud)."""
+"""Renders a NoCloud seed's three files (cloud-init: reference/datasources/nocloud)."""
 
 import base64
 import hashlib
@@ -15,9 +15,10 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
-"""Of a cloud-config that is merged: 0.2 s of CPU with the longest text. Others go unmerged."""
+"""Limit for merging a cloud-config: 0.2 s of CPU with the longest text. Larger ones are not
+merged."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml writes what PyYAML does, in a quarter of the time."""
+"""libyaml writes the same as PyYAML, in a quarter of the time."""
 CLOUD_CONFIG = "#cloud-config"
 _MIME = re.compile(r"\s*(?:mime-version|content-type):", re.IGNORECASE)
 _KINDS = (
@@ -31,13 +32,13 @@ _KINDS = (
     ("## template: jinja", "jinja2"),
     ("#!", "x-shellscript"),
 )
-"""First line to MIME subtype (cloud-init: explanation/format); the longer of two goes first."""
+"""First line to MIME subtype (cloud-init: explanation/format); longer prefixes first."""
 
 
 def seed_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """File name to contents. Values go through a YAML dumper, never into text (INJ-10)."""
+    """Return file name to contents. Values go through a YAML dumper, never into text (INJ-10)."""
     hostname = seed.hostname or record.name
     meta: dict[str, Any] = {"instance-id": record.uid, "local-hostname": hostname}
     if seed.ssh_keys:
@@ -50,12 +51,12 @@ def seed_files(
 
 
 def user_data(data: bytes | None, hostname: str, ssh_keys: Sequence[str]) -> bytes:
-    """The user's own data, with the platform's part beside it.
+    """Return the user's data combined with the platform's part.
 
-    A cloud-config is merged key by key, the user's keys winning; any other kind (a script, MIME,
-    an include) becomes a second part of a MIME message, untouched. What is no text (gzip), and a
-    cloud-config that cannot be merged within MAX_VALUES, goes as it is, alone: the meta-data has
-    the host name and the keys too.
+    A cloud-config is merged key by key; the user's keys win. Any other kind (a script, MIME, an
+    include) becomes a second part of a MIME message, unchanged. Data that is not text (gzip), or
+    that cannot be merged within MAX_VALUES, is used alone: the meta-data contains the host name and
+    the keys too.
     """
     try:
         text = data.decode() if data is not None else None
@@ -74,20 +75,20 @@ def user_data(data: bytes | None, hostname: str, ssh_keys: Sequence[str]) -> byt
 
 
 def kind_of(text: str) -> str:
-    """The `text/…` subtype by the first line, as cloud-init tells them; "" where it tells none."""
+    """Return the `text/…` subtype by the first line, as cloud-init does; "" if unknown."""
     start = text.lstrip()
     return next((kind for prefix, kind in _KINDS if start.startswith(prefix)), "")
 
 
 def _with_ours(ours: dict[str, Any], text: str) -> bytes | None:
-    """Both in one cloud-config; None where theirs holds no map, or costs too much to read."""
+    """Return both in one cloud-config; None if the user's is not a map, or is too large."""
     try:
         theirs = read_yaml(text, max_values=MAX_VALUES)
         if theirs is None:
             return _cloud_config(ours)
         return _cloud_config(_merged(ours, theirs)) if isinstance(theirs, dict) else None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
-        return None  # it is no YAML, or what it holds cannot be written again
+        return None  # not YAML, or not representable
 
 
 def _merged(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
@@ -103,18 +104,20 @@ def _cloud_config(value: dict[str, Any]) -> bytes:
 
 
 def _yaml(value: dict[str, Any]) -> bytes:
-    # All but ASCII escaped: PyYAML writes a NEL as it is, and reads a space.
+    # Escape all but ASCII: PyYAML writes a NEL unescaped, and reads it as a space.
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=1000)
     return text.encode()
 
 
 def _mime(ours: bytes, text: str) -> bytes:
-    """Both in one message; the user's own MIME message is a part of it, so that it is unpacked.
+    """Return both in one message.
 
-    It goes in as it is: a parser of mail would take a thousand levels of parts apart.
+    A user's MIME message is one part of it, for cloud-init to unpack.
+
+    It is not parsed, because a mail parser would process a thousand nested parts.
     """
     theirs = text.lstrip() if _MIME.match(text) else _part(text, kind_of(text) or "plain")
-    # Of the contents, so that the same input gives the same seed.
+    # derived from the contents, so that the same input gives the same seed
     boundary = f"=={hashlib.sha256(text.encode()).hexdigest()}=="
     parts = "".join(
         f"--{boundary}\n{part}\n" for part in (_part(ours.decode(), "cloud-config"), theirs)
@@ -130,7 +133,7 @@ def _part(text: str, kind: str) -> str:
 
 
 def _network(seed: CloudInit, interfaces: Sequence[InterfaceStatus]) -> bytes:
-    """Network-config v2: DHCP on each of our MACs, or the user's own text."""
+    """Return network-config v2: DHCP on each of our MACs, or the user's own text."""
     if (network := seed.network_bytes) is not None:
         return network
     ethernets = {

@@ -1,4 +1,4 @@
-"""What an agent tells of a VM beside its phase, and the conditions that follow from it."""
+"""The observed state of a VM other than its phase, and the resulting conditions."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ PAUSED = "Paused"
 
 @dataclass
 class Seen:
-    """What the agent tells of the VM beside its phase."""
+    """The observed state of a VM other than its phase."""
 
     reason: str = ""
     message: str = ""
@@ -23,30 +23,30 @@ class Seen:
     reboots: int = 0
     rebooted_ns: int | None = None
     boots_anew: bool = False
-    """We heard of a reboot: what the console said before it is no sign of life."""
+    """A reboot was reported: earlier console output is no sign of readiness."""
     last_end: GuestEnd | None = None
     mishap: Literal["", "panicked", "watchdog"] = ""
-    """Why this run is about to end as if its emulator had crashed."""
+    """The failure after which this run's end counts as a crash."""
     end_told: bool = False
-    """An earlier agent told of the guest's end: to find it again is no news."""
+    """An earlier agent reported the guest's end: finding it again emits no event."""
     attempt: int = 0
     ready: str = ""
     ready_ns: int = 0
     domain_hash: str = ""
     accelerator: str = ""
     network_lost: str = ""
-    """Why the running guest is cut off, in netd's words."""
+    """The reason why the running guest has no network, from netd."""
     disk_waits: str = ""
-    """Why the guest is paused, where its disk had no room."""
+    """The reason why the guest is paused, if its disk was full."""
 
 
 def conditions(
     seen: Seen, phase: Phase, *, held: str, anew: bool, paused: bool
 ) -> tuple[Condition, ...]:
-    """The conditions of a VM.
+    """Return the conditions of a VM.
 
-    `paused` means that its record asks for that, `held` says why nothing is started or ended,
-    `anew` that the spec changed in what a running domain cannot take over.
+    `paused`: the record asks for that. `held`: why nothing is started or ended. `anew`: the spec
+    has changes that a running domain cannot apply.
     """
     runs = phase is Phase.RUNNING
     found = [
@@ -74,7 +74,7 @@ def conditions(
 
 
 def _paused(seen: Seen, *, asked: bool) -> Condition:
-    """Who paused the guest, in KubeVirt's words."""
+    """Return the condition that names the cause of the pause, in KubeVirt's words."""
     if seen.disk_waits and not asked:
         return Condition(type=PAUSED, status=True, reason="PausedIOError", message=seen.disk_waits)
     why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` lets it go on"

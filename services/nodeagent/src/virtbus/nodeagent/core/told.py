@@ -1,4 +1,4 @@
-"""Checks of the answers of imaged and netd against the VM's record."""
+"""Checks the answers of imaged and netd against the VM's record."""
 
 import ipaddress
 
@@ -8,7 +8,7 @@ from virtbus.schemas.vm import Interface, VmRecord
 
 
 def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
-    """Why `part` cannot be of this VM; empty: it can."""
+    """Return why `part` cannot be of this VM; empty if it can."""
     if part.uid != record.uid:
         return f"it tells of VM {part.uid[:64]!r}"
     if isinstance(part, ImageReady) or part.error is not None:
@@ -28,6 +28,6 @@ def _of_interface(wanted: Interface, told: InterfaceStatus) -> str:
         return f"interface {wanted.name}: {error}"
     if wanted.mac_address is not None and mac != wanted.mac_address:
         return f"interface {wanted.name} has another MAC address than the spec"
-    # The agent opens connections to them for clients (port-forward), and sends echo requests.
+    # the agent connects to these addresses for clients (port-forward), and pings them
     nobodys = [a for a in addresses if a.is_loopback or a.is_unspecified or a.is_multicast]
     return f"interface {wanted.name} cannot have the address {nobodys[0]}" if nobodys else ""

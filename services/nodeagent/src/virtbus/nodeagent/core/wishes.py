@@ -1,4 +1,4 @@
-"""What a record asks of its VM, given what was asked before."""
+"""Derives events from a record and its last-applied state."""
 
 from dataclasses import dataclass, replace
 
@@ -6,15 +6,15 @@ from virtbus.nodeagent.core.lifecycle import UP, Event, Phase
 from virtbus.schemas.vm import VmRecord
 
 SETTLED = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED, *UP})
-"""Where a VM stays until something happens to it, so that it must be what its record asks."""
+"""Stable phases, in which the VM must match its record."""
 
 MOVED = "the VM was moved to another node without this one"
-"""Why the disks of a VM that left by a fence or a rebuild are kept."""
+"""The reason for keeping the disks of a VM that left by a fence or a rebuild."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The part of a record that was already acted on."""
+    """The part of a record that was already applied."""
 
     power_epoch: int = -1
     generation: int = 0
@@ -23,11 +23,11 @@ class Taken:
     powered: bool | None = None
     pause_epoch: int = -1
     runs_for: int | None = None
-    """The power epoch that the last run of the guest was started for; None: it never ran."""
+    """The power epoch that the last run was started for; None: it never ran."""
 
 
 def taken(record: VmRecord, before: Taken) -> Taken:
-    """What is acted on once `record` was, its pause apart."""
+    """Return the applied state after `record` was applied, except for pauses."""
     return replace(
         before,
         power_epoch=record.power_epoch,
@@ -39,11 +39,11 @@ def taken(record: VmRecord, before: Taken) -> Taken:
 
 
 def wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
-    """The event that a record is, or None when it asks for nothing new.
+    """Return the event for a record, or None if it requests nothing new.
 
-    A start that came while the VM was still stopping is new until it rests, and a stop is new again
-    when the VM runs all the same; a changed spec makes a VM that failed for good try again. A
-    restart is new for as long as a guest of before it runs.
+    A start that came while the VM was stopping is pending until it has stopped. A stop is pending
+    again if the VM runs anyway. A changed spec retries a VM that failed permanently. A restart is
+    pending while an earlier guest runs.
     """
     if record.ending:
         again = before.deleting and before.delete_grace_s == record.delete_grace_s
@@ -59,9 +59,9 @@ def wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
 
 
 def pause_wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
-    """PAUSE for a guest that runs and should not, UNPAUSE for one that was just allowed to.
+    """Return PAUSE for a running guest that should be paused, UNPAUSE for the reverse.
 
-    One that others paused, of which no record ever spoke since, is left so.
+    A guest that others paused stays paused until the record changes.
     """
     if record.ending or not record.powered:
         return None
@@ -72,9 +72,10 @@ def pause_wish(record: VmRecord, before: Taken, phase: Phase) -> Event | None:
 
 
 def comes_at_rest(event: Event, before: Phase) -> bool:
-    """True for what counts once the guest has ended: a restart, and a start in the midst of a stop.
+    """Return True for events that apply after the guest has ended.
 
-    The start was posted when the halt before it had not been taken.
+    These are a restart, and a start during a stop. The start was posted before the halt was
+    applied.
     """
     return (event is Event.RUN and before is Phase.STOPPING) or (
         event is Event.RESTART and before in UP
@@ -82,7 +83,7 @@ def comes_at_rest(event: Event, before: Phase) -> bool:
 
 
 def grace_s(record: VmRecord) -> int:
-    """Seconds the guest gets to power itself off, by what was asked last."""
+    """Return the seconds for the guest's shutdown, by the last request."""
     if record.ending:
         asked = record.delete_grace_s if record.deleting else None
     else:
@@ -91,7 +92,7 @@ def grace_s(record: VmRecord) -> int:
 
 
 def overtaken(record: VmRecord, known: VmRecord) -> bool:
-    """True for a record that is older than one that this host has seen (I15)."""
+    """Return True for a record that is older than one that this host has seen (I15)."""
     return _age(record) < _age(known)
 
 

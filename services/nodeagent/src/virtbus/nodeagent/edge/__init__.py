@@ -1,1 +1,1 @@
-"""What the agent does: libvirt, seeds, files, consoles. One door an outside library."""
+"""The agent's effects: libvirt, seeds, files, consoles. One module for each outside library."""

@@ -1,4 +1,4 @@
-"""The client of netd's admin socket: 4-byte length, then msgpack (design §5, FD socket)."""
+"""The client of netd's admin socket: 4-byte length, then msgpack."""
 
 import asyncio
 import struct
@@ -22,7 +22,7 @@ class AdminSocket:
         """Return once netd will serve this VM's wrapper.
 
         Raises:
-            VirtbusError: netd's refusal, or 503 `netd_down` when it does not answer.
+            VirtbusError: netd's refusal, or 503 `netd_down` if it does not answer.
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):

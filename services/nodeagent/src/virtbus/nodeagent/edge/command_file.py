@@ -1,4 +1,4 @@
-"""What became of a VM's last commands, in a file beside its record."""
+"""Stores the results of a VM's last commands in a file next to its record."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ NAME = "commands"
 
 
 def read_commands(folder: Path) -> dict[str, str]:
-    """By id, in order; none where there is no file, or an unreadable one."""
+    """Return the results by id, in order; empty without a readable file."""
     try:
         told = json.loads((folder / NAME).read_bytes())
         return {str(one): str(state) for one, state in told.items()}
@@ -25,6 +25,6 @@ def read_commands(folder: Path) -> dict[str, str]:
 
 
 def write_commands(folder: Path, told: Mapping[str, str]) -> None:
-    """Durable on return; nothing where the VM is not here any more."""
+    """Write durably; no effect if the VM is not on this host any more."""
     if folder.is_dir():
         replace(folder / NAME, json.dumps(dict(told)).encode())

@@ -1,7 +1,7 @@
-"""Serial consoles: one connection to the port for all who look on, and the log that is kept.
+"""Serial consoles: one connection to the port for all viewers, and the stored log.
 
-The guest is hostile (CON-05): what it prints is never interpreted here, its port is always read,
-and what is kept of it is bounded, however many viewers there are and however slow they read.
+The guest is hostile (CON-05): its output is never interpreted here, its port is always read, and
+the memory for it is bounded for any number of viewers at any speed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 CHUNK_BYTES = 32 * 1024
 HISTORY_BYTES = 1024 * 1024
-"""How much of the log the first viewer of a console finds."""
+"""Part of the log that the first viewer of a console gets."""
 FOLLOW_INTERVAL_S = 0.2
 MAX_LOG_TAIL_BYTES = 4 * 1024 * 1024
 STOPPED = "the guest stopped"
@@ -26,7 +26,7 @@ NOW_READS = "{} writes now; you read on"
 
 
 class Viewer:
-    """One who looks on, at a pace of its own. `closed` is why `output` ended."""
+    """A viewer with its own pace. `closed` is the reason why `output` ended."""
 
     def __init__(self, port: "Port", owner: str) -> None:
         self.closed = ""
@@ -37,27 +37,27 @@ class Viewer:
         self._wake = asyncio.Event()
 
     def begin(self, tail_bytes: int, live: int) -> None:
-        """Look on from `tail_bytes` before the position `live`."""
+        """Start from `tail_bytes` before the position `live`."""
         self._position = max(self._port.kept.start, live - tail_bytes)
         self._wake.set()
 
     def tell(self, note: str) -> None:
-        """Say something to who looks on, between what the guest writes."""
+        """Insert a note for the viewer into the output."""
         self._notes.append(note)
         del self._notes[:-1]  # only the last is true
         self._wake.set()
 
     def wake(self) -> None:
-        """There may be more to read."""
+        """Report that there may be more to read."""
         self._wake.set()
 
     def end(self, why: str) -> None:
-        """Look on no more; the first reason given stands."""
+        """End the view; the first reason is kept."""
         self.closed = self.closed or why
         self._wake.set()
 
     async def output(self) -> AsyncIterator[bytes | str]:
-        """What the guest writes, as bytes; and as text what is to be said of the session."""
+        """Return the guest's output as bytes, and notes about the session as text."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -73,15 +73,18 @@ class Viewer:
                 return
 
     async def write(self, data: bytes) -> None:
-        """Type into the guest; waits while it takes nothing. Dropped where another one writes."""
+        """Send to the guest; wait while it does not read.
+
+        Dropped if another viewer has the input.
+        """
         await self._port.write(self, data)
 
 
 class Port(asyncio.Protocol):
-    """The connection to one VM's serial port, which serves one (CON-08).
+    """The connection to one VM's serial port, which accepts a single client (CON-08).
 
-    A protocol and not a stream: the socket is always read, so that no viewer ever makes the guest
-    wait for its own console.
+    It is a protocol and not a stream: the socket is always read, so that no viewer delays the
+    guest.
     """
 
     def __init__(self) -> None:
@@ -89,15 +92,15 @@ class Port(asyncio.Protocol):
         self.kept = Scrollback()
         self.viewers: list[Viewer] = []
         self.writers: list[Viewer] = []
-        """Those who would write, in the order they came; the last one does."""
+        """Viewers with write access, in order of arrival; the last one has the input."""
         self.connecting = asyncio.Lock()
         self._live = -1
-        """Where it was connected; -1: it is not yet."""
+        """The position at the connect; -1: not connected yet."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.WriteTransport | None = None
 
-    # --- what asyncio tells -----------------------------------------------------------------
+    # --- callbacks of asyncio ------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's
         self._transport = cast("asyncio.WriteTransport", transport)
@@ -117,12 +120,12 @@ class Port(asyncio.Protocol):
         del exc
         self.close(STOPPED)
 
-    # --- what viewers do --------------------------------------------------------------------
+    # --- calls by viewers ----------------------------------------------------------------------
     async def join(self, path: Path, log: Callable[[], bytes]) -> int:
-        """Connect where that was not done; the position at which `log` ends and live begins.
+        """Connect if needed; return the position at which `log` ends and live output begins.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: there is no listener.
         """
         async with self.connecting:
             if self._live >= 0:
@@ -131,12 +134,12 @@ class Port(asyncio.Protocol):
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, str(path))
             before = await asyncio.to_thread(log)
             for _ in range(2):
-                await asyncio.sleep(0)  # QEMU wrote to us before it wrote to the log: read it
+                await asyncio.sleep(0)  # QEMU writes to the socket before the log: read it first
             self._live = self.kept.begin(before)
             return self._live
 
     def enter(self, viewer: Viewer, *, write: bool) -> None:
-        """Let `viewer` look on, and write from now on."""
+        """Add a viewer, optionally with the input."""
         self.viewers.append(viewer)
         if write:
             for former in self.writers[-1:]:
@@ -144,7 +147,7 @@ class Port(asyncio.Protocol):
             self.writers.append(viewer)
 
     def leave(self, viewer: Viewer) -> None:
-        """Let go of `viewer`; who wrote before writes again."""
+        """Remove `viewer`; the previous one gets the input back."""
         self.viewers.remove(viewer)
         wrote = self.writers[-1:] == [viewer]
         if viewer in self.writers:
@@ -157,7 +160,7 @@ class Port(asyncio.Protocol):
     async def write(self, viewer: Viewer, data: bytes) -> None:
         if self._writes(viewer):
             await self._writable.wait()
-        # Another one may have come to write meanwhile.
+        # Another viewer may have asked for the input meanwhile.
         if self._writes(viewer) and not self.closed and self._transport is not None:
             self._transport.write(data)
 
@@ -165,7 +168,7 @@ class Port(asyncio.Protocol):
         return self.writers[-1:] == [viewer]
 
     def close(self, why: str) -> None:
-        """Let go of the port at once; the first reason given stands."""
+        """Close the port at once; the first reason is kept."""
         self.closed = self.closed or why
         self._writable.set()
         if self._transport is not None:
@@ -189,7 +192,7 @@ class Consoles:
     async def attach(
         self, uid: str, *, write: bool = True, tail_bytes: int = 0, owner: str = ""
     ) -> AsyncIterator[Viewer]:
-        """Look on; `tail_bytes` of what was written before come first, as far as they are kept."""
+        """Attach; stored earlier output comes first, up to `tail_bytes`."""
         port = self._ports.get(uid)
         if port is None or port.closed:
             port = self._ports[uid] = Port()
@@ -216,7 +219,10 @@ class Consoles:
             raise VirtbusError(Code.CONFLICT, "no_console", message) from None
 
     async def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """The last `tail_bytes` of the log, then what is added; survives rotation and removal."""
+        """Return the last `tail_bytes` of the log, then new output.
+
+        Survives rotation and removal.
+        """
         path = self._log(uid)
         tail_bytes = min(max(tail_bytes, 0), MAX_LOG_TAIL_BYTES)
         position = max(_size(path) - tail_bytes, 0)

@@ -1,9 +1,9 @@
-"""A VM's disks as files: opened beneath their folders, judged, and kept under a name of ours.
+"""Opens a VM's disks beneath their folders, checks them, and pins them under our own names.
 
-imaged owns `disks/` and `images/`, so a path in them may be another file by the time that libvirt,
-which is root, opens it and changes its owner. So each disk that was judged gets a second name
-(a hard link) in the VM's own folder, which only the agent writes, and libvirt is told that one.
-An image is only read: libvirt is told not to change its owner.
+imaged owns `disks/` and `images/`. So a path there may be another file when libvirt, which is root,
+opens it and changes its owner. Therefore each checked disk gets a hard link in the VM's own folder,
+which only the agent can write, and libvirt gets that path. Images are read-only: libvirt must not
+change their owner.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from virtbus.schemas.vm import VmRecord
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = _ROOT | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Non-blocking: a FIFO in place of a file cannot hang the opener."""
+"""Non-blocking: a FIFO cannot hang the opener."""
 PINNED = "disk-"
 """`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
 
@@ -47,11 +47,11 @@ class DiskFiles:
     async def sources(
         self, record: VmRecord, made: Mapping[str, MadeDisk]
     ) -> dict[str, DiskSource]:
-        """Every disk of the record, judged now, under names that nobody but us can change.
+        """Return every disk of the record, checked now, under names that only we can change.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: it is not the regular file, with one name, that it
-                must be, or its header names another file.
+            VirtbusError: 409 `disk_refused`: it is not a regular file with a single name, or its
+                header names another file.
         """
         wanted = disk_sources(self._state, record, made)
 
@@ -76,7 +76,7 @@ class DiskFiles:
         return dataclasses.replace(source, path=path or source.path)
 
     def _pinned(self, uid: str, volume: str, descriptor: int) -> str:
-        """Our own path of an open disk; empty where `disks/` is on another filesystem."""
+        """Return our own path of an open disk; empty if `disks/` is on another filesystem."""
         path = self._state / "vms" / uid / f"{PINNED}{disk_name(volume)}"
         kept = path.lstat() if os.path.lexists(path) else None
         found = os.fstat(descriptor)
@@ -99,10 +99,10 @@ class DiskFiles:
 
 @contextlib.contextmanager
 def _opened(root: Path, folders: tuple[str, ...], name: str) -> Iterator[int]:
-    """The file `name` below `root`, which an operator may have put elsewhere by a symlink.
+    """Open the file `name` below `root`; `root` itself may be a symlink.
 
     Raises:
-        OSError: ELOOP or ENOTDIR for a symlink on the way.
+        OSError: ELOOP or ENOTDIR for a symlink in the path.
     """
     at = os.open(root, _ROOT)
     try:
@@ -120,7 +120,7 @@ def _opened(root: Path, folders: tuple[str, ...], name: str) -> Iterator[int]:
 
 
 def _check_file(volume: str, descriptor: int, *, names: int) -> None:
-    """A regular file with so many names: a hard link would be another file's content."""
+    """Check for a regular file with this many names: a hard link could be a foreign file."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise refused(volume, "it is no regular file")

@@ -18,7 +18,7 @@ class Displays(Protocol):
     """Guests' displays, by libvirt."""
 
     async def connect(self, uid: str) -> socket.socket:
-        """A connection to the guest's VNC server; whoever has it closes it."""
+        """Return a connection to the guest's VNC server; the caller closes it."""
 
     async def screenshot(self, uid: str) -> bytes:
         """PNG."""
@@ -26,12 +26,12 @@ class Displays(Protocol):
 
 CONNECT_S = 5.0
 CLOSE_S = 5.0
-"""How long a guest has to take what was written to it, once the stream is over."""
+"""Time that a guest has to read pending data after the end of the stream."""
 MAX_DATAGRAMS = 64
 
 
 class GuestDoors:
-    """The `Doors` port."""
+    """The `Doors` port: connections from the host to its guests."""
 
     def __init__(self, displays: Displays) -> None:
         self._displays = displays
@@ -84,9 +84,9 @@ def _silent(address: str, port: int, why: str) -> VirtbusError:
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    """Return when nothing of the connection is left.
+    """Return when the connection is closed completely.
 
-    asyncio keeps a closed one until all of its buffer was taken, which a guest need never do.
+    asyncio keeps a closed one until its whole buffer was sent, which a guest can prevent.
     """
     writer.close()
     try:
@@ -98,7 +98,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """What came and is not sent on yet; over the limit the oldest are lost."""
+    """Received datagrams that are not sent on yet; over the limit the oldest are lost."""
 
     def __init__(self) -> None:
         self.came: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
@@ -110,7 +110,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self.wake.set()
 
     def error_received(self, exc: Exception) -> None:
-        """Nothing listens there, perhaps not yet: datagrams are lost, as any may be."""
+        """Ignore a missing listener: datagrams may be lost."""
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ async def _udp(address: str, port: int) -> AsyncIterator[Carry]:
     remote = (address, port)
     try:
         transport, came = await loop.create_datagram_endpoint(_Datagrams, remote_addr=remote)
-    except OSError as error:  # no route leads there
+    except OSError as error:  # no route
         raise _silent(address, port, str(error)) from None
 
     async def out(stream: Stream) -> None:

@@ -1,4 +1,4 @@
-"""The files that describe hosts to libvirt's test driver."""
+"""XML files that describe hosts to libvirt's test driver."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ EMPTY = "<node><cpu><mhz>2000</mhz><model>x86_64</model></cpu></node>\n"
 
 
 def test_host(path: Path) -> str:
-    """The URI of libvirt's test driver with an empty host, so that nothing but ours is in it."""
+    """Return the URI of libvirt's test driver with an empty host."""
     path.write_text(EMPTY)
     return f"test://{path.absolute()}"
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for such files that ends with the context."""
+    """Provide a folder for such files while the context is open."""
     with TemporaryDirectory(prefix="virtbus-simulate-") as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: write beside, fsync, rename, fsync the directory."""
+"""Atomic file writes: temporary file, fsync, rename, fsync of the directory."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,16 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, which may wait for a disk; a cancellation waits for the thread."""
+    """Return the result of `work`, which may wait for a disk.
+
+    A cancellation waits for the thread.
+    """
     return await to_end(asyncio.get_running_loop().run_in_executor(None, work))
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What the disk refuses is VirtbusError 503 `state_write`: it is tried again."""
+    """Turn an error of the disk into VirtbusError 503 `state_write`, which is retried."""
     try:
         yield
     except OSError as error:
@@ -32,9 +35,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def replace(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Make `path` hold `data`, mode 0600, whatever the umask; durable on return if asked.
+    """Replace the content of `path`, mode 0600 for any umask; durable on return if asked.
 
-    Two threads may do so at once: each has a part of its own, and the later rename wins.
+    Two threads may do this concurrently: each has its own temporary file, and the later rename
+    wins.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{next(_PARTS)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What this host is: CPUs, memory, disk, versions."""
+"""Facts of this host: CPUs, memory, disk, versions."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from virtbus.nodeagent.core.ports import HostFacts
 
 
 def memory_bytes() -> int:
-    """The host's memory."""
+    """Return the host's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -22,9 +22,9 @@ def host_facts(
     accelerators: tuple[str, ...],
     versions: dict[str, str],
 ) -> HostFacts:
-    """The facts as they are now; only the disk changes.
+    """Return the current facts; only the disk changes.
 
-    `reserve` gives, of the disk's size in bytes, what new VMs leave free.
+    `reserve` returns the free space to keep, from the disk's size in bytes.
     """
     disk = shutil.disk_usage(state_dir)
     return HostFacts(

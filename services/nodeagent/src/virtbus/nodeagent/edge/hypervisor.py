@@ -1,7 +1,7 @@
-"""libvirt behind the agent's port: connections by kind of work, events, reconnects (design §5).
+"""The agent's port to libvirt: connections by kind of work, events, reconnects.
 
-Starts take long, ends take 200 ms of waiting, and a hung guest may hold a call for ever: so each
-kind has connections of its own, and reads and events are never behind any of them.
+Starts take long, ends wait for 200 ms, and a hung guest may block a call for ever. So each kind of
+work has its own connections, and reads and events never wait for others.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ READ_TIMEOUT_S = 10.0
 CHANGE_TIMEOUT_S = 60.0
 """libvirt itself waits 30 s for a domain's job lock, and 15 s for a QEMU that does not die."""
 MONITOR_TIMEOUT_S = 15.0
-"""What asks a running QEMU may wait for ever when that QEMU hangs (F9)."""
+"""A call to a running QEMU may block for ever if that QEMU hangs (F9)."""
 START_TIMEOUT_S = 120.0
 SLOT_S = 1.0
-"""A start that takes longer waits for something else than this host's CPUs (design §4)."""
+"""A start that takes longer waits for something other than this host's CPUs."""
 RESERVED_WORKERS = 5
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
-"""Reads and destroys go on for longer: a destroy is what ends a call on a hung QEMU."""
+"""Reads and destroys continue for longer: a destroy ends a call on a hung QEMU."""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
-"""Of those that answer quickly, and as many of the slow: a silent one holds one for 10 s."""
+"""Concurrent calls to quick guest agents, and as many to slow ones: a silent one takes 10 s."""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
@@ -97,7 +97,7 @@ class LibvirtHypervisor:
 
     @property
     def healthy(self) -> bool:
-        """False when so many calls hang that the agent should be restarted (F10)."""
+        """Return False if so many calls hang that the agent should be restarted (F10)."""
         return self._threads.stuck < STUCK_LIMIT
 
     # --- domains --------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class LibvirtHypervisor:
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """True when the domain is made of files below `folder`: another instance's is not."""
+        """Return True if the domain uses files below `folder`; another instance's does not."""
 
         def run(domain: libvirt.virDomain) -> bool:
             return f"{folder}/" in domain.XMLDesc()
@@ -131,12 +131,12 @@ class LibvirtHypervisor:
         )
 
     async def start(self, uid: str, *, paused: bool = False) -> None:
-        """Return when the guest runs, or stands still (`paused`); at once where it is up."""
+        """Return when the guest runs, or is paused (`paused`); at once if it is already up."""
         flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
 
         def run(domain: libvirt.virDomain) -> bool:
             try:
-                if self._in_process:  # the test driver knows no flags
+                if self._in_process:  # the test driver supports no flags
                     domain.create()
                     if paused:
                         domain.suspend()
@@ -165,7 +165,7 @@ class LibvirtHypervisor:
             if not domain.isActive():
                 return False
             if self._in_process:
-                domain.shutdown()  # the test driver knows no flags
+                domain.shutdown()  # the test driver supports no flags
             else:
                 domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN)
             return True
@@ -185,13 +185,13 @@ class LibvirtHypervisor:
         def run(domain: libvirt.virDomain) -> bool:
             active = bool(domain.isActive())
             if active:
-                domain.reboot(0)  # by the guest's agent where there is one, else by ACPI
+                domain.reboot(0)  # by the guest's agent if there is one, otherwise by ACPI
             return active
 
         return bool(await self._ask(uid, run, "ask the guest to boot anew"))
 
     async def suspend(self, uid: str) -> None:
-        """Stop the guest's CPUs; nothing where none runs."""
+        """Pause the guest's CPUs; no effect if none runs."""
 
         def run(domain: libvirt.virDomain) -> None:
             if domain.isActive() and domain.state()[0] != libvirt.VIR_DOMAIN_PAUSED:
@@ -200,7 +200,7 @@ class LibvirtHypervisor:
         await self._ask(uid, run, "pause the guest")
 
     async def resume(self, uid: str) -> None:
-        """Let the guest's CPUs go on; nothing where none stands still."""
+        """Resume the guest's CPUs; no effect if none is paused."""
 
         def run(domain: libvirt.virDomain) -> None:
             if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
@@ -238,7 +238,7 @@ class LibvirtHypervisor:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """One of the places for starts; given back after SLOT_S, however long the start takes."""
+        """Hold a slot for starts; it is released after SLOT_S even if the start takes longer."""
         await self._slots.acquire()
         held = True
 
@@ -257,7 +257,7 @@ class LibvirtHypervisor:
 
     # --- the host -------------------------------------------------------------------------
     async def versions(self) -> dict[str, str]:
-        """Of libvirt and of the hypervisor, as `9.0.0`."""
+        """Return versions of libvirt and of the hypervisor, as `9.0.0`."""
 
         def run(connection: libvirt.virConnect) -> dict[str, str]:
             return {
@@ -268,7 +268,7 @@ class LibvirtHypervisor:
         return await self._reads.run(run, "read versions", timeout_s=READ_TIMEOUT_S)
 
     async def max_vcpus(self) -> int:
-        """The most vCPUs a domain may have here."""
+        """Return the most vCPUs a domain may have here."""
         return await self._reads.run(
             lambda connection: connection.getMaxVcpus(None),
             "read limits",
@@ -278,9 +278,9 @@ class LibvirtHypervisor:
     # --- events ---------------------------------------------------------------------------
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
-        """Lifecycle events while the context is open, and one without a uid after each gap.
+        """Yield lifecycle events while the context is open, and one without a uid after each gap.
 
-        What is read after the context was entered misses nothing: events are on by then.
+        Events are enabled when the context is entered, so a later read misses nothing.
         """
         yield self._heard(listening=await self._listen())
 
@@ -293,7 +293,9 @@ class LibvirtHypervisor:
                 continue
             event = await self._queue.get()
             if event is None:
-                log.warning("libvirt went away; guests run on", extra={"code": "libvirt_down"})
+                log.warning(
+                    "libvirt is unreachable; guests keep running", extra={"code": "libvirt_down"}
+                )
                 listening = False
                 yield DomainEvent("", DomainChange.AWAY)
             else:
@@ -304,12 +306,12 @@ class LibvirtHypervisor:
         while True:
             await asyncio.sleep(delay_s)
             if await self._listen():
-                log.info("libvirt is back", extra={"code": "libvirt_back"})
+                log.info("libvirt is reachable again", extra={"code": "libvirt_back"})
                 return
             delay_s = min(delay_s * 2, RECONNECT_S[1])
 
     async def _listen(self) -> bool:
-        """True once events come; False when libvirt cannot be reached."""
+        """Return True once events arrive; False if libvirt cannot be reached."""
 
         def prepare(connection: libvirt.virConnect) -> None:
             listen(connection, self._from_thread)
@@ -321,19 +323,19 @@ class LibvirtHypervisor:
         return True
 
     def _from_thread(self, event: DomainEvent) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener
             self._loop.call_soon_threadsafe(self._post, event)
 
     def _post(self, event: DomainEvent | None) -> None:
-        """In the queue, in order; None stands for the end of a connection."""
+        """Queue an event in order; None stands for the end of a connection."""
         try:
             self._queue.put_nowait(event and self._of_a_start(event))
         except asyncio.QueueFull:
-            # The next comparison of host and records makes good what is lost here.
+            # The next comparison of host and records corrects lost events.
             log.error("domain events lost", extra={"code": "events_lost"})
 
     def _of_a_start(self, event: DomainEvent) -> DomainEvent:
-        """Libvirt tells a start that failed as the end of a guest: only its starter knows."""
+        """Translate the stop of a domain that is being started: its start has failed."""
         if event.change is DomainChange.STARTED:
             self._starting.discard(event.uid)
         elif event.uid in self._starting and event.change in _STOPPED:

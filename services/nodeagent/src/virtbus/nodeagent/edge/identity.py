@@ -22,7 +22,7 @@ LIVES_KEPT = 32
 
 
 class HostIdentity:
-    """Keeps `Lives`. The state folder is locked by this process before any of it is called."""
+    """Implements `Lives`. This process must have locked the state folder."""
 
     def __init__(self, state_dir: Path, run_dir: Path, boot_id: str = "") -> None:
         self._agent = state_dir / "agent"
@@ -30,7 +30,7 @@ class HostIdentity:
         self._boot = boot_id or _text(BOOT_ID)
 
     def me(self, uuid: Callable[[], str]) -> Me:
-        """A new life of the agent on this host."""
+        """Return a new life of the agent on this host."""
         lock = (self._agent / "lock").stat()
         marks = HostMarks(
             key=_digest(self._key(uuid)),
@@ -60,7 +60,7 @@ class HostIdentity:
     def tell(self, instance: str, why: str) -> None:
         text = f"held {instance}\n" if instance else f"refused\n{why}\n"
         path = self._run / FILE
-        with contextlib.suppress(OSError):  # full: who waits for it goes on waiting
+        with contextlib.suppress(OSError):  # full disk: waiting services continue to wait
             part = path.with_name(f".{path.name}.part")
             part.write_text(text)
             part.chmod(0o644)
@@ -75,5 +75,5 @@ def _text(path: Path) -> str:
 
 
 def _digest(text: str) -> str:
-    """Empty for nothing, so that what is unknown is told from what differs."""
+    """Return an empty digest for an empty text, so that unknown values are recognised."""
     return hashlib.sha256(f"virtbus {text}".encode()).hexdigest()[:32] if text else ""

@@ -1,7 +1,7 @@
-"""Does KVM run a guest here? Existence of /dev/kvm proves nothing (design §5, Emulation).
+"""Checks that KVM can run a guest here: the existence of /dev/kvm proves nothing.
 
 The probe is a real, tiny guest: SeaBIOS loads a boot sector that ends QEMU through the debug exit
-port. Where KVM is broken the guest hangs, and the probe's time runs out.
+port. If KVM is broken the guest hangs, and the probe times out.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ _CODE = bytes([0xBA, EXIT_PORT, 0x00, 0xB0, SIGNAL, 0xEE, 0xF4])
 
 
 def boot_sector() -> bytes:
-    """512 bytes that write SIGNAL to the exit port."""
+    """Return 512 bytes that write SIGNAL to the exit port."""
     return _CODE.ljust(510, b"\0") + b"\x55\xaa"
 
 
 async def usable(qemu: Path) -> bool:
-    """True when KVM boots the probe about as fast as emulation does, or faster.
+    """Return True if KVM boots the probe about as fast as emulation, or faster.
 
-    A nested or paravirtual KVM may boot a sector and still be useless: measured 2.7 s against
-    0.08 s of TCG on a host whose Linux guests hang, where KVM_RUN of one `hlt` takes 0.1 ms.
+    A nested or paravirtual KVM may boot a sector and still be useless. On a host whose Linux guests
+    hang, the probe took 2.7 s, against 0.08 s with TCG.
     """
     kvm_s = await boots_in_s(qemu, "kvm")
     if kvm_s is None:
@@ -45,7 +45,7 @@ async def usable(qemu: Path) -> bool:
 
 
 async def boots_in_s(qemu: Path, accelerator: str) -> float | None:
-    """Seconds in which QEMU boots the probe; None when it does not. Leaves nothing behind."""
+    """Return the seconds in which QEMU boots the probe; None if it fails. Leaves nothing behind."""
     if accelerator == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return None
     loop = asyncio.get_running_loop()
@@ -78,6 +78,6 @@ def _command(qemu: Path, accelerator: str, disk: str) -> list[str]:
     quiet = ["-nodefaults", "-display", "none", "-no-reboot"]
     drive = ["-drive", f"file={disk},format=raw,if=ide,snapshot=on"]
     ending = ["-device", f"isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1"]
-    # coreutils' timeout, so that the probe of an agent that is killed ends, too.
+    # coreutils' timeout ends the probe even if the agent is killed
     limit = ["timeout", "--signal=KILL", str(PROBE_S + 1)]
     return [*limit, str(qemu), *quiet, *machine, *drive, *ending]

@@ -1,12 +1,12 @@
 """The host's epoch ledger: the highest epoch that this host ever acted on, by uid.
 
-One file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced; the last line of a uid
-holds, a line that is not whole counts for nothing. `refused` instead of the full stop: the VM was
-never taken under that epoch, and whoever was told so may have moved it. It is written anew at
-each start, without the entries whose VM was removed more than 24 h before the newest removal.
+It is one file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced. The last line of a
+uid counts; incomplete lines are ignored. `refused` instead of the full stop means that the VM was
+refused under that epoch, and a controller may have moved it. Each start rewrites the file without
+VMs that were removed more than 24 h before the newest removal.
 
-Removals are stamped with the bus's time, by which its purge markers expire. The host's own clock
-has no say: one that is a day ahead would forget every fence against restored backups.
+Removals are stamped with the bus' time, by which its purge markers expire. The host's clock is not
+used: if it were a day ahead, the fences against restored backups would be dropped.
 """
 
 import errno
@@ -22,7 +22,7 @@ _ENDS = {".": False, "refused": True}
 
 
 class Entry(NamedTuple):
-    """`removed_s` is the bus's Unix time, 0 while the VM is there."""
+    """`removed_s` is the bus' Unix time, 0 while the VM is there."""
 
     epoch: int
     removed_s: int = 0
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class EpochLedger:
-    """`open` first; one process at a time, which the caller's lock ensures."""
+    """Call `open` first. The caller's lock ensures that only one process uses it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class EpochLedger:
         self._now_s = 1
 
     def open(self) -> None:
-        """Read, drop what is too old, write the rest anew."""
+        """Read, drop old entries, write the rest."""
         entries = read_entries(self._text())
         self._now_s = max((entry.removed_s for entry in entries.values()), default=0) or 1
         self._entries = _kept(entries, self._now_s)
@@ -55,7 +55,7 @@ class EpochLedger:
             self._file = None
 
     def seen(self, time_ns: int) -> None:
-        """The bus stored something at this time of its own."""
+        """Record a time of the bus' storage."""
         self._now_s = max(self._now_s, time_ns // 1_000_000_000)
 
     def epoch(self, uid: str) -> int:
@@ -63,38 +63,38 @@ class EpochLedger:
         return self._entries.get(uid, Entry(0)).epoch
 
     def all_removed(self) -> dict[str, int]:
-        """The uids whose VM left this host, with the epoch that it had."""
+        """Return the uids whose VM left this host, with their epoch."""
         return {uid: left for uid in self._entries if (left := self.left(uid))}
 
     def left(self, uid: str) -> int:
-        """The epoch at which a VM left this host; 0 for one that is here, or was never."""
+        """Return the epoch at which a VM left this host; 0 if it is here, or never was."""
         entry = self._entries.get(uid, Entry(0))
         return entry.epoch if entry.removed_s and not entry.refused else 0
 
     def refused(self, uid: str) -> int:
-        """The epoch under which this host did not take a VM; 0 for any other."""
+        """Return the epoch under which this host refused a VM; 0 if it did not."""
         entry = self._entries.get(uid, Entry(0))
         return entry.epoch if entry.refused else 0
 
     def acted(self, uid: str, epoch: int) -> None:
-        """This host acts on `epoch`; `save` makes it durable."""
+        """Record that this host acts on `epoch`; `save` makes it durable."""
         self._entries[uid] = Entry(max(self.epoch(uid), epoch))
 
     def removed(self, uid: str, refused_epoch: int = 0) -> None:
-        """Nothing of the VM is left; `save` makes it durable."""
+        """Record that nothing of the VM is left; `save` makes it durable."""
         epoch = max(self.epoch(uid), refused_epoch)
         self._entries[uid] = Entry(epoch, self._now_s, refused=bool(refused_epoch))
 
     def save(self, uid: str) -> None:
-        """Durable on return. Blocks; may run in any thread.
+        """Write durably. Blocks; may run in any thread.
 
         Raises:
-            OSError: the disk is full or broken; `save` again tries again.
+            OSError: the disk is full or broken; `save` can be repeated.
         """
         entry = self._entries.get(uid)
         if entry is None or self._file is None or self._durable.get(uid) == entry:
             return
-        # The leading newline ends a line that an earlier write could not.
+        # The leading newline ends the line of an earlier failed write.
         line = f"\n{_line(uid, entry)}".encode()
         if os.write(self._file, line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
@@ -109,7 +109,7 @@ class EpochLedger:
 
 
 def read_entries(text: str) -> dict[str, Entry]:
-    """The entries of a ledger, broken lines left out."""
+    """Return the entries of a ledger; broken lines are skipped."""
     entries: dict[str, Entry] = {}
     for line in text.splitlines():
         fields = line.split(" ")

@@ -1,7 +1,7 @@
-"""Blocking calls off the loop, with deadlines: a stuck one is left behind and replaced (F10).
+"""Runs blocking calls in threads, with deadlines; a hanging thread is replaced (F10).
 
-Not an executor of the standard library: its threads are joined when the interpreter ends, so that
-one call that never returns would keep a broken agent from being restarted.
+An executor of the standard library joins its threads when the interpreter ends. One call that never
+returns would then prevent a restart of the agent.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 STUCK_LIMIT = 4
-"""So many calls that never came back, and the agent says that it is not well (F10)."""
+"""Number of hanging calls at which the agent reports that it is unhealthy (F10)."""
 IDLE_THREADS = 4
 
 
@@ -39,7 +39,7 @@ class Call:
 
 
 class Calls(Protocol):
-    """What runs libvirt's calls; `Threads` says what each does."""
+    """Runs libvirt's calls; `Threads` documents the methods."""
 
     stuck: int
 
@@ -56,7 +56,7 @@ class Calls(Protocol):
 
 
 class Inline:
-    """Calls on the loop itself: for libvirt's test driver, in which nothing ever waits."""
+    """Runs calls on the loop itself: for libvirt's test driver, which never blocks."""
 
     stuck = 0
 
@@ -68,7 +68,7 @@ class Inline:
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """The result of `work`, or its exception; `settled` and `ended` run after it."""
+        """Return the result of `work`, or its exception; `settled` and `ended` run after it."""
         del timeout_s
         try:
             return work()
@@ -78,11 +78,11 @@ class Inline:
                     after()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class Threads:
-    """As many daemon threads as calls are under way; all bookkeeping is on the loop's thread."""
+    """As many daemon threads as concurrent calls; all bookkeeping is on the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -98,13 +98,13 @@ class Threads:
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """The result of `work`, or its exception. Cancelled: `work` runs on, its result is lost.
+        """Return the result of `work`, or its exception. After a cancellation `work` continues.
 
-        `settled` runs when the call ended or was given up, `ended` when it ended, late or not;
-        both on the loop, each once, whatever became of the caller.
+        `settled` runs when the call ended or was given up, `ended` when it ended, late or not. Both
+        run once, on the loop, even if the caller was cancelled.
 
         Raises:
-            VirtbusError: 503 `libvirt_stuck` when it takes longer than `timeout_s`.
+            VirtbusError: 503 `libvirt_stuck` if it takes longer than `timeout_s`.
         """
         call = Call(work, settled, ended)
         call.timer = self._loop.call_later(timeout_s, self._give_up, call, timeout_s)
@@ -114,7 +114,7 @@ class Threads:
         return result
 
     def close(self) -> None:
-        """End the idle threads; one that is stuck ends with the process."""
+        """End the idle threads; a hanging one ends with the process."""
         for inbox in self._idle:
             inbox.put(None)
         self._idle.clear()
@@ -162,14 +162,14 @@ class Threads:
             call.timer.cancel()
         if call.stuck:
             self.stuck -= 1
-            log.warning("%s: a stuck call came back", self._name, extra={"code": "unstuck"})
+            log.warning("%s: a hanging call returned", self._name, extra={"code": "unstuck"})
         elif call.settled is not None:
             call.settled()
 
     def _give_up(self, call: Call, timeout_s: float) -> None:
         call.stuck = True
         self.stuck += 1
-        log.error("%s: a call is stuck (%d)", self._name, self.stuck, extra={"code": "stuck"})
+        log.error("%s: a call hangs (%d)", self._name, self.stuck, extra={"code": "stuck"})
         if call.settled is not None:
             call.settled()
         if not call.answer.done():

@@ -1,6 +1,6 @@
-"""Guests' displays by libvirt: a connection to QEMU's VNC server, and pictures.
+"""Guests' displays through libvirt: connections to QEMU's VNC server, and screenshots.
 
-QEMU makes the PNG itself (7.1 and newer), so that no image library is needed.
+QEMU makes the PNG itself (7.1 and newer), so no image library is needed.
 """
 
 import asyncio
@@ -26,21 +26,22 @@ Result = TypeVar("Result")
 
 
 class LibvirtDisplays:
-    """The `Displays` port. A QEMU that hangs holds one of `links`, however often it is tried."""
+    """The `Displays` port. A hanging QEMU occupies at most one of `links`."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
         self._one_each = OneEach()
 
     def close(self) -> None:
-        """Close the connections that nothing uses."""
+        """Close the unused connections."""
         self._links.close()
 
     async def connect(self, uid: str) -> socket.socket:
-        """A connection to the guest's VNC server, made by QEMU for us alone.
+        """Return a new connection to the guest's VNC server, made by QEMU.
 
         Raises:
-            VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`, or of libvirt.
+            VirtbusError: 409 `no_display`, `domain_state`; 503 `display_busy`, or an error of
+                libvirt.
         """
         made: list[int] = []
         lost = False
@@ -64,7 +65,7 @@ class LibvirtDisplays:
         return socket.socket(fileno=made.pop())
 
     async def screenshot(self, uid: str) -> bytes:
-        """The display as PNG; errors as `connect`, and 501 `no_png`."""
+        """Return the display as PNG; errors as `connect`, and 501 `no_png`."""
 
         def run(domain: libvirt.virDomain) -> tuple[str, bytes]:
             _check(domain)
@@ -97,7 +98,7 @@ class LibvirtDisplays:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result | None:
-        """`work` once no other call on this guest's display is under way."""
+        """Run `work` once no other call on this guest's display is in flight."""
 
         def both() -> None:
             self._one_each.end(uid)

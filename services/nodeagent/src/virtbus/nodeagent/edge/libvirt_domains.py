@@ -1,4 +1,4 @@
-"""A libvirt domain as the agent's facts, and work on one that is ours."""
+"""Reads a libvirt domain as the agent's facts, and restricts calls to our domains."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,12 +29,12 @@ _ENDINGS: dict[int, Ending] = {
 
 
 def is_ours(domain: libvirt.virDomain) -> bool:
-    """True for a domain that virtbus made: its name is that of its own UUID, as no tool does."""
+    """Return True for a domain of virtbus: its name contains its own UUID."""
     return domain.name() == domain_name(domain.UUIDString())
 
 
 def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
-    """The domain's facts; None for one that vanished meanwhile."""
+    """Return the domain's facts; None if it vanished meanwhile."""
     try:
         state, reason = domain.state()
         metadata = _metadata(domain)
@@ -51,7 +51,7 @@ def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
 
 
 def state_of(state: int, reason: int) -> tuple[DomainState, Ending]:
-    """Our state of libvirt's, and how the guest ended where it did."""
+    """Return our state for libvirt's, and how the guest ended if it did."""
     kind = _STATES.get(state, DomainState.RUNNING)
     if kind is DomainState.PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_STARTING_UP:
         return DomainState.STARTING, Ending.UNKNOWN
@@ -80,7 +80,7 @@ async def on_ours(
     timeout_s: float,
     ended: Callable[[], None] = lambda: None,
 ) -> Result | None:
-    """`work` on our domain of `uid`; None where there is none, or one that is not ours."""
+    """Run `work` on our domain of `uid`; return None if there is none, or it is foreign."""
 
     def run(connection: libvirt.virConnect) -> Result | None:
         try:

@@ -1,4 +1,4 @@
-"""libvirt's errors as ours: one table, and the cause in the emulator's own words."""
+"""Translates libvirt's errors: one table, and the cause in the emulator's own words."""
 
 import re
 
@@ -30,16 +30,16 @@ _PREFIXES = re.compile(
     r"(?:process exited while connecting to monitor|qemu unexpectedly closed the monitor): )+"
 )
 _WRAPPER = re.compile(r"^(?:vmwrapper: )?(recovering|[a-z][a-z0-9]*(?:_[a-z0-9]+)+): (.+)$")
-"""vmwrapper's one line: `reason: cause; next step`, as netd sent it or of its own."""
+"""vmwrapper's error line: `reason: cause; next step`, from netd or its own."""
 _LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout))$")
 
 
 def is_down(error: libvirt.libvirtError) -> bool:
-    """True when the connection, not the request, is what failed."""
+    """Return True if the connection failed, not the request."""
     code = error.get_error_code()
     if code in {libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_INVALID_CONN, libvirt.VIR_ERR_RPC}:
         return True
-    # A missing disk is a system error too, but not one of the transport's.
+    # A missing disk is a system error too, but not one of the transport.
     return error.get_error_domain() in _RPC and code in {
         libvirt.VIR_ERR_SYSTEM_ERROR,
         libvirt.VIR_ERR_INTERNAL_ERROR,
@@ -47,7 +47,7 @@ def is_down(error: libvirt.libvirtError) -> bool:
 
 
 def cause(text: str) -> str:
-    """The line of libvirt's message that says why: the emulator's own last one, if it is there."""
+    """Return the line of libvirt's message with the cause, if possible the emulator's last one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return "libvirt gave no reason"
@@ -57,7 +57,7 @@ def cause(text: str) -> str:
 def translated(
     error: libvirt.libvirtError, doing: str, *, connecting: bool = False
 ) -> VirtbusError:
-    """`error` as a VirtbusError that says what was tried."""
+    """Return `error` as a VirtbusError with the attempted operation."""
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):
         message = f"libvirt does not answer ({text}); start libvirtd, guests run on meanwhile"

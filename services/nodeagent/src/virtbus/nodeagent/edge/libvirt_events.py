@@ -1,4 +1,4 @@
-"""libvirt's lifecycle events: its event loop in a thread, and what an event means."""
+"""libvirt's lifecycle events: its event loop in a thread, and the meaning of events."""
 
 import contextlib
 import threading
@@ -19,7 +19,7 @@ _CHANGES: dict[int, DomainChange] = {
 _STOPS: dict[int, DomainChange] = {
     libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: DomainChange.SHUT_DOWN,
     libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: DomainChange.CRASHED,
-    # QEMU was killed, or a start failed: only who starts can tell the two apart.
+    # QEMU was killed, or a start failed: only the starter can tell the two apart
     libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: DomainChange.CRASHED,
 }
 _WATCHDOGS: dict[int, DomainChange] = {
@@ -31,10 +31,10 @@ _RUNNING = threading.Event()
 
 
 def start_event_loop() -> None:
-    """Run libvirt's own event loop in a daemon thread: one a process, for it cannot be ended.
+    """Run libvirt's own event loop in a daemon thread, one per process: it cannot be ended.
 
-    It must be there before the first connection. libvirt's habit of printing each error to
-    stderr is turned off: they are raised, too.
+    It must exist before the first connection. libvirt's printing of errors to stderr is turned off,
+    because they are raised as well.
     """
     if _RUNNING.is_set():
         return
@@ -51,7 +51,7 @@ def start_event_loop() -> None:
 
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
-    """Tell `hear`, in libvirt's thread, of what happens to our domains and their watchdogs."""
+    """Call `hear` in libvirt's thread for events of our domains and their watchdogs."""
 
     def lifecycle(
         _connection: libvirt.virConnect,
@@ -87,7 +87,7 @@ def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) 
 
 
 def change_of(event: int, detail: int) -> DomainChange | None:
-    """What an event says happened; None for one that says nothing of the guest's life."""
+    """Return the change of an event; None for irrelevant ones."""
     if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
         return _STOPS.get(detail, DomainChange.ENDED)
     panicked = libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED

@@ -1,8 +1,8 @@
-"""QEMU's guest agent in our guests, by libvirt (`virDomainGetGuestInfo`).
+"""QEMU's guest agent in our guests, through libvirt (`virDomainGetGuestInfo`).
 
-Not `qemuAgentCommand`, which taints the domain. A guest may hang, lie or never stop: each is asked
-once at a time, on connections that nothing else uses, and libvirt's own time limit ends the call.
-Who took long lately is asked on connections of the slow, so that the others wait for none of them.
+`qemuAgentCommand` is not used because it taints the domain. A guest may hang or lie. Each gets one
+call at a time, on connections for this purpose, and libvirt's own time limit ends the call.
+Recently slow guests use separate connections, so that the others do not wait for them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestQuestion
 
 LIMIT_S = 180.0
-"""Longer than libvirt takes for all questions when each answer comes at the last moment."""
+"""Longer than libvirt takes for all questions if each answer arrives at the last moment."""
 _TYPES = {
     GuestQuestion.PING: libvirt.VIR_DOMAIN_GUEST_INFO_HOSTNAME,
     GuestQuestion.OS: libvirt.VIR_DOMAIN_GUEST_INFO_OS
@@ -31,19 +31,19 @@ _TYPES = {
 }
 _ALL_IT_KNOWS = 0
 _MOST_S = 10
-"""What libvirt waits for each answer at most, however patient the asker is."""
+"""libvirt's maximum wait for each answer, for any caller."""
 
 
 QUICK_S = 1
-"""What libvirt waits for an answer of a guest that was not slow lately."""
+"""libvirt's wait for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""So long a guest is counted as slow. A shorter time lets one be quick and slow by turns."""
+"""Time that a guest counts as slow. With a shorter time a guest could alternate."""
 
 _Answers = Mapping[str, object]
 
 
 class LibvirtGuests:
-    """The `GuestAgents` port. `quick` are the connections for most guests, `slow` for the slow."""
+    """The `GuestAgents` port. `quick` are the connections for most guests, `slow` for slow ones."""
 
     def __init__(self, quick: Links, slow: Links) -> None:
         self._quick = quick
@@ -54,7 +54,7 @@ class LibvirtGuests:
     async def ask(
         self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
     ) -> Mapping[str, object]:
-        """Libvirt's own map of answers, within `timeout_s`.
+        """Return libvirt's map of answers, within `timeout_s`.
 
         Raises:
             VirtbusError: 409 `guest_agent_absent`, 503 `guest_agent_silent`, 409 `domain_state`.
@@ -108,12 +108,12 @@ class LibvirtGuests:
         return self._slow_until_s.get(uid, 0.0) > time.monotonic()
 
     def _mark(self, uid: str, now_s: float) -> None:
-        """It is slow, for a while; who was and is no more is forgotten."""
+        """Mark a guest as slow for a while; forget earlier marks that expired."""
         known = self._slow_until_s.items()
         self._slow_until_s = {one: until_s for one, until_s in known if until_s > now_s}
         self._slow_until_s[uid] = now_s + SLOW_FOR_S
 
     def close(self) -> None:
-        """Close the connections that nothing uses."""
+        """Close the unused connections."""
         self._quick.close()
         self._slow.close()

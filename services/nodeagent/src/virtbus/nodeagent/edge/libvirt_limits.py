@@ -1,4 +1,4 @@
-"""How much libvirtd does at once, from its admin interface (https://libvirt.org/manpages/virt-admin.html)."""
+"""Reads libvirtd's limits from its admin interface (libvirt's manual of virt-admin)."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,14 @@ _DAEMONS = ("libvirtd", "virtqemud")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """libvirtd's own; the defaults are those of an unchanged libvirtd.conf."""
+    """The limits; the defaults are those of an unchanged libvirtd.conf."""
 
     max_workers: int = 20
     known: bool = False
 
 
 async def read_limits(uri: str) -> Limits:
-    """The limits of the daemon behind `uri`; the defaults where it does not tell."""
+    """Return the limits of the daemon at `uri`; the defaults if unknown."""
     if uri != "qemu:///system":
         return Limits()
     for daemon in _DAEMONS:
@@ -53,7 +53,7 @@ async def _max_workers(daemon: str) -> int | None:
 
 
 def parse_max_workers(text: str) -> int | None:
-    """`maxWorkers : 20` of virt-admin's table."""
+    """Return the number in `maxWorkers : 20` of virt-admin's table."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "maxWorkers" and value.strip().isdigit():

@@ -1,9 +1,9 @@
-"""Connections to libvirtd, as many as there are calls at once: one call on each.
+"""Connections to libvirtd: one for each concurrent call.
 
-A call that waits would hold up the others of its connection. libvirtd serves only five of them
-(`max_client_requests`), and libvirt's client before 10.0 may lose the wake-up of the thread that
-owns the socket, so that a second call stands still until the first returns (measured on 9.0: every
-other call beside one that hangs; "rpc: fix race in waking up client event loop").
+A blocking call delays others of its connection. libvirtd serves only five of them
+(`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the thread that owns
+the socket, so that a second call waits until the first returns. On 9.0 this happened to every other
+call next to a hanging one ("rpc: fix race in waking up client event loop").
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 10.0
 FAIL_FAST_S = 0.2
-"""After a refused connection others fail at once for so long, rather than each trying again."""
+"""After a refused connection, other connects fail at once for this long."""
 KEEPALIVE = (5, 3)
 """Seconds between probes, and how many may be missed: a hung libvirtd is noticed in 20 s."""
 
 
 class Link:
-    """One connection, and whether it is in use. `lost` is told that libvirtd went away."""
+    """One connection, and its use. `lost` is called when libvirtd goes away."""
 
     connection: libvirt.virConnect
 
@@ -40,7 +40,7 @@ class Link:
 
 
 class Links:
-    """The connections of one kind of work, at most `at_once` calls in flight on them.
+    """The connections of one kind of work, with at most `at_once` calls in flight.
 
     Calls are refused while `stuck_limit` of all kinds hang.
     """
@@ -50,7 +50,7 @@ class Links:
         self._threads = threads
         self._places = asyncio.Semaphore(at_once)
         self._stuck_limit = stuck_limit
-        # The test driver lives in this process, and each connection to it is a host of its own.
+        # The test driver is in this process, and each connection to it is a separate host.
         self._in_process = uri.startswith("test:///")
         self._links: list[Link] = []
         self._opening = asyncio.Lock()
@@ -65,12 +65,12 @@ class Links:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result:
-        """`work` on a connection of its own.
+        """Run `work` on its own connection.
 
         `ended` runs once `work` has ended, late or not, or will never begin; on the loop, once.
 
         Raises:
-            VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, else the cause in words.
+            VirtbusError: 503 `libvirt_down` or `libvirt_stuck`, otherwise the cause as text.
         """
         try:
             link = await self._taken()
@@ -96,7 +96,7 @@ class Links:
             raise translated(error, doing) from error
 
     async def _taken(self) -> Link:
-        """A place, and a connection that nobody uses."""
+        """Return a slot with an unused connection."""
         if self._threads.stuck >= self._stuck_limit:
             message = "libvirt does not answer; restart libvirtd, guests run on meanwhile"
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
@@ -112,7 +112,7 @@ class Links:
     ) -> None:
         """Keep a connection on which `prepare` has run, in a thread, until it is `lost`.
 
-        The test driver has but one connection, which is shared and never lost.
+        The test driver has a single connection, which is shared and never lost.
         """
         async with self._opening:
             if self._in_process and self._links:
@@ -139,7 +139,7 @@ class Links:
         return link
 
     def _connect(self, link: Link, prepare: Callable[[libvirt.virConnect], None] | None) -> None:
-        """In a thread: open, and be told when the other side is gone."""
+        """Open a connection in a thread, with a callback for its loss."""
         link.connection = libvirt.open(self._uri)
         if not self._in_process:
             link.connection.setKeepAlive(*KEEPALIVE)
@@ -148,7 +148,7 @@ class Links:
             prepare(link.connection)
 
     def _closed(self, _connection: libvirt.virConnect, _reason: int, link: Link) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody uses it any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no user any more
             self._loop.call_soon_threadsafe(self._lost, link)
 
     def _lost(self, link: Link) -> None:
@@ -157,7 +157,7 @@ class Links:
             link.lost()
 
     def drop(self, link: Link) -> None:
-        """The connection is of no more use; closed once the last call on it has ended."""
+        """Drop the connection; it is closed once the last call on it has ended."""
         if link.dead:
             return
         link.dead = True
@@ -167,7 +167,7 @@ class Links:
             self._close(link)
 
     def close(self) -> None:
-        """Close what is not in use."""
+        """Close unused connections."""
         for link in list(self._links):
             self.drop(link)
 

@@ -1,4 +1,4 @@
-"""When a guest is ready: it answers a ping, or says GUEST-READY on its serial console."""
+"""Readiness probe: a guest answers a ping, or prints GUEST-READY on its serial console."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ _ONLY_ECHO_REPLIES = struct.pack("=I", ~1 & 0xFFFFFFFF)
 
 
 class Reach:
-    """Asks guests for a sign of life.
+    """Probes guests.
 
-    A guest that never answers is asked for as long as it runs, so a question costs little. Each
-    has a socket that is connected to one guest: the kernel drops what others send, and one
-    datagram is all that is read of a guest that sends many (ADR 0029).
+    A guest that never answers is probed for as long as it runs, so a probe must be cheap. Each has
+    a socket that is connected to one guest. The kernel drops packets of others, and only one
+    datagram of a flood is read (ADR 0029).
     """
 
     def __init__(self, console_log: Callable[[str], Path]) -> None:
@@ -32,7 +32,7 @@ class Reach:
         self._request = _echo_request()
 
     def open(self) -> None:
-        """Learn whether the process may ping; if not only the console counts."""
+        """Check if the process may ping; if not, only the console counts."""
         with contextlib.suppress(PermissionError), _raw():
             self._may_ping = True
 
@@ -43,7 +43,7 @@ class Reach:
         *,
         rebooted: bool = False,
     ) -> str:
-        """Why the guest counts as ready; waits as long as it takes."""
+        """Return the evidence of readiness; waits as long as needed."""
         console = _Console(self._console_log(uid))
         if rebooted:
             console.skip()
@@ -58,7 +58,7 @@ class Reach:
             delay_s = min(delay_s * 1.1, INTERVAL_S[1])
 
     async def _ping(self, address: str, wait_s: float) -> bool:
-        """One echo request; True when an answer came within `wait_s`, which always passes else."""
+        """Send one echo request; return True after an answer, otherwise False after `wait_s`."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(wait_s, _settle, answered, False)
@@ -80,7 +80,7 @@ class Reach:
             def receive() -> None:
                 with contextlib.suppress(OSError):
                     _packet, (source, _) = asker.recvfrom(64)
-                    if source == address:  # else it came before the socket was connected
+                    if source == address:  # otherwise it arrived before the connect
                         _settle(answered, True)
 
             asker.connect((address, 0))
@@ -93,14 +93,14 @@ class Reach:
 
 
 class _Console:
-    """A console's log, read again only when there is more of it."""
+    """A console's log, read again only after growth."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._read_bytes = self._since_bytes = 0
 
     def skip(self) -> None:
-        """Only what comes from now on counts."""
+        """Ignore earlier output."""
         with contextlib.suppress(OSError):
             self._read_bytes = self._since_bytes = self._log.stat().st_size
 
@@ -123,15 +123,15 @@ def _settle(future: "asyncio.Future[bool]", value: bool) -> None:
 
 
 def _raw() -> socket.socket:
-    """A socket that gets echo replies; PermissionError."""
+    """Return a socket for echo replies; raises PermissionError."""
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMP)
-    # Else our own kernel's "unreachable" comes for each guest that still boots.
+    # otherwise our own kernel's "unreachable" arrives for each booting guest
     raw.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REPLIES)
     return raw
 
 
 def _echo_request() -> bytes:
-    """ICMP echo (RFC 792) with our pid as identifier."""
+    """Return an ICMP echo (RFC 792) with our pid as identifier."""
     body = struct.pack(">BBHHH", 8, 0, 0, os.getpid() & 0xFFFF, 1) + b"virtbus!"
     total = sum(struct.unpack(f">{len(body) // 2}H", body))
     total = (total >> 16) + (total & 0xFFFF)

@@ -1,12 +1,12 @@
-"""What the agent keeps on disk: a record a VM, the epoch ledger, the join nonce, VERSION.
+"""The agent's files: a record for each VM, the epoch ledger, the join nonce, VERSION.
 
 <state_dir>/VERSION            version of this layout
 <state_dir>/node               the id of this node
-<state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h of the bus's time
+<state_dir>/agent/ledger       uid → highest epoch, when removed; kept 24 h of the bus' time
 <state_dir>/agent/nonce        the bus incarnation that this node joined
-<state_dir>/agent/wish         what that bus wants of the node: cordoned, draining, fenced
+<state_dir>/agent/wish         the desired state of the node: cordoned, draining, fenced
 <state_dir>/vms/<uid>/record   the desired record, without secrets
-<state_dir>/vms/<uid>/commands what became of the last commands
+<state_dir>/vms/<uid>/commands results of the last commands
 <state_dir>/vms/<uid>/seed-*   seeds
 <state_dir>/quarantine/<entry>/ the same of a VM whose disks are in quarantine (ADR 0033)
 <state_dir>/vms/<uid>/disk-*   our own names of its disks (`disk_files.py`)
@@ -41,7 +41,7 @@ LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 
 class StateFiles:
-    """The `RecordFiles` port. `open` first; it refuses a second agent on the same state."""
+    """The `RecordFiles` port. Call `open` first; it refuses a second agent on the same state."""
 
     def __init__(self, state_dir: Path, run_dir: Path) -> None:
         self._state = state_dir
@@ -57,8 +57,8 @@ class StateFiles:
         """Make the directories, take the lock, read the ledger.
 
         Raises:
-            VirtbusError: 409 `second_agent`, or `other_node` for the state of another node id;
-                422 `state_newer` for a layout of a newer program.
+            VirtbusError: 409 `second_agent`, or `other_node` for the state of another node id; 422
+                `state_newer` for a layout of a newer program.
         """
         for path in (self._agent, self.vms, self._consoles, self._quarantine, self._run / "vms"):
             path.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class StateFiles:
             self._lock = None
 
     def _check_node(self, node: str) -> None:
-        """A node keeps its id: VMs are found by it, whatever the host is called by now."""
+        """Check the node's id, by which its VMs are found; a rename of the host keeps it."""
         path = self._state / NODE_FILE
         kept = path.read_text().strip() if path.exists() else ""
         if not kept:
@@ -123,7 +123,7 @@ class StateFiles:
 
     # --- records --------------------------------------------------------------------------
     async def write(self, record: VmRecord) -> None:
-        """Durable on return, with its epoch; a ledger entry without a record is harmless."""
+        """Write durably, with its epoch; a ledger entry without a record is harmless."""
         folder = self.vms / check_uid(record.uid)
         self._ledger.acted(record.uid, record.epoch)
 
@@ -155,7 +155,7 @@ class StateFiles:
         return await in_thread(load)
 
     async def things(self) -> dict[str, tuple[str, ...]]:
-        """What this agent has on disk, by the uid in its name."""
+        """Return this agent's paths, by the uid in their names."""
 
         def find() -> dict[str, tuple[str, ...]]:
             paths = [*self.vms.iterdir(), *(self._run / "vms").iterdir()]
@@ -176,7 +176,7 @@ class StateFiles:
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
-            with contextlib.suppress(OSError):  # libvirt's, which keeps its log for good
+            with contextlib.suppress(OSError):  # libvirt's, which never deletes its log
                 for backup in ("", ".0", ".1", ".2"):
                     log = f"{domain_name(check_uid(uid))}.log{backup}"
                     (LIBVIRT_LOGS / log).unlink(missing_ok=True)
@@ -237,7 +237,7 @@ class StateFiles:
         with writing(self._state):
             await in_thread(remove)
 
-    # --- the bus that was joined ------------------------------------------------------------
+    # --- the joined bus --------------------------------------------------------------------------
     def nonce(self) -> str:
         with contextlib.suppress(FileNotFoundError):
             return (self._agent / "nonce").read_text().strip()
@@ -252,7 +252,7 @@ class StateFiles:
         except FileNotFoundError:
             return None
         except (OSError, VirtbusError) as error:
-            log.error("unreadable wish: %s", error, extra={"code": "bad_wish_file"})
+            log.error("unreadable desired node state: %s", error, extra={"code": "bad_wish_file"})
             return None
 
     def set_wish(self, wish: NodeWish | None) -> None:
@@ -263,7 +263,9 @@ class StateFiles:
             elif not _holds(path, data := encode(wish)):
                 replace(path, data)
         except OSError as error:
-            log.error("the wish is not on disk: %s", error, extra={"code": "state_write"})
+            log.error(
+                "cannot write the desired node state: %s", error, extra={"code": "state_write"}
+            )
 
     async def new_boot(self, uid: str) -> None:
         log = self.console_log(uid)
@@ -279,7 +281,7 @@ class StateFiles:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """True when the file is already so: a repeated create then costs no fsync."""
+    """Return True if the file has this content: a repeated create then needs no fsync."""
     try:
         return path.read_bytes() == data
     except OSError:

@@ -1,4 +1,4 @@
-"""Seeds and files as ISO 9660 images; the only importer of pycdlib."""
+"""Writes seeds and files as ISO 9660 images; the only importer of pycdlib."""
 
 import asyncio
 import io
@@ -17,13 +17,13 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 NO_CLOUD, CONFIG_DRIVE = "cidata", "config-2"
 """The labels by which cloud-init finds its datasources."""
 SMALL_BYTES = 4096
-"""User data of more, which takes up to 0.2 s, is read beside: it delays nobody's small seed."""
+"""Larger user data, which takes up to 0.2 s, uses another thread than small seeds."""
 
 
 def iso(files: Mapping[str, bytes], label: str) -> bytes:
-    """An ISO with Joliet and Rock Ridge names, so that any guest reads them as they are.
+    """Return an ISO with Joliet and Rock Ridge names, readable for any guest.
 
-    `files` is path to contents; folders are made as they come.
+    `files` is path to contents; folders are created as needed.
     """
     image = pycdlib.PyCdlib()
     image.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident=label)
@@ -52,7 +52,7 @@ class SeedIsos:
 
     def __init__(self, vms_dir: Path) -> None:
         self._vms_dir = vms_dir
-        # Threads that read users' data, and do nothing else: only a seed waits for them.
+        # threads for users' data only, so that only seeds wait for them
         self._small, self._large = (ThreadPoolExecutor(1, f"seed-{n}") for n in ("small", "large"))
 
     def paths(self, record: VmRecord) -> dict[str, Path]:
@@ -68,10 +68,10 @@ class SeedIsos:
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Write each ISO anew, 0600 (SEC-03): it may hold passwords; libvirt hands it to QEMU.
+        """Write each ISO, mode 0600 (SEC-03): it may contain passwords; libvirt passes it to QEMU.
 
-        Cancelled: no file is written any more once this has ended. A thread may still read the
-        user's data then, and what it makes of it is lost (ADR 0029).
+        After a cancellation no file is written any more. A thread may still parse the user's data
+        then; its result is dropped (ADR 0029).
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
@@ -92,7 +92,7 @@ class SeedIsos:
             for name, image in rendered.items():
                 path = paths[name]
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-                path.parent.chmod(0o711)  # QEMU's user must pass through, whatever the umask
+                path.parent.chmod(0o711)  # QEMU's user needs access, with any umask
                 replace(path, image, durable=False)
 
         with writing(self._vms_dir):
@@ -107,7 +107,7 @@ def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:
 def _contents(
     record: VmRecord, volume: Volume, secrets: VmSecrets, interfaces: Sequence[InterfaceStatus]
 ) -> tuple[dict[str, bytes], str]:
-    """Path to contents of a volume, and its label."""
+    """Return path to contents of a volume, and its label."""
     if volume.files is not None:
         files = secrets.files.get(volume.name, volume.files)
         return files.contents, files.volume_label

@@ -1,4 +1,4 @@
-"""Where a VM runs, when it counts as well, and how it ends: the rest of the VMI's spec."""
+"""Fields of placement, readiness and termination: the rest of the VMI's spec."""
 
 from virtbus.kubebridge.core.fields.row import Kind, below, ignored, mapped, refused
 from virtbus.schemas.vm import EvictionStrategy

@@ -1,4 +1,4 @@
-"""What a VirtualMachine has beside its template, and the annotations that KubeVirt obeys."""
+"""Fields of a VirtualMachine except its template, and the annotations that KubeVirt obeys."""
 
 from virtbus.kubebridge.core.fields.row import Kind, below, ignored, mapped, refused
 from virtbus.schemas.vm import RunStrategy

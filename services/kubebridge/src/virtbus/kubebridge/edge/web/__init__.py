@@ -1,5 +1,4 @@
-"""The one HTTPS port: aggregated API, webhooks, health (ADR 0024).
+"""The single HTTPS port: aggregated API, webhooks, health (ADR 0024).
 
-Who asks and what they asked is read here; what follows is decided in `core`. Nothing else
-imports `aiohttp.web`.
+This package authenticates and parses requests; `core` decides. Nothing else imports `aiohttp.web`.
 """

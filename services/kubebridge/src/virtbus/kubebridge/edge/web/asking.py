@@ -1,4 +1,4 @@
-"""Who asks, by the front proxy, and whether they may, by a SubjectAccessReview."""
+"""Authentication by the front proxy, and authorization by a SubjectAccessReview."""
 
 import asyncio
 import logging

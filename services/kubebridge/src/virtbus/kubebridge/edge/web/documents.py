@@ -1,4 +1,4 @@
-"""What may be read without a right: discovery, OpenAPI, versions, health."""
+"""Handlers without authorization: discovery, OpenAPI, versions, health."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A call's deeds, done: patches of objects, verbs of the bus, questions to a guest."""
+"""Executes a call's effects: patches of objects, verbs of the bus, guest agent questions."""
 
 from typing import Any
 

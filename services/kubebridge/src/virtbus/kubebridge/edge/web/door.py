@@ -1,4 +1,4 @@
-"""TLS of the one port: certificates come and go while it is open."""
+"""The TLS listener, whose certificates can be replaced while it is open."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""All that answers at the one port, put together."""
+"""The application of the HTTPS port."""
 
 import importlib.metadata
 from collections.abc import Callable, Iterable
