@@ -60,7 +60,8 @@ class GuestLinks:
         The filter stands before the tap is up, so that no frame passes unchecked (NET-07). The
         calling thread is in the namespace already.
         """
-        write_sysctl(_NO_IPV6, "1")
+        if attachment.has_cni:
+            write_sysctl(_NO_IPV6, "1")
         for nic in attachment.nics:
             with suppress(VirtbusError):  # busy: a QEMU holds it, so it is there
                 taps.make_tap(nic.tap)
@@ -223,7 +224,7 @@ def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: i
 
 def _join(uid: str, nic: Nic) -> list[Call]:
     bridge = _BRIDGE_INDEX + nic.index
-    wire = names.wire_mac(uid, nic.index)
+    wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
     return [
         links.new_bridge(nic.bridge, index=bridge),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
