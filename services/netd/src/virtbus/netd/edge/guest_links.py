@@ -120,8 +120,13 @@ class GuestLinks:
             if link is None:
                 return None
             found = links.list_addresses(inside, socket.AF_INET)
-            ours = [each for each in found if each.index == link.index]
-            inside.do([links.delete_address(link.index, each.interface) for each in ours])
+            inside.do(
+                [
+                    links.delete_address(link.index, each.interface)
+                    for each in found
+                    if each.index == link.index
+                ]
+            )
             return link
 
     def give_address_back(self, attachment: Attachment) -> None:
@@ -218,7 +223,7 @@ def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: i
         wire = names.wire_mac(uid, nic.index)
         calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
         calls.append(host_end.no_ipv6(nic.host_link))
-        calls.append(links.set_link(nic.host_link, up=True, master=master, alias=uid))
+        calls.append(host_end.plug(nic.host_link, master, uid))
     host.do(calls)
 
 

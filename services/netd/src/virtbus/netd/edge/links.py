@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from socket import AF_INET, AF_INET6, AF_UNSPEC
 
+from virtbus.netd.core import host_end
 from virtbus.netd.core.netlink import HEADER_BYTES, Call, Reply
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.rtnl import ADDRESSES, LINKS, Attribute, Message, nest
 
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
-_SCOPE_GLOBAL = 0
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
 Interface = IPv4Interface | IPv6Interface
@@ -120,7 +120,7 @@ def delete_link(name: str) -> Call:
 
 def find(netlink: Netlink, name: str) -> Link | None:
     """One link by name; never look for it among all (2 s at 1,000 namespaces)."""
-    reply = netlink.ask(LINKS.get(name, ("IFLA_IFNAME", name)))
+    reply = netlink.ask(host_end.get_link(name))
     return Link(reply) if reply is not None else None
 
 
@@ -143,8 +143,10 @@ def delete_address(index: int, interface: Interface) -> Call:
 
 def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[str, int]]:
     family = AF_INET if interface.version == 4 else AF_INET6
-    fields = {"family": family, "prefixlen": interface.network.prefixlen, "index": index}
-    return [("IFA_LOCAL", str(interface.ip)), ("IFA_ADDRESS", str(interface.ip))], fields
+    return (
+        [("IFA_LOCAL", str(interface.ip)), ("IFA_ADDRESS", str(interface.ip))],
+        {"family": family, "prefixlen": interface.network.prefixlen, "index": index},
+    )
 
 
 def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[Address]:
@@ -158,5 +160,8 @@ def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[Address]:
 
 def _read_address(message: Message) -> Address:
     ip = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-    interface = ip_interface((ip, message["prefixlen"]))
-    return Address(message["index"], interface, message["scope"] == _SCOPE_GLOBAL)
+    return Address(
+        index=message["index"],
+        interface=ip_interface((ip, message["prefixlen"])),
+        is_global=message["scope"] == 0,
+    )

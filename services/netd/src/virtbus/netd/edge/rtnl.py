@@ -66,12 +66,9 @@ class Objects:
 
     def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> Call:
         """Ensure that an object is gone; `gone` is the errno for one that is not there."""
-        body = self._body(attributes, fields)
-        return Call(f"delete {name}", self.new + 1, 0, body, tolerated=(gone,))
-
-    def get(self, name: str, *attributes: Attribute) -> Call:
-        """Ask for one object."""
-        return Call(f"get {name}", self.new + 2, 0, self._body(attributes, {}))
+        return Call(
+            f"delete {name}", self.new + 1, 0, self._body(attributes, fields), tolerated=(gone,)
+        )
 
     def list_all(self, name: str, **fields: int) -> Call:
         """Ask for all objects of the namespace that have these fields."""
