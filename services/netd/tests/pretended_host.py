@@ -19,10 +19,9 @@ import pytest
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import Doors
-from virtbus.netd.core import links
-from virtbus.netd.core.links import mac_bytes
-from virtbus.netd.core.names import netns
+from virtbus.netd.core.names import mac_bytes, netns
 from virtbus.netd.core.offer import Site
+from virtbus.netd.edge import links
 from virtbus.netd.edge.cni import Cni
 from virtbus.netd.edge.dhcp_server import DhcpServer
 from virtbus.netd.edge.emulators import Emulators
@@ -44,8 +43,7 @@ def _enter(fd: int) -> None:
 
 def _links_here() -> set[str]:
     with Netlink() as netlink:
-        found = [links.read_link(reply) for reply in netlink.dump(links.all_links())]
-    return {link.name for link in found if link is not None}
+        return {link.name for link in links.list_links(netlink)}
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from virtbus.netd.core import nft
-from virtbus.netd.core.links import mac_bytes
+from virtbus.netd.core.names import mac_bytes
 from virtbus.netd.core.netlink import Call
 
 TABLE = "virtbus"

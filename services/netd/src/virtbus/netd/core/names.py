@@ -9,7 +9,8 @@ _HOST_LINK = re.compile(r"^vb[0-9a-f]{12}[0-7]$")
 MAX_INTERFACES = 8
 
 OWNER_PREFIX = "virtbus:"
-_MAX_ALIAS_BYTES = 255
+_MAX_ALIAS_BYTES = 254
+"""The kernel takes 255, and pyroute2 sends a NUL with them."""
 
 
 def owner_mark(state_dir: str) -> str:
@@ -77,6 +78,11 @@ def wire_mac(uid: str, index: int) -> str:
 def bridge_mac(subnet: str) -> str:
     """The MAC of the host bridge, fixed: guests keep it in their ARP caches."""
     return _hashed_mac("bridge", subnet)
+
+
+def mac_bytes(mac: str) -> bytes:
+    """The six bytes of `aa:bb:…`."""
+    return bytes.fromhex(mac.replace(":", ""))
 
 
 def server_mac(uid: str, index: int) -> str:

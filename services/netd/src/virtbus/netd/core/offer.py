@@ -6,7 +6,6 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp import ANY, Offer
-from virtbus.netd.core.links import mac_bytes
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
 """The server id where the network has no gateway; renewals then end in the broadcast of T2."""
@@ -47,10 +46,10 @@ def _offer(attachment: Attachment, nic: Nic, site: Site, *, routed: bool) -> Off
         for route in nic.routes
     ]
     return Offer(
-        mac=mac_bytes(nic.mac),
+        mac=names.mac_bytes(nic.mac),
         address=IPv4Interface(nic.addresses[0]),
         server=gateway or LINK_LOCAL_SERVER,
-        server_mac=mac_bytes(names.server_mac(attachment.uid, nic.index)),
+        server_mac=names.mac_bytes(names.server_mac(attachment.uid, nic.index)),
         router=None if routed else gateway,
         dns=tuple(IPv4Address(server) for server in nic.dns) or site.dns,
         domain=site.domain,

@@ -11,11 +11,11 @@ from contextlib import suppress
 from ctypes import addressof, create_string_buffer
 from ipaddress import IPv4Interface
 
-from virtbus.netd.core import links, names
+from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.dhcp_frame import request_filter
 from virtbus.netd.core.netlink import Call
-from virtbus.netd.edge import filters, taps
+from virtbus.netd.edge import filters, links, taps
 from virtbus.netd.edge.host_bridge import HostBridge
 from virtbus.netd.edge.namespaces import Namespaces, own_namespace, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
@@ -58,15 +58,18 @@ class GuestLinks:
         """Join each attachment with its tap, and return a DHCP socket per interface.
 
         The filter stands before the tap is up, so that no frame passes unchecked (NET-07). The
-        calling thread is in the namespace already, or enters it.
+        calling thread is in the namespace already.
         """
-        write_sysctl(_NO_IPV6, "1")
+        if attachment.has_cni:
+            write_sysctl(_NO_IPV6, "1")
         for nic in attachment.nics:
             with suppress(VirtbusError):  # busy: a QEMU holds it, so it is there
                 taps.make_tap(nic.tap)
         with Netlink() as inside:
-            inside.do([links.set_link("lo", up=True, alias=self._bridge.mark)])
-            inside.do([call for nic in attachment.nics for call in _join(attachment.uid, nic)])
+            calls = [links.set_link("lo", up=True, alias=self._bridge.mark)]
+            inside.do(
+                [*calls, *(call for nic in attachment.nics for call in _join(attachment.uid, nic))]
+            )
             filters.guard(attachment.nics)
             inside.do([links.set_link(nic.tap, up=True) for nic in attachment.nics])
         return _dhcp_sockets(attachment.nics)
@@ -113,10 +116,17 @@ class GuestLinks:
         """The link that CNI made, its IPv4 addresses removed: they are the guest's now."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
-            link = _link(inside, nic.eth)
+            link = links.find(inside, nic.eth)
             if link is None:
                 return None
-            inside.do([links.delete_address(link.index, each) for each in _addresses(inside, link)])
+            found = links.list_addresses(inside, socket.AF_INET)
+            inside.do(
+                [
+                    links.delete_address(link.index, each.interface)
+                    for each in found
+                    if each.index == link.index
+                ]
+            )
             return link
 
     def give_address_back(self, attachment: Attachment) -> None:
@@ -153,15 +163,15 @@ class GuestLinks:
             return False
         self._namespaces.enter(netns)
         with Netlink() as inside:
-            lo = _link(inside, "lo")
+            lo = links.find(inside, "lo")
             return lo is not None and lo.alias == self._bridge.mark
 
     def unplugged(self, nics: Sequence[Nic]) -> list[str]:
         """Host ends that are gone or not on the host bridge, in words."""
         with Netlink() as host:
-            bridge = _link(host, self._bridge.name)
+            bridge = links.find(host, self._bridge.name)
             index = bridge.index if bridge is not None else 0
-            found = {nic.host_link: _link(host, nic.host_link) for nic in nics}
+            found = {nic.host_link: links.find(host, nic.host_link) for nic in nics}
         return [
             f"{name}: {'gone' if link is None else f'not on {self._bridge.name}'}"
             for name, link in found.items()
@@ -174,7 +184,7 @@ class GuestLinks:
             index = self._bridge.ensure(host)
             self._bridge.mend()
             for nic in nics:
-                link = _link(host, nic.host_link)
+                link = links.find(host, nic.host_link)
                 if link is not None and link.master != index:
                     host.do([links.set_link(nic.host_link, up=True, master=index)])
 
@@ -188,7 +198,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None:
     """Refuse link names that another VM has; remove ends of a namespace that is being freed."""
     for nic in nics:
-        found = _link(host, nic.host_link)
+        found = links.find(host, nic.host_link)
         if found is None:
             continue
         if found.alias not in {"", uid}:
@@ -211,15 +221,15 @@ def _plug(host: Netlink, uid: str, nics: Sequence[Nic], master: int, netns_fd: i
     calls: list[Call] = []
     for nic in nics:
         wire = names.wire_mac(uid, nic.index)
-        calls.append(links.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
-        calls.append(links.no_ipv6(nic.host_link))
-        calls.append(links.set_link(nic.host_link, up=True, master=master, alias=uid))
+        calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire))
+        calls.append(host_end.no_ipv6(nic.host_link))
+        calls.append(host_end.plug(nic.host_link, master, uid))
     host.do(calls)
 
 
 def _join(uid: str, nic: Nic) -> list[Call]:
     bridge = _BRIDGE_INDEX + nic.index
-    wire = names.wire_mac(uid, nic.index)
+    wire = names.wire_mac(uid, nic.index) if nic.kind is NicKind.CNI else None
     return [
         links.new_bridge(nic.bridge, index=bridge),
         links.set_link(nic.eth, up=True, master=bridge, mac=wire),
@@ -228,16 +238,11 @@ def _join(uid: str, nic: Nic) -> list[Call]:
     ]
 
 
-def _link(netlink: Netlink, name: str) -> links.Link | None:
-    reply = netlink.ask(links.get_link(name))
-    return links.read_link(reply) if reply is not None else None
-
-
 def _faults(inside: Netlink, nic: Nic) -> list[str]:
-    bridge = _link(inside, nic.bridge)
+    bridge = links.find(inside, nic.bridge)
     if bridge is None:
         return [f"{nic.bridge} is gone"]
-    found = {name: _link(inside, name) for name in (nic.eth, nic.tap)}
+    found = {name: links.find(inside, name) for name in (nic.eth, nic.tap)}
     return [
         f"{name} is {'gone' if link is None else f'not on {nic.bridge}'}"
         for name, link in found.items()
@@ -246,20 +251,15 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
 
 
 def _running(netlink: Netlink, name: str) -> bool:
-    link = _link(netlink, name)
+    link = links.find(netlink, name)
     return link is not None and link.running
 
 
-def _addresses(netlink: Netlink, link: links.Link) -> list[IPv4Interface]:
-    found = [links.read_address(reply) for reply in netlink.dump(links.all_addresses())]
-    return [each[1] for each in found if each is not None and each[0] == link.index]
-
-
 def _restore(inside: Netlink, nic: Nic) -> None:
-    if _link(inside, nic.eth) is None:
+    if links.find(inside, nic.eth) is None:
         inside.do([links.new_bridge(nic.eth)])
     inside.do([links.set_link(nic.eth, up=True, master=0, mac=nic.mac)])
-    link = _link(inside, nic.eth)
+    link = links.find(inside, nic.eth)
     if link is not None:
         inside.do([links.add_address(link.index, IPv4Interface(a)) for a in nic.addresses])
 
@@ -282,7 +282,7 @@ def _dhcp_socket(nic: Nic) -> socket.socket:
     The filter is set before the socket is bound, so no other frame ever queues on it.
     """
     program = b"".join(
-        struct.pack("=HBBI", *step) for step in request_filter(links.mac_bytes(nic.mac))
+        struct.pack("=HBBI", *step) for step in request_filter(names.mac_bytes(nic.mac))
     )
     buffer = create_string_buffer(program, len(program))
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK

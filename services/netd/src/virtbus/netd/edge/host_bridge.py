@@ -10,10 +10,12 @@ import threading
 from contextlib import suppress
 from ipaddress import IPv4Interface
 from pathlib import Path
+from socket import AF_INET
 
-from virtbus.netd.core import links, names
+from virtbus.netd.core import host_end, names
 from virtbus.netd.core.host_table import has_host_table, host_table, no_host_table, table_of
 from virtbus.netd.core.reach import Reach, is_host
+from virtbus.netd.edge import links
 from virtbus.netd.edge.namespaces import read_sysctl, write_sysctl
 from virtbus.netd.edge.netlink import NETLINK_NETFILTER, Netlink
 from virtbus.schemas.errors import Code, VirtbusError
@@ -53,8 +55,9 @@ class HostBridge:
                 of the host has the bridge or the subnet.
         """
         with self._lock:
-            link = self._owned(host)
+            link = links.find(host, self.name)
             if link is None or link.index != self._index or not link.up:
+                self._owned(host)
                 self._index = self._make(host)
                 self.times_made += 1
             return self._index
@@ -71,13 +74,13 @@ class HostBridge:
             return {}
         return {
             each.name: each.alias
-            for each in _links(host)
+            for each in links.list_links(host)
             if each.master == link.index and names.is_host_link(each.name)
         }
 
     def former(self, host: Netlink) -> list[str]:
         """Bridges of this netd under a name that its settings no longer say. Lists all links."""
-        found = [each.name for each in _links(host) if each.alias == self.mark]
+        found = [each.name for each in links.list_links(host) if each.alias == self.mark]
         return sorted(name for name in found if name != self.name)
 
     def remove_former(self, name: str) -> None:
@@ -98,13 +101,9 @@ class HostBridge:
         gone = [f"{what}: gone" for what, there in has.items() if not there]
         return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
 
-    def _link(self, host: Netlink) -> links.Link | None:
-        reply = host.ask(links.get_link(self.name))
-        return links.read_link(reply) if reply is not None else None
-
     def _owned(self, host: Netlink) -> links.Link | None:
         """The bridge, if it stands: ours, or unmarked and therefore to be adopted."""
-        link = self._link(host)
+        link = links.find(host, self.name)
         if link is not None and self._is_foreign(link):
             owner = link.alias.removeprefix(names.OWNER_PREFIX)
             raise VirtbusError(
@@ -123,7 +122,7 @@ class HostBridge:
         self._check_subnet(host)
         self._remember_forwarding()
         mac = names.bridge_mac(str(self.gateway.network))
-        host.do([links.new_bridge(self.name, mac=mac), links.no_ipv6(self.name)])
+        host.do([links.new_bridge(self.name, mac=mac), host_end.no_ipv6(self.name)])
         link = self._owned(host)
         if link is None:
             raise VirtbusError(
@@ -177,24 +176,23 @@ class HostBridge:
     def addresses(self) -> tuple[str, ...]:
         """The host's own addresses that other hosts reach it by, without the bridge's."""
         with Netlink() as host:
-            bridge = self._link(host)
-            found = [links.read_host_address(reply) for reply in host.dump(links.host_addresses())]
+            bridge = links.find(host, self.name)
+            found = links.list_addresses(host)
         own = bridge.index if bridge is not None else 0
-        there = {each for each in found if each is not None}
-        return tuple(sorted(str(ip) for index, ip in there if index != own and is_host(ip)))
+        there = {each.interface.ip for each in found if each.is_global and each.index != own}
+        return tuple(sorted(str(ip) for ip in there if is_host(ip)))
 
     def _check_subnet(self, host: Netlink) -> None:
-        ours = self._link(host)
-        for reply in host.dump(links.all_addresses()):
-            found = links.read_address(reply)
-            if found is None or not found[1].network.overlaps(self.gateway.network):
+        ours = links.find(host, self.name)
+        for found in links.list_addresses(host, AF_INET):
+            if not found.interface.network.overlaps(self.gateway.network):
                 continue
-            if found[1] != self.gateway or ours is None or found[0] != ours.index:
+            if found.interface != self.gateway or ours is None or found.index != ours.index:
                 raise VirtbusError(
                     Code.CONFLICT,
                     "subnet_taken",
-                    f"the host has the address {found[1]} in {self.gateway.network} already; "
-                    "set another `subnet` for netd (VIRTBUS_SUBNET)",
+                    f"the host has the address {found.interface} in {self.gateway.network} "
+                    "already; set another `subnet` for netd (VIRTBUS_SUBNET)",
                 )
 
     def _remember_forwarding(self) -> None:
@@ -210,7 +208,7 @@ class HostBridge:
             self._index = 0
             self._applied = None
             with Netlink() as host:
-                link = self._link(host)
+                link = links.find(host, self.name)
                 if link is None or not self._is_foreign(link):
                     with Netlink(NETLINK_NETFILTER) as filters, suppress(FileNotFoundError):
                         filters.do(no_host_table(self.name))
@@ -224,14 +222,9 @@ class HostBridge:
                 log.info("host bridge is gone", extra={"code": "bridge_gone"})
 
     def _other_instances(self, host: Netlink) -> bool:
-        return any(self._is_foreign(each) for each in _links(host))
+        return any(self._is_foreign(each) for each in links.list_links(host))
 
     @property
     def made(self) -> bool:
         """True while something of the host side may stand."""
         return self._memo.exists()
-
-
-def _links(host: Netlink) -> list[links.Link]:
-    found = [links.read_link(reply) for reply in host.dump(links.all_links())]
-    return [each for each in found if each is not None]

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from virtbus.netd.core.netlink import NLMSG_DONE, Call, Reply, frame, replies
+from virtbus.netd.core.netlink import NLM_F_DUMP_INTR, NLMSG_DONE, Call, Reply, frame, replies
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
 _ANSWER_TIMEOUT_S = 10.0
 _RECEIVE_BYTES = 256 * 1024
+_DUMPS = 20
+"""So often a list is asked for that changes while the kernel tells it."""
 
 
 class NetlinkError(OSError):
@@ -86,27 +88,33 @@ class Netlink:
         return answer
 
     def dump(self, call: Call) -> list[Reply]:
-        """All messages of a dump."""
-        sequence = self._next(1)
-        self._socket.send(frame(call, sequence))
+        """All messages of a dump, which is asked for again when it changed meanwhile.
+
+        Raises:
+            NetlinkError: EAGAIN when it changed each time, or what the kernel refused.
+        """
+        for _attempt in range(_DUMPS):
+            found = self._dump(call)
+            if not any(reply.flags & NLM_F_DUMP_INTR for reply in found):
+                return found[:-1]
+        raise NetlinkError(errno.EAGAIN, call.name)
+
+    def _dump(self, call: Call) -> list[Reply]:
+        """One dump with the message that ends it."""
+        (sequence,) = self._send([call])
         found: list[Reply] = []
-        while True:
+        while not found or found[-1].type != NLMSG_DONE:
             for reply in replies(self._socket.recv(_RECEIVE_BYTES)):
                 if reply.sequence != sequence:
                     continue
-                if reply.type == NLMSG_DONE:
-                    return found
                 if reply.error:
                     raise NetlinkError(reply.error, call.name)
                 found.append(reply)
-
-    def _next(self, count: int) -> int:
-        first = self._sequence + 1
-        self._sequence += count
-        return first
+        return found
 
     def _send(self, calls: Sequence[Call]) -> dict[int, Call]:
-        first = self._next(len(calls))
+        first = self._sequence + 1
+        self._sequence += len(calls)
         numbered = dict(enumerate(calls, first))
         self._socket.send(b"".join(frame(call, number) for number, call in numbered.items()))
         return numbered

@@ -1,0 +1,167 @@
+"""Links and addresses: the calls that netd makes, and what the kernel answers."""
+
+import errno
+import functools
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from socket import AF_INET, AF_INET6, AF_UNSPEC
+
+from virtbus.netd.core import host_end
+from virtbus.netd.core.netlink import HEADER_BYTES, Call, Reply
+from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.rtnl import ADDRESSES, LINKS, Attribute, Message, nest
+
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
+
+Interface = IPv4Interface | IPv6Interface
+
+_kept = functools.lru_cache(maxsize=128)
+"""pyroute2 takes 50 to 130 us for a message; many are the same in each namespace."""
+
+
+class Link:
+    """A link as the kernel shows it. pyroute2 reads its attributes when one is asked for."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self.index: int
+        self.index, flags = _INDEX_FLAGS.unpack_from(reply.message, _INDEX_OFFSET)
+        self.up = bool(flags & _IFF_UP)
+        self.running = bool(flags & _IFF_RUNNING)
+        """It has a carrier: of a tap, while a process holds its queue."""
+
+    @functools.cached_property
+    def _message(self) -> Message:
+        return LINKS.read(self._reply)
+
+    @property
+    def name(self) -> str:
+        return self._text("IFLA_IFNAME")
+
+    @property
+    def alias(self) -> str:
+        return self._text("IFLA_IFALIAS")
+
+    @property
+    def mac(self) -> str:
+        return self._text("IFLA_ADDRESS")
+
+    @property
+    def mtu(self) -> int:
+        return int(self._message.get_attr("IFLA_MTU", 0))
+
+    @property
+    def master(self) -> int:
+        """An index, 0 where there is none."""
+        return int(self._message.get_attr("IFLA_MASTER", 0))
+
+    def _text(self, attribute: str) -> str:
+        value: str | bytes = self._message.get_attr(attribute, "")
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address of link `index`."""
+
+    index: int
+    interface: Interface
+    is_global: bool
+
+
+@_kept
+def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> Call:
+    """Ensure a bridge without STP, forward delay or snooping, so that a port forwards at once.
+
+    A given MAC stays; without one it follows the ports', which breaks neighbours' ARP caches.
+    A given `index` lets the same batch name the bridge as a master.
+    """
+    data = nest(
+        ("IFLA_BR_FORWARD_DELAY", 0), ("IFLA_BR_STP_STATE", 0), ("IFLA_BR_MCAST_SNOOPING", 0)
+    )
+    address = [] if mac is None else [("IFLA_ADDRESS", mac)]
+    return LINKS.ensure(
+        f"bridge {name}",
+        ("IFLA_IFNAME", name),
+        *address,
+        ("IFLA_LINKINFO", nest(("IFLA_INFO_KIND", "bridge"), ("IFLA_INFO_DATA", data))),
+        index=index,
+    )
+
+
+@_kept
+def set_link(
+    name: str,
+    *,
+    up: bool = False,
+    master: int | None = None,
+    mac: str | None = None,
+    mtu: int | None = None,
+    alias: str | None = None,
+) -> Call:
+    """Change what is given. Attributes take effect before the flags, as the kernel does them."""
+    given: list[Attribute] = [
+        ("IFLA_MASTER", master),
+        ("IFLA_ADDRESS", mac),
+        ("IFLA_MTU", mtu),
+        ("IFLA_IFALIAS", alias),
+    ]
+    flags = _IFF_UP if up else 0
+    changes = [each for each in given if each[1] is not None]
+    return LINKS.set(name, ("IFLA_IFNAME", name), *changes, flags=flags, change=flags)
+
+
+def delete_link(name: str) -> Call:
+    """Ensure that a link is gone (a veth takes its peer along)."""
+    return LINKS.delete(name, ("IFLA_IFNAME", name), gone=errno.ENODEV)
+
+
+def find(netlink: Netlink, name: str) -> Link | None:
+    """One link by name; never look for it among all (2 s at 1,000 namespaces)."""
+    reply = netlink.ask(host_end.get_link(name))
+    return Link(reply) if reply is not None else None
+
+
+def list_links(netlink: Netlink) -> list[Link]:
+    """All links: only inside a VM's namespace, or once at start."""
+    return [Link(reply) for reply in netlink.dump(LINKS.list_all("links"))]
+
+
+def add_address(index: int, interface: Interface) -> Call:
+    """Ensure that link `index` has an address."""
+    attributes, fields = _address(index, interface)
+    return ADDRESSES.ensure(f"address {interface}", *attributes, **fields)
+
+
+def delete_address(index: int, interface: Interface) -> Call:
+    """Take an address off link `index`; its routes go with it."""
+    attributes, fields = _address(index, interface)
+    return ADDRESSES.delete(f"address {interface}", *attributes, gone=errno.EADDRNOTAVAIL, **fields)
+
+
+def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[str, int]]:
+    family = AF_INET if interface.version == 4 else AF_INET6
+    return (
+        [("IFA_LOCAL", str(interface.ip)), ("IFA_ADDRESS", str(interface.ip))],
+        {"family": family, "prefixlen": interface.network.prefixlen, "index": index},
+    )
+
+
+def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[Address]:
+    """All addresses of the namespace, IPv4 and IPv6 where no family is given."""
+    found = [
+        ADDRESSES.read(reply)
+        for reply in netlink.dump(ADDRESSES.list_all("addresses", family=family))
+    ]
+    return [_read_address(each) for each in found if each["family"] in {AF_INET, AF_INET6}]
+
+
+def _read_address(message: Message) -> Address:
+    ip = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+    return Address(
+        index=message["index"],
+        interface=ip_interface((ip, message["prefixlen"])),
+        is_global=message["scope"] == 0,
+    )

@@ -1,0 +1,2 @@
+RTM_NEWLINK: int
+RTM_NEWADDR: int
