@@ -57,7 +57,7 @@ async def refused(node: Node, one: VmRecord, secret: str) -> VirtbusError:
     return caught.value
 
 
-@pytest.mark.parametrize("pin", ["", f"@{DIGEST}"])
+@pytest.mark.parametrize("pin", ["", f"@{DIGEST}"], ids=["no pin", "pinned"])
 async def test_an_image_is_pulled_with_a_query_that_stands_nowhere_afterwards(
     make_node: NodeMaker, bucket: Web, caplog: pytest.LogCaptureFixture, pin: str
 ) -> None:
