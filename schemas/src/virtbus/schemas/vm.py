@@ -136,7 +136,7 @@ class ImageVolume(Command):
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
 
     def without_secrets(self) -> "ImageVolume":
-        """What of it may stand in a record."""
+        """Return the volume as a record stores it."""
         return self.model_copy(update={"ref": sealed_ref(self.ref)[0]})
 
 
@@ -175,10 +175,7 @@ class Volume(Command):
 
 
 class Network(Command):
-    """The network that the interface of the same name joins.
-
-    It is `default`, or the name of a CNI conflist on the node.
-    """
+    """The network of the interface of that name: `default`, or a CNI conflist on the node."""
 
     name: Id
     network: Id = "default"
@@ -311,8 +308,7 @@ class VmSecrets(Fact):
     cloud_init: dict[str, CloudInit] = Field(default_factory=dict)
     files: dict[str, FilesVolume] = Field(default_factory=dict)
     image_pull: dict[str, str] = Field(default_factory=dict)
-    """What only this VM has for a pull: of a container disk the login (`config.json`, with the one
-    of its registry), of an image the query of its URL."""
+    """Secrets of a pull, by volume: the registry's login (`config.json`) or the query of a URL."""
 
 
 class Condition(Fact):

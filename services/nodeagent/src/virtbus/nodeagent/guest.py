@@ -193,7 +193,7 @@ class Guest:
             self.report()
             return
         self._doing.save()
-        if not self._ask():
+        if self._recalling or not self._ask():  # _wish() follows once the last status is known
             self.report()
 
     def post(self, event: Event) -> None:

@@ -150,10 +150,8 @@ class HandoverServer:
         return Armed(uid=arm.uid)
 
     def _owner(self, connection: socket.socket) -> "_Owner | None":
-        """Whose share a connection is of; nobody's where neither root's nor a machine's.
-
-        An emulator is in its machine's cgroup before it is run, and cannot leave it.
-        """
+        """Return the owner of a connection: root, or a machine by its cgroup; None for others."""
+        # An emulator is in its machine's cgroup before it is run, and cannot leave it.
         pid, user = _peer(connection)
         try:
             machine = peer.machine_of(self._read_peer(pid)[1])
@@ -270,7 +268,7 @@ def _from_proc(pid: int) -> tuple[bytes, str]:
 
 
 def _root(connection: socket.socket) -> "_Owner | None":
-    """Whose share a connection to the agent's socket is of; nobody's but root's."""
+    """Return the owner of a connection to the agent's socket: only root has access."""
     return _Owner("", 0) if _peer(connection)[1] == 0 else None
 
 
