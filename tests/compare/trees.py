@@ -41,7 +41,7 @@ PROGRAMS = (
     _bench("bench ten", "ten", extra=True),
     _bench("bench netd", "netd", extra=True),
 )
-"""All but the extra ones take about 115 s of two quiet cores, a tree and round.
+"""All but the extra ones take about 106 s of two quiet cores, a tree and round.
 
 Of the bench, the steps are parts of creates. Ten creates at once are a storm too, so they and the
 300 attachments of netd are left to who asks for them.
