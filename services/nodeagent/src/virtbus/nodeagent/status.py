@@ -5,6 +5,7 @@ import logging
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.nodeagent.core.recovery import WAS_UP
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.fitting import fitted
@@ -28,6 +29,8 @@ class StatusWriter:
         self._bus = bus
         self._latest: VmStatus | None = None
         self._told: VmStatus | None = None
+        self._up = False
+        """The bus says that the guest is up."""
         self._revision = 0
         """What is put over. A put that hangs in a broken connection may arrive much later, even
         behind the status's purge: the server refuses it, since it expects what was there then."""
@@ -40,10 +43,11 @@ class StatusWriter:
     def report(self, status: VmStatus) -> None:
         """Make `status` the one to be told; an unchanged one is not told again.
 
-        A state on the way is told within PASSING_S, if it is still so then; others at once.
+        A state on the way is told within PASSING_S, if it is still so then; others at once. So is
+        one after which no guest is up any more: nobody shall be told of one that is not there.
         """
         self._latest = status
-        if status.state not in PASSING:
+        if self._up or status.state not in PASSING:
             self._tell()
         elif self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(PASSING_S, self._tell)
@@ -77,7 +81,7 @@ class StatusWriter:
                 delay_s = min(delay_s * 2, RETRY_S[1])
                 self._dirty.set()
                 continue
-            self._told, delay_s = status, RETRY_S[0]
+            self._told, self._up, delay_s = status, status.state in WAS_UP, RETRY_S[0]
 
     async def _put(self, status: VmStatus) -> int:
         """Put it over what is there, whatever that is: nobody else tells of a VM on this node."""
@@ -104,7 +108,7 @@ class StatusWriter:
             try:
                 key = subjects.vm_status(record.node, record.uid)
                 body = await self._there(key)
-                return (read_stored(VmStatus, key, body) if body else None), True
+                return self._recalled(read_stored(VmStatus, key, body) if body else None), True
             except VirtbusError as error:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
                 break
@@ -114,6 +118,13 @@ class StatusWriter:
                     break
             await asyncio.sleep(delay_s)
         return None, False
+
+    def _recalled(self, told: VmStatus | None) -> VmStatus | None:
+        """The same: what an earlier agent told stands until it is put over."""
+        self._up = told is not None and told.state in WAS_UP
+        if self._up and self._latest is not None:
+            self._tell()
+        return told
 
 
 def _same(one: VmStatus, other: VmStatus | None) -> bool:
