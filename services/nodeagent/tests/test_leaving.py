@@ -11,6 +11,7 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import ConflictError, OutcomeUnknownError, Request
+from virtbus.nodeagent import status as statuses
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.nodeagent.simulated import SimulatedNode
 from virtbus.schemas import subjects
@@ -187,6 +188,20 @@ async def test_a_fenced_node_starts_nothing_until_it_is_unfenced(node: Node) -> 
         assert node.domains.done == []
         await unfence(node)
         await eventually(in_state(node, "Running"))
+
+
+async def test_no_guest_is_told_of_that_ended_with_its_host(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is held: what an earlier agent told is put over at once."""
+    monkeypatch.setattr(statuses, "PASSING_S", 60.0)
+    await run_once(node)
+    await power_off(node)
+    await fence(node)
+    async with node.agent():
+        await eventually(in_state(node, "Scheduled"))
+        await eventually(held(node))
+        assert node.domains.done == []
 
 
 async def test_a_vm_moved_off_a_fenced_node_that_is_back_was_not_started_there(

@@ -5,6 +5,7 @@ import logging
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, ConflictError
+from virtbus.nodeagent.core.recovery import WAS_UP
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.fitting import fitted
@@ -28,6 +29,8 @@ class StatusWriter:
         self._bus = bus
         self._latest: VmStatus | None = None
         self._told: VmStatus | None = None
+        self._up = False
+        """The bus says that the guest is up."""
         self._revision = 0
         """The revision to put over. A put that hangs in a broken connection may arrive late, even
         after the status was purged. The server then refuses it, because it expects this
@@ -42,10 +45,10 @@ class StatusWriter:
         """Set the status to write; an unchanged one is not written again.
 
         A transient state is written after PASSING_S if it still applies; others are written at
-        once.
+        once. A state that replaces one of a running guest is written at once as well.
         """
         self._latest = status
-        if status.state not in PASSING:
+        if self._up or status.state not in PASSING:
             self._tell()
         elif self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(PASSING_S, self._tell)
@@ -79,7 +82,7 @@ class StatusWriter:
                 delay_s = min(delay_s * 2, RETRY_S[1])
                 self._dirty.set()
                 continue
-            self._told, delay_s = status, RETRY_S[0]
+            self._told, self._up, delay_s = status, status.state in WAS_UP, RETRY_S[0]
 
     async def _put(self, status: VmStatus) -> int:
         """Put it over any value: only this process writes statuses of a VM on this node."""
@@ -106,7 +109,7 @@ class StatusWriter:
             try:
                 key = subjects.vm_status(record.node, record.uid)
                 body = await self._there(key)
-                return (read_stored(VmStatus, key, body) if body else None), True
+                return self._recalled(read_stored(VmStatus, key, body) if body else None), True
             except VirtbusError as error:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
                 break
@@ -116,6 +119,13 @@ class StatusWriter:
                     break
             await asyncio.sleep(delay_s)
         return None, False
+
+    def _recalled(self, told: VmStatus | None) -> VmStatus | None:
+        """The same: what an earlier agent told stands until it is put over."""
+        self._up = told is not None and told.state in WAS_UP
+        if self._up and self._latest is not None:
+            self._tell()
+        return told
 
 
 def _same(one: VmStatus, other: VmStatus | None) -> bool:

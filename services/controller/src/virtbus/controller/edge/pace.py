@@ -1,4 +1,4 @@
-"""Turns for work that many may ask for: one at a time, with rests while others wait (ADR 0028)."""
+"""Turns for contended work: one at a time, with rests while others wait (ADR 0028)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ MOST_REST_S = 0.1
 
 
 class Pace:
-    """Work done in turns, first come, first served. Work that nobody waits behind is not slowed."""
+    """Work in turns, first come, first served. Uncontended work is not slowed."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

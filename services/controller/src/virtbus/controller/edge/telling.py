@@ -1,8 +1,8 @@
-"""Tells watches what changed, and beats where nothing did, in slices of the loop's time.
+"""Sends changes and heartbeats to watches, in slices of the loop's time.
 
-One task tells them all. A change that touches a thousand watches wakes this task only; each watch
-is told in turn, a few changes at a time, and other requests have the loop between two slices
-(ADR 0028). A change is encoded once for all watches.
+One task serves all watches. A change that touches a thousand watches wakes this task only. It sends
+a few changes to each watch in turn, and other requests have the loop between two slices (ADR 0028).
+A change is encoded once for all watches.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from virtbus.schemas.api import VmWatch, WatchReply
 BEAT_S = 5.0
 SLICE_S = 0.002
 REST = 2.0
-"""Seconds of rest for each second of telling, while a crowd waits: a third of the loop's time."""
+"""Seconds of rest for each second of work while a crowd waits: a third of the loop's time."""
 MOST_REST_S = 0.1
 """A slice may include a send that waits; it is no measure of the loop's time then."""
 CROWD = 8
-"""As many watches are told without a rest."""
+"""Up to this many watches are served without a rest."""
 TOLD_AT_ONCE = 16
 CHANGE_FRESH_S = 1.0
 """A view has states that time alone changes; an encoded one is used no longer than this."""
@@ -35,12 +35,12 @@ CHANGES_KEPT = 8
 
 @dataclass(eq=False)
 class Watcher:
-    """One client's watch: the uids it has not been told of yet, and those it knows."""
+    """One client's watch: the uids that it has still to hear of, and those it knows."""
 
     want: VmWatch
     request: Request
     owner: str = ""
-    """Whose VMs it may see; empty: all."""
+    """The owner of the VMs that it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,17 +48,17 @@ class Watcher:
     over: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Has the error that ended the telling."""
+    """Set to the error that ended the watch."""
 
 
 class Teller:
-    """Tells those that follow. `position` is what a reply says in `after`."""
+    """Serves the watches that follow. `position` returns a reply's `after`."""
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:
         self._fleet = fleet
         self._position = position
         self._told_s: dict[Watcher, float] = {}
-        """Who follows, and when it was told last; the longest silent is first."""
+        """Watches that follow, and the time of their last reply; the longest silent is first."""
         self._ready: dict[Watcher, None] = {}
         self._some = asyncio.Event()
         self._changes: dict[tuple[str, bool], tuple[float, Rendered]] = {}
@@ -66,7 +66,7 @@ class Teller:
 
     @contextmanager
     def following(self, watcher: Watcher) -> Iterator[None]:
-        """Tell a watch what changes, from now on."""
+        """Send changes to a watch from now on."""
         self._told_s[watcher] = asyncio.get_running_loop().time()
         self._wake(watcher)
         try:
@@ -76,12 +76,12 @@ class Teller:
             self._ready.pop(watcher, None)
 
     def changed(self, uid: str) -> None:
-        """Forget how a VM looked."""
+        """Drop the encoded view of a VM."""
         self._changes.pop((uid, False), None)
         self._changes.pop((uid, True), None)
 
     def touch(self, watcher: Watcher, uid: str) -> None:
-        """Let a watch be told of a VM, at once or when it begins to follow."""
+        """Enqueue a VM for a watch; it is sent at once, or once the watch follows."""
         watcher.dirty[uid] = None
         if watcher in self._told_s:
             self._wake(watcher)
@@ -91,7 +91,7 @@ class Teller:
         self._some.set()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Serve until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wait()
@@ -105,7 +105,7 @@ class Teller:
             await asyncio.sleep(rest_s)
 
     async def _wait(self) -> None:
-        """Until a watch is to be told of something, or was silent for BEAT_S."""
+        """Wait until a watch has changes, or was silent for BEAT_S."""
         loop = asyncio.get_running_loop()
         while True:
             for watcher, told_s in self._told_s.items():
@@ -123,10 +123,10 @@ class Teller:
                 continue
 
     async def _told(self, watcher: Watcher) -> None:
-        """Tell one watch; an error is its own."""
+        """Serve one watch; an error ends only this watch."""
         try:
             await self._tell(watcher)
-        except Exception as error:  # noqa: BLE001  boundary: it ends this watch, and is told there
+        except Exception as error:  # noqa: BLE001  boundary: it ends this watch
             self._told_s.pop(watcher, None)
             if not watcher.over.done():
                 watcher.over.set_exception(error)
@@ -134,7 +134,7 @@ class Teller:
             self._ready[watcher] = None
 
     async def _tell(self, watcher: Watcher) -> None:
-        """Some of what changed; a beat where none of that is this watch's for BEAT_S."""
+        """Send some changes, or a heartbeat after BEAT_S without one for this watch."""
         now_s = asyncio.get_running_loop().time()
         silent_s = now_s - self._told_s[watcher]
         for uid in tuple(islice(watcher.dirty, TOLD_AT_ONCE)):
@@ -150,7 +150,7 @@ class Teller:
             self._told_s[watcher] = now_s
 
     def wanted(self, watcher: Watcher, uid: str) -> bool:
-        """True where a VM of the fleet is one of this watch's."""
+        """Return True if the watch covers a VM of the fleet."""
         want, record = watcher.want, self._fleet.vms[uid].record
         return (
             (want.uid is None or want.uid == uid)
@@ -159,7 +159,7 @@ class Teller:
         )
 
     def _news(self, uid: str, watcher: Watcher) -> Rendered | pages.Plain | None:
-        """What to tell of a VM that may have changed; None where it is none of this watch's."""
+        """Return the reply for a VM that may have changed; None if the watch does not cover it."""
         as_json = watcher.request.wants_json
         if uid in self._fleet.vms and self.wanted(watcher, uid):
             watcher.told.add(uid)
@@ -170,7 +170,7 @@ class Teller:
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
     def _change(self, uid: str, *, as_json: bool) -> Rendered:
-        """A VM as it is now. The position in it may be older than the view, never newer."""
+        """Return a VM's change, encoded. Its position may be older than the view, never newer."""
         now_s = asyncio.get_running_loop().time()
         made_s, change = self._changes.get((uid, as_json), (-math.inf, Rendered()))
         if now_s - made_s > CHANGE_FRESH_S:
