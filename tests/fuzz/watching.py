@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.ground import Ground, pss_bytes
+from tests.fuzz.ground import EVIL, Ground, pss_bytes
 
 MIB = 1024**2
 CALLBACK_S = 0.5
@@ -25,6 +25,9 @@ SETTLED_S = 60.0
 TRIMMED_S = 10.0
 RATIO = 3.0
 LOOK_S = 0.5
+TAKEN_OVER = "is run by an agent of"
+"""Logged by an agent that ends because another instance has its node's key (ADR 0031). The node's
+own credentials may write that key, so it is no violation on the hostile node."""
 FEWEST = 20
 """Creates below which a p99 says nothing."""
 
@@ -92,6 +95,9 @@ class Watching:
         service = name.partition("-")[0]
         of_it = [line for line in log if f" {service} " in line][-12:]
         sent = list(self.last())
+        if name.endswith(f"-{EVIL}") and any(TAKEN_OVER in line for line in of_it):
+            self.held.append(f"takeover: the credentials of {EVIL} took its node from {name}")
+            return
         what = f"alive: {name} (pid {pid}) ended {self._at()}; now {successor}"
         self.broken.append("\n  ".join([what, *of_it, "sent last:", *sent]))
         if not self.keep_on:

@@ -118,7 +118,7 @@ async def test_a_vm_that_left_and_comes_back_starts_as_new(node: Node) -> None:
 async def test_what_is_held_for_the_next_assignment_already_is_not_waited_for(node: Node) -> None:
     await run_once(node)
     await node.put(record(leaving=True))
-    async with node.agent():  # told that it let go; the next one was killed before it
+    async with node.agent():  # reports the release; the next agent was killed before that
         await eventually(released(node))
     await node.bus.purge(subjects.vm_status(NODE, A))
 

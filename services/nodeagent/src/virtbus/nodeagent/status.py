@@ -121,7 +121,7 @@ class StatusWriter:
         return None, False
 
     def _recalled(self, told: VmStatus | None) -> VmStatus | None:
-        """The same: what an earlier agent told stands until it is put over."""
+        """Return the last status. If it shows a running guest, replace it at once."""
         self._up = told is not None and told.state in WAS_UP
         if self._up and self._latest is not None:
             self._tell()
