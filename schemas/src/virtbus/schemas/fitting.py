@@ -44,10 +44,8 @@ Told = TypeVar("Told", VmStatus, NodeRecord)
 def fitted(value: Told) -> Told:
     """Return the status or heartbeat, cut if it is larger than its kind may be written."""
     most = (STATUS if isinstance(value, VmStatus) else HEARTBEAT).written_bytes
-    made = value
-    for smaller in smaller_forms(value):
-        if len(encode(made)) <= most:
-            break
+    made, forms = value, smaller_forms(value)
+    while len(encode(made)) > most and (smaller := next(forms, None)) is not None:
         made = type(value).model_validate(smaller)
     return made
 

@@ -176,9 +176,15 @@ class Teller:
         if now_s - made_s > CHANGE_FRESH_S:
             reply = pages.plain(WatchReply(after=self._position()), as_json=as_json)
             view = self._fleet.show_held(self._fleet.vms[uid], now_s)
-            reply |= {"change": pages.fitting(view, as_json=as_json)[0]}
-            change = Rendered(render(reply, as_json=as_json))
+            change = _rendered(reply, pages.plain(view, as_json=as_json), as_json=as_json)
+            if len(change) > pages.ITEM_BYTES:
+                item, _ = pages.fitting(view, as_json=as_json)
+                change = _rendered(reply, item, as_json=as_json)
             if len(self._changes) >= CHANGES_KEPT:
                 self._changes.clear()
             self._changes[uid, as_json] = now_s, change
         return change
+
+
+def _rendered(reply: pages.Plain, item: pages.Plain, *, as_json: bool) -> Rendered:
+    return Rendered(render(reply | {"change": item}, as_json=as_json))
