@@ -252,7 +252,7 @@ async def test_namespaces_without_a_state_file_are_foreign_and_survive_recovery_
     foreign.touch()
     await node.restart()
     assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
-        f"{netns(B)} is not of this netd; it is left alone"
+        f"{netns(B)} belongs to another netd; it is left alone"
     ]
     assert not await node.attachments.release(B, 1)
     assert node.host.census()["netns"] == ["cni-1234", netns(A), netns(B)]
