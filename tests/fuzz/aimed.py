@@ -152,7 +152,7 @@ def heartbeats(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
 
 
 def ready_events(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """What imaged and netd say, malformed or about VMs that are not there."""
+    """Malformed events of imaged and netd, or events about unknown VMs."""
     for user, part, node in (
         (f"imaged-{EVIL}", "image", EVIL),
         (f"netd-{EVIL}", "net", EVIL),

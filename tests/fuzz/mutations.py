@@ -40,14 +40,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is sent, `times` times; `what` names the mutation."""
+    """A message that is sent `times` times; `what` names the mutation."""
 
     what: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     times: int = 1
     reply: str = ""
-    """Where an answer is asked for; empty: an inbox of the attacker."""
+    """The reply subject; empty: an inbox of the attacker."""
 
 
 def _spoilt(value: Any) -> bytes:

@@ -60,8 +60,8 @@ class Guest:
         self._tools = tools
         self._held_back: list[Event] = []
         self._why, self._deleted = "", False  # why it has no record, and if a delete removed it
-        self._recalling = False
         self._found: Event | None = None
+        self._recalling = False
         """What an earlier agent told decides first whether the record asks for anything."""
         self._at_once = self._unreported = False
         self.refused = ""

@@ -67,7 +67,7 @@ class Liveness:
         self._be(NodeState.READY, message)
 
     def blind(self, why: str) -> None:
-        """What was said of VMs counts no more, and `why`; empty: it counts."""
+        """Mark the statuses of VMs as unverified, with the reason; empty: verified."""
         if self._blind != why:
             self._blind = why
             self._wake.set()

@@ -81,7 +81,7 @@ def updated(
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
-    """What was read and is given back, where a view leaves out a query; or the same query again."""
+    """Return the spec; an image whose query is missing, or the same, keeps its stored query."""
     known = {volume.name: volume.image.ref for volume in before.volumes if volume.image is not None}
     volumes = tuple(_sealed_as(volume, known.get(volume.name, "")) for volume in spec.volumes)
     return spec.model_copy(update={"volumes": volumes})

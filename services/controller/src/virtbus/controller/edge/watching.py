@@ -1,4 +1,4 @@
-"""Watches of clients: pages, `synced`, changes, heartbeats, over request/reply (design §3).
+"""Watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
 
 What changed is a set of uids, not a queue of copies: a slow client gets the latest of each VM once
 it reads, and memory is bounded by the number of VMs. A change costs a set insertion for each watch
@@ -29,7 +29,7 @@ RESUME_WITHIN_S = 23 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What `after` means: the highest revisions told, and when (UNIX seconds)."""
+    """The content of `after`: the highest revisions sent, and the time (UNIX seconds)."""
 
     revision: int
     status_revision: int

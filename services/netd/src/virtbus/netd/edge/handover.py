@@ -294,7 +294,7 @@ def _bound(path: Path, mode: int) -> socket.socket:
 
 
 class _Owner(NamedTuple):
-    """Whose a connection is: of a machine of libvirt's (or of none), and of a user of the host."""
+    """The owner of a connection: a libvirt machine, if it is of one, and a user of the host."""
 
     machine: str
     user: int

@@ -62,12 +62,12 @@ def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
 
 
 def ended_before(told: VmStatus | None, record: VmRecord, found: Event | None) -> Event | None:
-    """How the guest ended, by what was told of it, where its domain does not tell.
+    """Return how the guest ended, from its last status, if its domain does not show it.
 
     libvirt forgets why a domain is shut off when it, or the host, starts anew. Without this a
     guest that had powered itself off, or that shall run once only, would be started again.
-    A guest that was told to run for the last start has ended as its domain was `found`, whatever
-    start the domain was defined for.
+    If the last status shows a running guest of the last start, the domain's end is its end. The
+    domain may have been defined for an earlier start.
     """
     if told is None or not record.powered or record.ending:
         return None
