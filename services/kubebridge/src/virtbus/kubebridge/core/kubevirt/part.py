@@ -1,4 +1,4 @@
-"""What parts of an object are made of: documented fields, JSON's types and Kubernetes' own."""
+"""Building blocks of the models: documented fields, JSON types and types of Kubernetes."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Part(BaseModel):
-    """An object within an object; its docstring is what `kubectl explain` shows."""
+    """An object within an object. `kubectl explain` shows its docstring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,40 +41,48 @@ Anything = Annotated[dict[str, Any], Field(json_schema_extra=_OPEN)]
 
 
 class Empty(Part):
-    """Asked for by being there; it has no fields."""
+    """An object without fields. Its presence turns the feature on."""
 
 
 class Switch(Part):
-    """On or off."""
+    """Turns a feature on or off."""
 
-    enabled: bool | None = said("On (the default where the switch itself is given) or off.")
+    enabled: bool | None = said(
+        "Turns the feature on or off. The default is true if this object is given."
+    )
 
 
 class OwnerReference(Part):
-    """What an object belongs to."""
+    """A reference to the object that owns this one."""
 
-    apiVersion: str | None = said("Its version.")
-    blockOwnerDeletion: bool | None = said("It waits for the object to go.")
-    controller: bool | None = said("It makes the object.")
-    kind: str | None = said("Its kind.")
-    name: str | None = said("Its name.")
-    uid: str | None = said("Its uid.")
+    apiVersion: str | None = said("API version of the owner.")
+    blockOwnerDeletion: bool | None = said(
+        "If true, foreground deletion of the owner waits until this object is gone."
+    )
+    controller: bool | None = said("True for the one owner that manages this object.")
+    kind: str | None = said("Kind of the owner.")
+    name: str | None = said("Name of the owner.")
+    uid: str | None = said("UID of the owner.")
 
 
 class Metadata(Part):
-    """An object's, of which labels and annotations count: the others are Kubernetes' own."""
+    """Metadata of a template. Only labels and annotations have an effect."""
 
-    annotations: dict[str, str] | None = said("Notes.", nullable=True)
-    creationTimestamp: Time | None = said("Not looked at.", nullable=True)
-    deletionGracePeriodSeconds: Int64 | None = said("Not looked at.", nullable=True)
-    deletionTimestamp: Time | None = said("Not looked at.", nullable=True)
-    finalizers: list[str] | None = said("Not looked at.", nullable=True)
-    generateName: str | None = said("Not looked at.")
-    generation: Int64 | None = said("Not looked at.")
-    labels: dict[str, str] | None = said("What others select it by.", nullable=True)
-    name: str | None = said("Not looked at.")
-    namespace: str | None = said("Not looked at.")
-    ownerReferences: list[OwnerReference] | None = said("Not looked at.", nullable=True)
-    resourceVersion: str | None = said("Not looked at.")
-    selfLink: str | None = said("Not looked at.")
-    uid: str | None = said("Not looked at.")
+    annotations: dict[str, str] | None = said(
+        "Annotations of the object that is made of the template.", nullable=True
+    )
+    creationTimestamp: Time | None = said("No effect in a template.", nullable=True)
+    deletionGracePeriodSeconds: Int64 | None = said("No effect in a template.", nullable=True)
+    deletionTimestamp: Time | None = said("No effect in a template.", nullable=True)
+    finalizers: list[str] | None = said("No effect in a template.", nullable=True)
+    generateName: str | None = said("No effect in a template.")
+    generation: Int64 | None = said("No effect in a template.")
+    labels: dict[str, str] | None = said(
+        "Labels of the object that is made of the template.", nullable=True
+    )
+    name: str | None = said("No effect in a template.")
+    namespace: str | None = said("No effect in a template.")
+    ownerReferences: list[OwnerReference] | None = said("No effect in a template.", nullable=True)
+    resourceVersion: str | None = said("No effect in a template.")
+    selfLink: str | None = said("No effect in a template.")
+    uid: str | None = said("No effect in a template.")
