@@ -35,7 +35,7 @@ from virtbus.kubebridge.core.kubevirt.volumes import (
 
 
 def by(*keys: str) -> dict[str, Any]:
-    """A list of which each item has another key."""
+    """Declare a list whose items are identified by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 

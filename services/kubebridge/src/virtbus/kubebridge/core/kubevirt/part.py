@@ -12,14 +12,14 @@ class Part(BaseModel):
 
 
 def said(text: str, *, max_length: int | None = None, **schema: Any) -> Any:
-    """A field that may be absent, what it means, and more keywords of its schema."""
+    """Declare an optional field with its description and further keywords of its schema."""
     extra = schema or None
     return Field(default=None, description=text, max_length=max_length, json_schema_extra=extra)
 
 
 def must(text: str, **schema: Any) -> Any:
-    """A field that must be given."""
-    # Even None would hide the keywords of its type.
+    """Declare a required field with its description."""
+    # Pass no empty dict: pydantic would then drop the schema keywords of the field's type.
     return Field(description=text, json_schema_extra=schema) if schema else Field(description=text)
 
 
@@ -28,16 +28,16 @@ QUANTITY = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-
 _EITHER = {"type": None, "anyOf": None, "x-kubernetes-int-or-string": True}
 
 Quantity = Annotated[int | str, Field(json_schema_extra={**_EITHER, "pattern": QUANTITY})]
-"""`4G`, `512Mi`, `1500m`, or a plain number."""
+"""A number with a unit, such as `4G`, `512Mi` or `1500m`, or a plain number."""
 IntOrString = Annotated[int | str, Field(json_schema_extra=_EITHER)]
 Int32 = Annotated[int, Field(json_schema_extra={"format": "int32"})]
 Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 UInt32 = Annotated[int, Field(ge=0, le=4294967295, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-"""RFC 3339, as Kubernetes writes it."""
+"""A time in RFC 3339, as Kubernetes writes it."""
 _OPEN = {"x-kubernetes-preserve-unknown-fields": True}
 Anything = Annotated[dict[str, Any], Field(json_schema_extra=_OPEN)]
-"""An object whose fields are not ours to name; it may be nested as deep as API servers read."""
+"""An object whose fields the schema does not name. API servers bound how deep it is nested."""
 
 
 class Empty(Part):
