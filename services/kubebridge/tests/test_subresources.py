@@ -118,7 +118,7 @@ def test_a_verb_to_come_says_what_is_missing(verb: Verb) -> None:
     outcome = answer(Call(verb.method, verb.resource, verb.name, "smoke", vm(), vmi()))
     assert isinstance(outcome, Refusal)
     assert (outcome.code, outcome.reason) == (501, "NotImplemented")
-    assert outcome.message.startswith(f"{verb.name} is not there yet: ")
+    assert outcome.message.startswith(f"{verb.name} is not supported yet: ")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if not verb.missing], ids=lambda v: v.name)
