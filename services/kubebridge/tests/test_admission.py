@@ -176,7 +176,7 @@ def test_what_is_no_review_is_told_so(review: Any) -> None:
 def test_what_is_not_asked_for_is_refused_with_what_to_mend(kind: str, more: Any) -> None:
     said = asked({"kind": kind}, kind=kind, **more)
     assert (said["allowed"], said["status"]["code"]) == (False, 400)
-    assert "mend the webhooks' rules" in said["status"]["message"]
+    assert "correct the webhooks' rules" in said["status"]["message"]
 
 
 @pytest.mark.parametrize(

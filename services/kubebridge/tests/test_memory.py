@@ -79,7 +79,7 @@ def test_more_annotations_than_a_vmi_gets_are_refused_with_their_size() -> None:
     assert [(one.field, one.message) for one in told] == [
         (
             "spec.template.metadata.annotations",
-            "they have 16387 bytes, and a VMI gets at most 16384",
+            "the annotations have 16387 bytes, but a VMI gets at most 16384",
         )
     ]
     assert vm_field_causes(stopped(1, {"big": "x" * 200_000}, {"small": "x" * 9000})) == []
@@ -97,9 +97,7 @@ def test_annotations_that_no_webhook_refused_are_told_of_on_the_vm(strategy: str
     told = vm_rules.reconcile(kept, instance, NOW)
     (status,) = (one.status for one in told if isinstance(one, WriteVmStatus))
     said = find(status["conditions"], "AnnotationsDropped")
-    message = (
-        "spec.template.metadata.annotations: they have 200012 bytes, and a VMI gets at most 16384"
-    )
+    message = "spec.template.metadata.annotations: the annotations have 200012 bytes, but a VMI gets at most 16384"
     assert (said["status"], said["reason"], said["message"]) == (
         *("True", "AnnotationsTooLarge", message),
     )

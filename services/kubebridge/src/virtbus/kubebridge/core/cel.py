@@ -4,9 +4,8 @@ A row takes its message from its rule. CEL has no index within an expression, so
 about two lists ends at the list. https://kubernetes.io/docs/reference/using-api/cel/
 
 An API server evaluates all rules at each write of an object, including its status. For each step of
-a
-path it copies everything that is declared there. Rules that match disks with volumes, or interfaces
-with networks, cost 0.7 ms each, so only the webhooks check them (ADR 0025).
+a path it copies everything that is declared there. Rules that match disks with volumes, or
+interfaces with networks, cost 0.7 ms each, so only the webhooks check them (ADR 0025).
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,9 +29,8 @@ class Cel(NamedTuple):
     """A rule on `self`, the value at the path `at`. A violation is reported at `path` below it.
 
     `shown` has the value for each `{}` of the rule's message: quoted text, or an expression. The
-    API
-    server must be able to estimate the expression's cost. A search for the faulty item costs too
-    much.
+    API server must be able to estimate the expression's cost. A search for the faulty item costs
+    too much.
     """
 
     number: int

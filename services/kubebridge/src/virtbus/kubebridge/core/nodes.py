@@ -1,8 +1,7 @@
 """Labels the Kubernetes Nodes of virtbus nodes with KubeVirt's label and heartbeat.
 
 A Node and a virtbus node belong together if they have the same name. Tools find schedulable nodes
-by
-the label; virtbus itself places VMs. The label is removed once virtbus has forgotten the node.
+by the label; virtbus itself places VMs. The label is removed once virtbus has forgotten the node.
 """
 
 from collections.abc import Collection, Iterable, Mapping

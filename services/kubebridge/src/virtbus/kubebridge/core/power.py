@@ -1,8 +1,7 @@
 """Starts, stops and restarts a VM by a change of its run strategy or a request in its status.
 
 The effects on the bus follow from the VMI that is created or deleted (`vm_rules`). A verb never
-both
-writes here and sends to the bus, so it can be repeated if its answer was lost.
+both writes here and sends to the bus, so it can be repeated if its answer was lost.
 """
 
 from typing import Any
@@ -29,7 +28,7 @@ def _phase(call: Call) -> str:
 
 
 def start(call: Call) -> Refusal | tuple[Deed, ...]:
-    """Start a VM. A running VM is refused first, whatever its strategy."""
+    """Start a VM. A running VM is refused first, under any strategy."""
     vm = call.vm or {}
     if call.vmi is not None and _phase(call) not in {*FINAL, Phase.UNKNOWN, ""}:
         return _no(call, "VM is already running")

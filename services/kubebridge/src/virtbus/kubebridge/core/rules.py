@@ -1,9 +1,8 @@
 """The rules between fields, as in KubeVirt's validating webhooks: one row for each rule.
 
 A rule about a single field is in the field's row of the table. `number` is the number of the rule
-in
-KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check too.
-The rules expect objects with filled-in defaults.
+in KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check
+too. The rules expect objects with filled-in defaults.
 """
 
 from collections import Counter

@@ -15,8 +15,7 @@ class Member(NamedTuple):
     """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
 
     Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
-    to
-    any host.
+    to any host.
     """
 
     namespace: str
@@ -62,7 +61,7 @@ def labels_of(labels: Object, name: str, uid: str) -> dict[str, str]:
 
 
 def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
-    """Return one address of each family, from the pod network or else from the first with any."""
+    """Return one address of each family. The pod network has precedence."""
     known = [one for one in interfaces if one.addresses]
     of_pod = [one for one in known if one.network == "default"]
     found: dict[str, str] = {}

@@ -1,8 +1,7 @@
 """Maps the verbs of `subresources.kubevirt.io` to effects, in one table.
 
 Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that is
-not
-supported yet answers 501 with the name of the missing feature.
+not supported yet answers 501 with the name of the missing feature.
 """
 
 from collections.abc import Callable, Mapping

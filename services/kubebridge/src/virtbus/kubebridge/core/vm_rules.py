@@ -64,8 +64,7 @@ def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -
     """Return the actions for a VM; none if all is done and reported.
 
     `vmi` has the VM's name. A VMI of another owner is not touched. `failed` is the reason why the
-    last
-    create of a VMI was refused.
+    last create of a VMI was refused.
     """
     foreign = vmi is not None and not owns(vm, vmi)
     if at(vm, "metadata", "deletionTimestamp"):

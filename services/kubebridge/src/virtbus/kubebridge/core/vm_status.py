@@ -112,8 +112,7 @@ def status(
     """Return the whole status.
 
     `failed` is the reason why the VMI could not be created. `observed` is the strategy that was
-    acted
-    on. `requests` are the unmet ones.
+    acted on. `requests` are the unmet ones.
     """
     vm, vmi = pair.vm, pair.vmi
     before, at_ = part(vm, "status"), stamp(now)

@@ -63,8 +63,7 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
     """Return the actions for a VMI; none if all is done and reported.
 
     Any input may be older than the others. Only certain knowledge (`Seen.gone`) ends, releases or
-    fails
-    a VMI. A repeated create changes nothing.
+    fails a VMI. A repeated create changes nothing.
     """
     plan = Plan()
     if at(vmi, "metadata", "deletionTimestamp"):
@@ -90,8 +89,7 @@ def _unseen(seen: Seen) -> bool:
     """Return True if the VM is missing in our view of the bus without a reason. The status stays.
 
     A lagging controller may have listed without it; a repeated create gives the answer. That answer
-    may
-    be `uid_taken` because a Secret changed since the VM was created.
+    may be `uid_taken` because a Secret changed since the VM was created.
     """
     there = seen.refused is None or seen.refused.reason == UID_TAKEN
     return seen.view is None and not seen.gone and not seen.waits and there
@@ -183,10 +181,8 @@ def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusDelete 
     """Return the action for a VM on the bus. `there` is the uid of the VMI with its name, or "".
 
     `ended` is True if the end of the VM's own VMI was seen. A slow bridge may create a VM after
-    that.
-    Otherwise the VMI is only absent, for example after the API server was restored to an older
-    state.
-    Absence ends nothing (ADR 0033).
+    that. Otherwise the VMI is only absent, for example after the API server was restored to an
+    older state. Absence ends nothing (ADR 0033).
     """
     if view.labels.get(CLUSTER) != cluster or view.deleting:
         return None

@@ -38,9 +38,8 @@ class Seen:
     """The bus's knowledge of a VMI's VM.
 
     `gone` is certain and permanent: the watch reported its end, `vm.delete` answered 404, or
-    `vm.create`
-    answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason why it was not
-    sent.
+    `vm.create` answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason
+    why it was not sent.
 
     `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
     written status is kept until then.

@@ -33,8 +33,7 @@ class Walked:
     """The result of a walk. `ours` is a VmCreate as plain values.
 
     `origin` has the manifest field from which each of our fields came. `beside` has values that map
-    to
-    none of our fields, such as the name of a Secret.
+    to none of our fields, such as the name of a Secret.
     """
 
     causes: list[Cause] = field(default_factory=list)
