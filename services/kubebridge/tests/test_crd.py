@@ -113,14 +113,14 @@ def test_descriptions_of_refused_fields_give_the_reason() -> None:
 class Inner(Part):
     """Something."""
 
-    size: Quantity = must("Size of it.")
+    size: Quantity = must("Its size.")
 
 
 class Outer(Part):
     """Something with things in it."""
 
-    inner: Inner | None = said("One of them.", **WHOLE)
-    many: list[Inner] | None = said("All of them.", max_length=3)
+    inner: Inner | None = said("One inner object.", **WHOLE)
+    many: list[Inner] | None = said("Many inner objects.", max_length=3)
     word: str | None = said("A word.", default="yes", nullable=True)
 
 
@@ -129,12 +129,12 @@ def test_a_model_becomes_a_schema_without_references_and_nulls() -> None:
     inner = made["properties"]["inner"]
     assert (inner["type"], inner["required"]) == ("object", ["size"])
     assert inner["x-kubernetes-map-type"] == "atomic"
-    assert inner["description"] == "One of them."
+    assert inner["description"] == "One inner object."
     many = made["properties"]["many"]
     assert (many["type"], many["maxItems"]) == ("array", 3)
     size = many["items"]["properties"]["size"]
     assert size["x-kubernetes-int-or-string"] is True
     assert "type" not in size
-    assert size["description"] == "Size of it. (many[].size)"
+    assert size["description"] == "Its size. (many[].size)"
     word = made["properties"]["word"]
     assert word == {"type": "string", "default": "yes", "nullable": True, "description": "A word."}

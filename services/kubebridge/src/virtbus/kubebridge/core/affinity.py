@@ -1,4 +1,4 @@
-"""Converts node affinity to a node selector, if it requires no more than one."""
+"""Converts node affinity with one term and single values to a node selector."""
 
 from collections.abc import Iterator
 

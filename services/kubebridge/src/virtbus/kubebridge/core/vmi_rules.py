@@ -73,7 +73,7 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
         _tell(vmi, seen, now, "", plan)
         return plan.actions
     finalizers = at(vmi, "metadata", "finalizers") or []
-    if VMI_FINALIZER not in finalizers:  # first, so that every VM's VMI has it
+    if VMI_FINALIZER not in finalizers:  # first: each VMI with a VM needs it
         plan.then(WriteVmi({"metadata": {"finalizers": [*finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
     if _unseen(seen) and phase(vmi) in LIVES:

@@ -27,7 +27,7 @@ TIMEOUT_S = 35.0
 WATCH_S = (55.0, 75.0)
 """Duration that a watch asks for. It bounds the time until a silent server is noticed."""
 SILENT_S = 10.0
-"""Time after which an ended watch must have been closed by the server."""
+"""Time beyond the duration of a watch after which its server counts as silent."""
 LINE_BYTES_MAX = 8 * 1024 * 1024
 """Longest line of a watch. An object has at most 1.5 MiB (etcd), and JSON may escape each byte."""
 MESSAGE_MAX = 4096
@@ -270,7 +270,7 @@ def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
     return kind.path(quote(name), quote(namespace), sub)
 
 
-# --- what comes back ---------------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------------
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
     """Yield one JSON object for each line. An incomplete last line is dropped."""
     rest = bytearray()
@@ -322,6 +322,6 @@ def _why(error: BaseException) -> str:
 
 @asynccontextmanager
 async def connect(kubeconfig: Path | None, context: str = "") -> AsyncIterator[Cluster]:
-    """Connect to the cluster of a kubeconfig, or of this pod. Raises ValueError: `login.client`."""
+    """Connect to the cluster of a kubeconfig, or of this pod. See `login.client` for errors."""
     async with login.client(kubeconfig, context, MANAGER) as client:
         yield Cluster(client)

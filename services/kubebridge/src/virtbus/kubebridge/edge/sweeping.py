@@ -2,9 +2,9 @@
 
 A slow create or a restored API server can leave such VMs. A VM is a suspect if its VMI was not seen
 for GRACE_S. Then the API server itself is asked. If the end of its VMI was reported
-(`Objects.ended`), the VM is deleted. Otherwise it is kept for a person to decide (ADR 0033): it is
-marked on the bus, and reported by an Event and by the `kubevirt` object. VMs without this cluster's
-label are ignored.
+(`Objects.ended`), the VM is deleted. Otherwise a person decides (ADR 0033): the VM is marked on the
+bus, and reported by an Event and by the `kubevirt` object. VMs without this cluster's label are
+ignored.
 """
 
 import asyncio

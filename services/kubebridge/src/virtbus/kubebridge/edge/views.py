@@ -52,7 +52,7 @@ class Views:
         """Yield the uid and the `namespace/name` of each VM."""
         return iter([(uid, key) for uid, (key, _) in self._held.items()])
 
-    # --- what is known --------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------
     def get(self, uid: str) -> VmView | None:
         """Return the VM as it was last seen, or None."""
         held = self._held.get(uid)
