@@ -27,10 +27,10 @@ Overhead = Annotated[str, Field(pattern=r"^(0(?:\.\d{1,3})?|1)$")]
 class DowntimeTuning(Part):
     """Steps in which the allowed downtime of a migration grows."""
 
-    cooldownSeconds: One32 | None = said("Seconds to wait between two steps.")
+    cooldownSeconds: One32 | None = said("Shortest time between two steps, in seconds.")
     initialMs: One64 | None = said("Allowed downtime in the first step, in milliseconds.")
     startAfterIteration: One64 | None = said(
-        "Number of memory copy iterations before the first step."
+        "Memory copy iteration after which the downtime starts to grow."
     )
     steps: One32 | None = said("Number of steps from the first to the largest downtime.")
 
@@ -39,25 +39,29 @@ class StallDetector(Part):
     """Settings that decide when a memory copy makes no more progress."""
 
     completionTimeoutFactor: IntOrString | None = said(
-        "Factor on the completion timeout that the memory size gives."
+        "Factor on the completion timeout that gives the time budget for a forced switchover."
     )
     ewmaAlpha: IntOrString | None = said(
-        "Weight of the newest sample in the moving average of the progress."
+        "Weight of the newest sample in the moving average of the bandwidth."
     )
     patienceWindowDecayFactor: IntOrString | None = said(
-        "Factor by which the detector shortens its waiting time after each window without progress."
+        "Factor on the waiting time after each relaxation of the convergence goal."
     )
     precopyPossibleFactor: IntOrString | None = said(
-        "Ratio of transfer rate to dirty rate from which pre-copy is expected to converge."
+        "Ratio of estimated to allowed downtime up to which pre-copy still switches over."
     )
     searchLocalMinima: bool | None = said(
         "If true, the switchover waits for a moment in which little memory is left to copy."
     )
-    stallMargin: Percent | None = said("Change in percent that still counts as no progress.")
-    stallProgressTimeout: Seconds | None = said(
-        "Seconds without progress before the migration counts as stalled."
+    stallMargin: Percent | None = said(
+        "Change of the remaining memory, in percent, that counts as no progress."
     )
-    switchoverTimeout: Seconds | None = said("Longest time to wait for a switchover, in seconds.")
+    stallProgressTimeout: Seconds | None = said(
+        "Window in seconds without progress after which the migration counts as stalled."
+    )
+    switchoverTimeout: Seconds | None = said(
+        "Seconds that a switchover may take before the migration is aborted."
+    )
 
 
 class Experimental(Part):
@@ -117,7 +121,7 @@ class MigrationConfiguration(Part):
         "Also migrate if the migration is known to be unsafe."
     )
     utilityVolumesTimeout: Int64 | None = said(
-        "Seconds to wait until utility volumes are detached."
+        "Seconds to wait until utility volumes are detached, before the migration fails."
     )
 
 
