@@ -90,8 +90,8 @@ class Liveness:
                 group.create_task(self._hear())
                 group.create_task(self._images.run())
                 while True:
+                    self._wake.clear()  # before the beat: a change during it is told by the next
                     await self._beat()
-                    self._wake.clear()
                     try:
                         async with asyncio.timeout(self._settings.heartbeat_s):
                             await self._wake.wait()
