@@ -90,7 +90,7 @@ class Liveness:
                 group.create_task(self._hear())
                 group.create_task(self._images.run())
                 while True:
-                    self._wake.clear()  # before the beat: a change during it is told by the next
+                    self._wake.clear()  # first: a change during the beat needs another
                     await self._beat()
                     try:
                         async with asyncio.timeout(self._settings.heartbeat_s):
