@@ -33,7 +33,7 @@ GUEST_ENDED = "guest_ended"
 """The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
 
 LabelKey = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
+    str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
 ]
 LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
