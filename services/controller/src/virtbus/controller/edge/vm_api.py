@@ -12,7 +12,6 @@ from virtbus.bus.service import in_time, refuse_late
 from virtbus.controller.core import changes, pages
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.held import held_on
 from virtbus.controller.core.leaving import Places, leaving, loses
 from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import (
@@ -98,7 +97,7 @@ class VmApi:
 
     def _refuse_held(self, uid: str) -> None:
         """Raise 409 if a node holds a VM of that uid, whose record the bus lost (I1)."""
-        node = held_on(uid, self._fleet.nodes, self._fleet.statuses)
+        node = self._fleet.holding.node_of(uid)
         if node:
             message = (
                 f"{node} holds VM {uid}, whose record the bus has lost; `virtbus bus rebuild` or "
