@@ -81,7 +81,7 @@ class VmApi:
         admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             record = self._record(admitted, request.account)
-            refuse_large(record, admitted.secrets)
+            refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
