@@ -37,6 +37,12 @@ def test_each_kind_of_key_has_its_bound(subject: str) -> None:
 
 
 @pytest.mark.parametrize("bound", bounds.KINDS, ids=lambda bound: bound.kind)
+def test_what_is_small_enough_for_every_kind_is_so_for_this_one(bound: bounds.Bound) -> None:
+    assert bound.written_bytes >= bounds.LEAST_WRITTEN_BYTES
+    assert bound.read_bytes >= bounds.LEAST_READ_BYTES
+
+
+@pytest.mark.parametrize("bound", bounds.KINDS, ids=lambda bound: bound.kind)
 def test_reading_accepts_more_than_writing(bound: bounds.Bound) -> None:
     assert bound.written_bytes < bound.read_bytes <= bounds.BUS_BYTES
 

@@ -137,7 +137,8 @@ class ImageVolume(Command):
 
     def without_secrets(self) -> "ImageVolume":
         """Return the volume as a record stores it."""
-        return self.model_copy(update={"ref": sealed_ref(self.ref)[0]})
+        ref = sealed_ref(self.ref)[0]
+        return self if ref == self.ref else self.model_copy(update={"ref": ref})
 
 
 class EmptyDisk(Command):

@@ -187,10 +187,15 @@ def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
 def encode(value: Any) -> bytes:
     """Return the msgpack bytes of a plain value or a model, without defaults."""
     if isinstance(value, BaseModel):
-        kept = {name: getattr(value, name) for name in type(value).model_fields if name in _ALWAYS}
+        kept = {name: getattr(value, name) for name in _always(type(value))}
         value = kept | value.model_dump(exclude_defaults=True, by_alias=True)
     packed: bytes = msgpack.packb(value)
     return packed
+
+
+@functools.cache
+def _always(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name in model.model_fields if name in _ALWAYS)
 
 
 def encode_json(value: Any) -> bytes:
@@ -320,9 +325,13 @@ HASHED_WHEN_SET = frozenset(
 
 def spec_hash(value: BaseModel) -> str:
     """Return the hex SHA-256 of a model's canonical JSON: equal for equal content."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def canonical(value: BaseModel) -> bytes:
+    """Return a model's JSON with defaults, in ASCII and with sorted keys."""
     plain = _hashed(value.model_dump(mode="json"))
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _hashed(value: Any) -> Any:
