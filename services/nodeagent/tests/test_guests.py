@@ -21,8 +21,8 @@ from virtbus.nodeagent.edge.libvirt_calls import Threads
 from virtbus.nodeagent.edge.libvirt_displays import LibvirtDisplays
 from virtbus.nodeagent.edge.libvirt_guests import QUICK_S, LibvirtGuests
 from virtbus.nodeagent.edge.libvirt_links import Links
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.rpc import AgentRpc
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestAsk, GuestInfo, GuestQuestion
@@ -80,7 +80,7 @@ class Domain:
         if self._host.error is not None:
             raise self._host.error
         if self._uid in self._host.hung and not self._host.let_go.wait(self._patience_s):
-            text = "Guest agent is not responding: no answer in time"
+            text = "VmActor agent is not responding: no answer in time"
             raise Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
         return ANSWERS
 
@@ -161,7 +161,7 @@ async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryB
     server = MemoryServer()
     path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
-    async with agent.serve({UIDS[0]: cast("Guest", SimpleNamespace(record=record()))}):
+    async with agent.serve({UIDS[0]: cast("VmActor", SimpleNamespace(record=record()))}):
         yield MemoryBus(server, "test")
 
 
@@ -198,7 +198,7 @@ async def test_a_vm_of_another_node_is_not_asked(client: MemoryBus, host: Host) 
 
 
 async def test_an_absent_agent_is_told_with_the_next_step(client: MemoryBus, host: Host) -> None:
-    text = "Guest agent is not responding: QEMU guest agent is not connected"
+    text = "VmActor agent is not responding: QEMU guest agent is not connected"
     host.error = Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
     with pytest.raises(VirtbusError) as caught:
         await ask(client)
@@ -207,7 +207,7 @@ async def test_an_absent_agent_is_told_with_the_next_step(client: MemoryBus, hos
 
 
 async def test_an_agent_that_libvirt_gives_up_is_silent(client: MemoryBus, host: Host) -> None:
-    text = "Guest agent is not responding: Guest agent not available for now"
+    text = "VmActor agent is not responding: VmActor agent not available for now"
     host.error = Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
     with pytest.raises(VirtbusError) as caught:
         await ask(client)

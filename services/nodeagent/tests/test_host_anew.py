@@ -7,9 +7,9 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Entry, UnavailableError
-from virtbus.nodeagent import guest
-from virtbus.nodeagent import status as nodestatus
 from virtbus.nodeagent.core.ports import DomainChange, DomainState, Ending
+from virtbus.nodeagent.vm import actions
+from virtbus.nodeagent.vm import status as nodestatus
 from virtbus.schemas import subjects
 from virtbus.schemas.node import Fence, NodeWish
 from virtbus.schemas.wire import encode
@@ -86,7 +86,7 @@ async def test_a_start_that_is_held_back_is_not_told_as_one_that_ended(tmp_path:
         await eventually(in_state(node, "Failed"))
         fence = Fence(by="operator", why="powered off", time_ns=1)
         await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
-        await eventually(lambda: agent._guests[A].held)
+        await eventually(lambda: agent._guests[A].vm.reasons.held)
         await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
         await eventually(lambda: agent._guests[A].record.power_epoch == 1)
         assert agent._guests[A].status().power_epoch == 0
@@ -100,17 +100,17 @@ async def test_a_start_that_is_held_back_is_not_told_as_one_that_ended(tmp_path:
 async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_until_it_is_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guest, "backoff_s", lambda attempt: 0.01 * attempt)
-    monkeypatch.setattr(guest, "STABLE_S", 0.3)
+    monkeypatch.setattr(actions, "backoff_s", lambda attempt: 0.01 * attempt)
+    monkeypatch.setattr(actions, "STABLE_S", 0.3)
     node = Node(tmp_path)
     await started(node, "Always")
     async with node.agent() as agent:
         for crashes in (1, 2, 3):
             await eventually(in_state(node, "Running"))
             node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-            await eventually(lambda: agent._guests[A].seen.attempt == crashes)  # noqa: B023
+            await eventually(lambda: agent._guests[A].vm.observed.attempt == crashes)  # noqa: B023
             await eventually(lambda: len(node.domains.done) == 1 + crashes)  # noqa: B023
-        await eventually(lambda: agent._guests[A].seen.attempt == 0)
+        await eventually(lambda: agent._guests[A].vm.observed.attempt == 0)
         assert await node.state(A) == "Running"
 
 

@@ -2,19 +2,30 @@
 
 import pytest
 
-from virtbus.nodeagent.core.lifecycle import (
+from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
+from virtbus.nodeagent.vm.actions import backoff_s
+from virtbus.nodeagent.vm.machine import (
     ALIVE,
+    ALSO,
+    AT_REST,
     BY_STRATEGY,
+    CONTROL,
+    ENTRY,
+    EXIT,
     TABLE,
-    VISIBLE,
     Action,
+    Control,
+    Effect,
     Event,
     Phase,
-    backoff_s,
+    Signal,
+    accepts,
+    control,
+    react,
     step,
 )
-from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
-from virtbus.nodeagent.core.recovery import found, missed
+from virtbus.nodeagent.vm.observation import found, missed
+from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas.states import TRANSITIONS, VmState
 from virtbus.schemas.vm import RunStrategy
 
@@ -64,8 +75,76 @@ def test_every_phase_is_reached() -> None:
 
 
 def test_every_action_is_used() -> None:
-    rows = [*TABLE.values(), *BY_STRATEGY.values()]
-    assert {action for _, actions in rows for action in actions} == set(Action)
+    rows = [row for _, row in [*TABLE.values(), *BY_STRATEGY.values()]]
+    rows += [*ENTRY.values(), *EXIT.values(), *ALSO.values(), *AT_REST.values(), (Action.REPORT,)]
+    assert {action for actions in rows for action in actions} == set(Action)
+
+
+def test_a_step_leaves_enters_acts_reports_and_settles_in_this_order() -> None:
+    assert react(Phase.RUNNING, Event.CRASHED, "Manual") == (
+        Phase.FAILED,
+        (Action.UNWATCH, Action.STOP_ENDING, Action.REPORT, Action.SETTLE),
+    )
+    assert react(Phase.STARTING, Event.STARTED, "Always") == (
+        Phase.RUNNING,
+        (Action.WATCH, Action.AWAIT_STABLE, Action.REPORT, Action.SETTLE),
+    )
+    assert react(Phase.RELEASING, Event.RELEASED, "Always") == (
+        Phase.RELEASED,
+        (Action.REPORT, Action.REPLAY),
+    )
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RELEASED])
+def test_a_purge_waits_until_the_vm_is_released(phase: Phase) -> None:
+    assert react(phase, Event.PURGED, "Always") == (phase, (Action.DEFER_PURGE,))
+
+
+def test_an_event_that_changes_nothing_is_not_reported() -> None:
+    assert react(Phase.PREPARING, Event.RUN, "Always") == (Phase.PREPARING, ())
+
+
+def test_a_guest_that_starts_while_it_is_ended_ends_once_only() -> None:
+    for phase in (Phase.STOPPING, Phase.ENDING):
+        for event in (Event.SHUT_DOWN, Event.ENDED, Event.CRASHED):
+            assert not accepts(phase, event, starting=True, powered=True)
+            assert accepts(phase, event, starting=False, powered=False)
+
+
+def test_dependencies_of_an_earlier_step_start_nothing() -> None:
+    ready = Event.DEPENDENCIES_READY
+    for phase in Phase:
+        started = accepts(phase, ready, starting=False, powered=True)
+        assert started == (phase is Phase.PREPARING)
+    assert not accepts(Phase.PREPARING, ready, starting=False, powered=False)
+
+
+def test_every_state_of_control_is_reached_and_every_signal_and_effect_is_used() -> None:
+    assert {state for state, _ in CONTROL.values()} | {Control.FOLLOWING} == set(Control)
+    assert {signal for _, signal in CONTROL} == set(Signal)
+    assert {effect for _, effects in CONTROL.values() for effect in effects} == set(Effect)
+
+
+def test_a_hold_applies_nothing_and_its_end_applies_all() -> None:
+    applies = {Effect.APPLY, Effect.APPLY_OR_REPORT}
+    for (state, signal), (after, effects) in CONTROL.items():
+        if "held" in after and "held" in state:
+            assert not applies & set(effects), (state, signal)
+        if "held" in state and "held" not in after and signal is Signal.RESUME:
+            assert effects[0] is Effect.REPLAY
+
+
+def test_a_hold_ends_no_delete_that_was_accepted() -> None:
+    going = {Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE}
+    for phase in Phase:
+        after, _ = control(Control.FOLLOWING, Signal.HOLD, phase)
+        assert after is (Control.FOLLOWING if phase in going else Control.HELD)
+
+
+def test_nothing_holds_or_refuses_what_was_terminated() -> None:
+    for state in (Control.TERMINATED, Control.RECALLING_TERMINATED):
+        for signal in (Signal.HOLD, Signal.RESUME, Signal.REFUSE, Signal.TERMINATE):
+            assert control(state, signal, Phase.RUNNING) == (state, ())
 
 
 def test_what_users_see_follows_their_own_table() -> None:

@@ -4,12 +4,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from virtbus.nodeagent.core.lifecycle import VISIBLE, Action, Event, Phase, step
+from virtbus.nodeagent.vm.machine import Action, Event, Phase, step
+from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
 
 WAY_UP = {Action.PREPARE, Action.START, Action.AWAIT_START}
 GUEST_ENDS = st.sampled_from([Event.SHUT_DOWN, Event.ENDED, Event.CRASHED])
+PREPARED = [Event.DEPENDENCIES_READY, Event.DEPENDENCIES_FAILED, Event.DEPENDENCIES_IMPOSSIBLE]
 ENOUGH = 20
 
 
@@ -46,7 +48,11 @@ class Life(RuleBasedStateMachine):
 
     # --- what comes of actions ------------------------------------------------------------
     @precondition(lambda self: Action.PREPARE in self.doing)
-    @rule(event=st.sampled_from([Event.PARTS_READY, Event.PARTS_FAILED, Event.PARTS_IMPOSSIBLE]))
+    @rule(
+        event=st.sampled_from(
+            [Event.DEPENDENCIES_READY, Event.DEPENDENCIES_FAILED, Event.DEPENDENCIES_IMPOSSIBLE]
+        )
+    )
     def prepared(self, event: Event) -> None:
         self.doing.discard(Action.PREPARE)
         if self.phase is Phase.PREPARING:  # else it was ended: its event is not posted
@@ -89,7 +95,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def grace_over(self) -> None:
         self.doing.discard(Action.SHUTDOWN)
-        self.take(Event.GRACE_OVER)
+        self.take(Event.GRACE_EXPIRED)
 
     # --- what holds -----------------------------------------------------------------------
     @invariant()

@@ -236,7 +236,7 @@ async def test_a_held_vm_is_restarted_once_it_is_let_go(node: Node) -> None:
         guest = agent._guests[A]
         fence = Fence(by="operator", why="powered off", time_ns=1)
         await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, fenced=fence)))
-        await eventually(lambda: guest.held)
+        await eventually(lambda: guest.vm.reasons.held)
         await node.put(vm(epoch=1))
         await eventually(lambda: guest.record.restart_epoch == 1)
         node.domains.tell(DomainEvent(A, DomainChange.RESUMED))

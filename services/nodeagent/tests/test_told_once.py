@@ -8,9 +8,9 @@ from services.nodeagent.tests.pretended_node import HOST, NODE, Node, eventually
 
 from virtbus.bus.memory import MemoryBus
 from virtbus.bus.ports import Entry
-from virtbus.nodeagent.core.lifecycle import Event
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.nodeagent.vm.machine import Event
 from virtbus.schemas import subjects
 from virtbus.schemas.node import NodeState
 from virtbus.schemas.vm import VmStatus

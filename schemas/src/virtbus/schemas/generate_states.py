@@ -6,7 +6,8 @@ from typing import Any
 
 from virtbus.schemas.states import FINAL, TRANSITIONS, VmState
 
-AGENT_TABLE = "virtbus.nodeagent.core.lifecycle"
+AGENT_TABLE = "virtbus.nodeagent.vm.machine"
+AGENT_STATUS = "virtbus.nodeagent.vm.status"
 EVERYWHERE = 8
 """An event that leads to one state from more states than this is described, not drawn."""
 
@@ -19,8 +20,10 @@ def page() -> str:
     shown = [(str(s), str(e), str(to), "") for (s, e), to in TRANSITIONS.items()]
     final = ", ".join(f"`{state}`" for state in VmState if state in FINAL)
     agent = importlib.import_module(AGENT_TABLE)
+    visible = importlib.import_module(AGENT_STATUS).VISIBLE
     held = [_agent_row(key, row) for key, row in agent.TABLE.items()]
     ends = [_agent_row(key, row) for key, row in agent.BY_STRATEGY.items()]
+    control = [_agent_row(key, row) for key, row in agent.CONTROL.items()]
     return "\n".join(
         [
             "# Lifecycles",
@@ -47,11 +50,21 @@ def page() -> str:
             "",
             *_listed(ends, ("Run strategy", "Event", "Next", "Actions")),
             "",
+            "## What the agent may do with the VM",
+            "",
+            "From `CONTROL` in the same module: the second table, beside the phases.",
+            "",
+            *_drawn(control, "following"),
+            "",
+            *_listed(control, ("State", "Signal", "Next", "Effects")),
+            "",
+            "## Phases and states",
+            "",
             "Users see each phase as a state (`VISIBLE`):",
             "",
             "| Phase | State |",
             "|---|---|",
-            *(f"| {phase} | {state} |" for phase, state in agent.VISIBLE.items()),
+            *(f"| {phase} | {state} |" for phase, state in visible.items()),
             "",
         ]
     )
@@ -63,7 +76,7 @@ def _agent_row(key: tuple[Any, Any], row: tuple[Any, Iterable[Any]]) -> tuple[st
 
 
 def _node(state: str) -> str:
-    return state.replace(" ", "_")
+    return state.replace(", ", "_").replace(" ", "_")
 
 
 def _drawn(rows: Rows, first: str) -> list[str]:

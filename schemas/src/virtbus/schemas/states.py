@@ -1,7 +1,7 @@
 """The states of a VM as users see them, and the transitions between them.
 
 The diagram in docs/reference/states.md is drawn from TRANSITIONS. The agent's own state machine is
-`virtbus.nodeagent.core.lifecycle`, and its phases map to these states.
+`virtbus.nodeagent.vm.machine`, and its phases map to these states.
 """
 
 from enum import StrEnum

@@ -16,8 +16,8 @@ from pathlib import Path
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, Endpoint, Request
 from virtbus.nodeagent.core.ports import DomainFacts, Owned, Remains
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import purge_status
+from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.nodework import (
@@ -62,7 +62,7 @@ class Auditor:
         self._hypervisor = hypervisor
         self._files = files
         self._state_dir = state_dir
-        self._guests: Mapping[str, Guest] = {}
+        self._guests: Mapping[str, VmActor] = {}
         self._trusted: Callable[[], bool] = lambda: False
         self._purged: Mapping[str, bool] = {}
         self._unread: Callable[[str], bool] = lambda _uid: False
@@ -70,7 +70,7 @@ class Auditor:
 
     def over(
         self,
-        guests: Mapping[str, Guest],
+        guests: Mapping[str, VmActor],
         trusted: Callable[[], bool],
         purged: Mapping[str, bool],
         unread: Callable[[str], bool] = lambda _: False,
@@ -178,9 +178,9 @@ class Auditor:
             if uid not in self._guests and not self._unread(uid)
         ]
         found += [
-            Finding(kind="record", uid=uid, what=guest.held)
+            Finding(kind="record", uid=uid, what=guest.vm.reasons.held)
             for uid, guest in self._guests.items()
-            if guest.held
+            if guest.vm.reasons.held
         ]
         return silent + sorted(faults + found, key=lambda each: (each.uid, each.kind, each.what))
 

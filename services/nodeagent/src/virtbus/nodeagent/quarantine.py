@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 from virtbus.bus.ports import Endpoint, Request
 from virtbus.nodeagent.audit import Auditor
-from virtbus.nodeagent.core.lifecycle import Phase
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
@@ -47,7 +47,7 @@ class QuarantineDesk:
         self,
         tools: Tools,
         auditor: Auditor,
-        guests: Mapping[str, Guest],
+        guests: Mapping[str, VmActor],
         absent: Callable[[str], bool],
         adopt: Callable[[VmRecord], None],
     ) -> None:
@@ -117,7 +117,7 @@ class QuarantineDesk:
         log.warning("%s is adopted as %s", entry, record.name, extra=extra)
         return Quarantine(entries=(kept,), total=1, record=record)
 
-    def _off(self, guest: Guest) -> VmRecord:
+    def _off(self, guest: VmActor) -> VmRecord:
         """Return the record of a VM that exists here again; 409 while it is not off."""
         record = guest.record
         if guest.phase not in OFF or record.powered:
@@ -140,9 +140,9 @@ class QuarantineDesk:
             why = "moved elsewhere" if overtaken else "ended by hand"
             log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
             if overtaken:  # the other copy may run by now: no grace here (I1)
-                guest.end_purged(deleted=False)
+                guest.terminate_purged(deleted=False)
             else:
-                guest.end(BY_HAND)
+                guest.terminate(BY_HAND)
             await self._gone(uid, until_s)
 
     async def _gone(self, uid: str, until_s: float) -> None:
@@ -169,7 +169,7 @@ class QuarantineDesk:
         log.warning("%s is purged", entry, extra={"code": "purged", "uid": entry.partition(".")[0]})
 
 
-def _held(guest: Guest) -> Kept:
+def _held(guest: VmActor) -> Kept:
     record = guest.record
     return Kept(
         entry=record.uid,
@@ -180,7 +180,7 @@ def _held(guest: Guest) -> Kept:
         held=True,
         adoptable=True,
         disks=tuple(record.spec.local_disks),
-        why=f"{guest.phase}; {guest.held}",
+        why=f"{guest.phase}; {guest.vm.reasons.held}",
     )
 
 

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from virtbus.bus.ports import Endpoint, Request
-from virtbus.nodeagent.core.lifecycle import Phase
 from virtbus.nodeagent.core.ports import RecordFiles
-from virtbus.nodeagent.guest import Guest
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import Code, VirtbusError
@@ -42,7 +42,7 @@ class Rebuilding:
         self,
         node: str,
         files: RecordFiles,
-        guests: Mapping[str, Guest],
+        guests: Mapping[str, VmActor],
         listed: Callable[[], str | None],
         follow: Callable[[], None],
     ) -> None:

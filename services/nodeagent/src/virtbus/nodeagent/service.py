@@ -9,13 +9,9 @@ from virtbus.bus.ports import Bus, Endpoint, Entry, EntryKind, WatchMark
 from virtbus.bus.process import notify
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
-from virtbus.nodeagent.core.lifecycle import Event
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.core.recovery import found
 from virtbus.nodeagent.core.room import no_room
-from virtbus.nodeagent.core.wishes import overtaken
 from virtbus.nodeagent.early_parts import EarlyParts
-from virtbus.nodeagent.guest import Guest
 from virtbus.nodeagent.left_statuses import LeftStatuses
 from virtbus.nodeagent.liveness import Liveness
 from virtbus.nodeagent.node_wish import WishHere
@@ -23,6 +19,10 @@ from virtbus.nodeagent.quarantine import QuarantineDesk
 from virtbus.nodeagent.rebuilding import Rebuilding
 from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.intent import overtaken
+from virtbus.nodeagent.vm.machine import Event
+from virtbus.nodeagent.vm.observation import found
 from virtbus.nodeagent.watched_domains import WatchedDomains
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -69,7 +69,7 @@ class NodeAgent:
         self._node = tools.settings.node
         self._liveness = liveness
         self._rpc = rpc
-        self._guests: dict[str, Guest] = {}
+        self._guests: dict[str, VmActor] = {}
         self._watched = WatchedDomains(tools.hypervisor, self._guests, liveness.blind)
         self._group: asyncio.TaskGroup | None = None
         self._domains: dict[str, DomainFacts] = {}
@@ -237,14 +237,14 @@ class NodeAgent:
             )
         elif guest is None:
             self._adopt(record)
-        elif guest.ends and record.epoch > guest.record.epoch:
+        elif guest.vm.ends and record.epoch > guest.record.epoch:
             # it left, and comes back: started as new once the old one is released
             self._next[uid] = record
             guest.post(Event.PURGED)
         elif uid in self._next:
             self._next[uid] = record
         else:
-            guest.wanted(record)
+            guest.set_desired(record)
             if self._trusted:
                 self._let_go(guest)
 
@@ -256,13 +256,13 @@ class NodeAgent:
         self._marked[uid] = deleted
         self._early.take(uid)
         guest = self._guests.get(uid)
-        if (guest is None or guest.refused) and self._auditor is not None:
+        if (guest is None or guest.vm.reasons.refused) and self._auditor is not None:
             self._auditor.sweep_soon()
         if guest is None:
             if uid not in self._on_disk:
                 self._left.purged(uid)
         elif self._trusted:
-            guest.end_purged(deleted=deleted)
+            guest.terminate_purged(deleted=deleted)
 
     def _wished(self, entry: Entry) -> None:
         """Handle the desired state of this node: a fenced node starts nothing."""
@@ -273,24 +273,24 @@ class NodeAgent:
                 if uid in self._listed:
                     self._let_go(guest)
 
-    def _let_go(self, guest: Guest) -> None:
+    def _let_go(self, guest: VmActor) -> None:
         """End the hold of the comparison; a fence may still apply."""
         if self._wish.fence and not guest.record.ending:
             guest.hold(self._wish.fence)
         else:
-            guest.let_go()
+            guest.resume()
 
-    def _adopt(self, record: VmRecord, held: str = "") -> Guest:
+    def _adopt(self, record: VmRecord, held: str = "") -> VmActor:
         """Create an actor for a VM, and pass the existing domain to it."""
         assert self._group is not None  # noqa: S101  set before the watch begins
         facts = self._domains.pop(record.uid, None)
         known = record.uid in self._on_disk
         self._on_disk.pop(record.uid, None)
-        guest = Guest(record, self._tools, resumed=known or facts is not None)
-        guest.held = held or (self._wish.fence if self._trusted else COMPARING)
+        held = held or (self._wish.fence if self._trusted else COMPARING)
+        guest = VmActor(record, self._tools, resumed=known or facts is not None, held=held)
         self._guests[record.uid] = guest
         for part in self._early.take(record.uid):
-            guest.part(part)
+            guest.on_dependency(part)
         why = "" if known or facts is not None else self._cannot_take(record)
         if why:
             extra = {"code": "refused", "uid": record.uid}
@@ -314,7 +314,7 @@ class NodeAgent:
         held = [g.record for g in self._guests.values() if g.record.uid != record.uid]
         return self._wish.closed or no_room(record, held, self._liveness.host())
 
-    async def _live(self, guest: Guest) -> None:
+    async def _live(self, guest: VmActor) -> None:
         uid = guest.record.uid
         try:
             await guest.run()
@@ -342,7 +342,7 @@ class NodeAgent:
             elif uid in self._listed:
                 self._let_go(guest)
             elif uid in self._marked:
-                guest.end_purged(deleted=self._marked[uid])
+                guest.terminate_purged(deleted=self._marked[uid])
             else:
                 self._absent.add(uid)
                 guest.hold(NO_RECORD)
@@ -354,7 +354,7 @@ class NodeAgent:
         if self._trusted and self._marked and self._auditor is not None:
             self._auditor.sweep_soon()
         if self._trusted:
-            absent = sum(bool(guest.held) for guest in self._guests.values())
+            absent = sum(bool(guest.vm.reasons.held) for guest in self._guests.values())
             if self._liveness.state is NodeState.RECOVERING:
                 log.info("ready: %d VM(s)", count, extra={"code": "ready"})
             self._liveness.ready(f"{absent} VM(s) here have no record on the bus" if absent else "")
@@ -395,6 +395,6 @@ class NodeAgent:
     def _ready(self, part: ImageReady | NetReady) -> None:
         guest = self._guests.get(part.uid)
         if guest is not None:
-            guest.part(part)
+            guest.on_dependency(part)
         elif part.uid not in self._marked:
             self._early.add(part)

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from virtbus.nodeagent.core.lifecycle import Event, Phase
 from virtbus.nodeagent.core.ports import DomainChange, DomainEvent, DomainState, Hypervisor
 from virtbus.nodeagent.disk_room import go_on
-from virtbus.nodeagent.guest import Guest
-from virtbus.nodeagent.noting import MISHAPS
+from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.machine import Event, Phase
+from virtbus.nodeagent.vm.observation import GUEST_FAULTS
 from virtbus.schemas.errors import Code, VirtbusError
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class WatchedDomains:
     """
 
     def __init__(
-        self, hypervisor: Hypervisor, guests: Mapping[str, Guest], blind: Callable[[str], None]
+        self, hypervisor: Hypervisor, guests: Mapping[str, VmActor], blind: Callable[[str], None]
     ) -> None:
         self._hypervisor = hypervisor
         self._guests = guests
@@ -133,9 +133,9 @@ class WatchedDomains:
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
 
 
-def _tell(guest: Guest, change: DomainChange) -> None:
+def _tell(guest: VmActor, change: DomainChange) -> None:
     """Notify the actor of changes that do not depend on the domain's current state."""
     if change is DomainChange.REBOOTED:
         guest.rebooted()
-    elif change in MISHAPS:
-        guest.mishap(change)
+    elif change in GUEST_FAULTS:
+        guest.guest_fault(change)

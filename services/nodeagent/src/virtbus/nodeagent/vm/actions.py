@@ -1,0 +1,367 @@
+"""Carries out the actions of the table: runs operations as named child tasks of one VM."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from functools import partial
+
+from virtbus.bus.ports import BusError
+from virtbus.nodeagent.core.ports import DomainFacts
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm.intent import grace_s
+from virtbus.nodeagent.vm.machine import LEAVING, UNEXPLAINED, Action, Event
+from virtbus.nodeagent.vm.observation import missed
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
+from virtbus.nodeagent.vm.operations.pause import pause
+from virtbus.nodeagent.vm.operations.prepare import RecordCopy, prepare
+from virtbus.nodeagent.vm.operations.release import release
+from virtbus.nodeagent.vm.operations.start import (
+    await_ready,
+    await_start,
+    learn_dependencies,
+    start,
+    verify_running,
+)
+from virtbus.nodeagent.vm.operations.stop import destroy, shutdown
+from virtbus.nodeagent.vm.state import ActorState
+from virtbus.schemas.errors import VirtbusError
+from virtbus.schemas.events import Kind
+
+log = logging.getLogger(__name__)
+
+SOON_S = 1.0
+STABLE_S = 60.0
+"""As long as the longest delay, so that retries of a crashing guest never become faster."""
+WRITING = frozenset({"prepare", "save"})
+"""Tasks that write files of the VM in threads, which a cancellation does not end."""
+
+Work = Callable[[], Awaitable[None]]
+"""Started by its task, so that one cancelled before it ran leaves nothing behind."""
+
+
+class Tasks:
+    """The child tasks of one VM, by name, in its task group."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        self.group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
+        """Run `work` as the VM's child of that name; replace an earlier one.
+
+        An unexpected error is logged with traceback and passed to `failed`, so that it affects no
+        other VM and leaves this one in a defined phase.
+        """
+        assert self.group is not None  # noqa: S101  set before the first event is taken
+        self.stop(name)
+        task = self._tasks[name] = self.group.create_task(self._guarded(work, failed))
+        if name in WRITING:
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _guarded(self, work: Work, failed: Callable[[], None] | None) -> None:
+        try:
+            await work()
+        except Exception:
+            extra = {"code": "action_failed", "uid": self._uid}
+            log.exception("an action failed unexpectedly", extra=extra)
+            if failed is not None:
+                failed()
+
+    def stop(self, *names: str) -> None:
+        """Cancel these."""
+        for name in names:
+            if name in self._tasks:
+                self._tasks[name].cancel()
+
+    def cancel(self) -> None:
+        """Cancel all children."""
+        self.stop(*self._tasks)
+
+    def running(self, name: str) -> asyncio.Task[None] | None:
+        """Return the task of that name, None if it is done or there is none."""
+        task = self._tasks.get(name)
+        return task if task is not None and not task.done() else None
+
+    def begun(self, *names: str) -> list[asyncio.Task[None]]:
+        """Return the tasks of these names, done or not."""
+        return [self._tasks[name] for name in names if name in self._tasks]
+
+    async def written(self) -> None:
+        """Return once no thread of a cancelled task writes a file any more."""
+        await wait(self._writing)
+
+    async def until_done(
+        self,
+        work: Work,
+        vm: ActorState,
+        report: Callable[[], None],
+        over: asyncio.Event | None = None,
+    ) -> None:
+        """Repeat an idempotent step until it succeeds; the status shows why it is repeated.
+
+        `over` is set once the goal was reached by other means; then the step is not repeated.
+        """
+        over = over or asyncio.Event()
+        delay_s, told = RETRY_S[0], ""
+        while not over.is_set():
+            try:
+                await work()
+            except* (VirtbusError, BusError) as group:
+                error = group.exceptions[0]
+                vm.observed.message = told = f"tried again: {error}"
+                report()
+                extra = {"code": "step_retry", "uid": self._uid}
+                log.warning("retry in %.1f s: %s", delay_s, error, extra=extra)
+            else:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await over.wait()
+            delay_s = min(delay_s * 2, RETRY_S[1])
+        if told and vm.observed.message == told:  # the problem is solved
+            vm.observed.message = ""
+            report()
+
+
+async def wait(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Return once these are done."""
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+class Actions:
+    """The actions of one VM; what comes of them is posted."""
+
+    def __init__(
+        self,
+        vm: ActorState,
+        tools: Tools,
+        post: Callable[[Event], None],
+        report: Callable[[], None],
+    ) -> None:
+        self._vm = vm
+        self._tools = tools
+        self._post = post
+        self._report = report
+        self.tasks = Tasks(vm.record.uid)
+        self._copy = RecordCopy(tools.files, lambda: vm.record)
+        self._prepared = False
+        self._ended = asyncio.Event()
+        """Set once the guest that is being destroyed has ended for any reason."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.table: dict[Action, Callable[[], None]] = {
+            Action.PREPARE: self._prepare,
+            Action.SAVE: self.save,
+            Action.START: self._start,
+            Action.AWAIT_START: self._await_start,
+            Action.SYNC_PAUSE: self._sync_pause,
+            Action.SHUTDOWN: self._shutdown,
+            Action.DESTROY: self._destroy,
+            Action.RELEASE: self._release,
+            Action.RETRY_SOON: partial(self._set_timer, Event.RETRY, SOON_S),
+            Action.RETRY_BACKED_OFF: self._retry_backed_off,
+            Action.RESET_ATTEMPTS: self._reset_attempts,
+            Action.VERIFY_RUNNING: partial(self.tasks.run, "confirm", self._verify_running),
+            Action.AWAIT_STABLE: lambda: self._set_timer(Event.STABLE, STABLE_S),
+            Action.WATCH: self.watch,
+            Action.UNWATCH: partial(self.tasks.stop, "ready", "confirm", "pause"),
+            Action.STOP_ENDING: lambda: self._ended.set(),
+        }
+
+    def cancel(self) -> None:
+        """End the timer and all tasks."""
+        self._set_timer(None, 0)
+        self.tasks.cancel()
+
+    @property
+    def starting(self) -> bool:
+        """Return True while a start is in flight: the guest may appear at any moment."""
+        return self.tasks.running("start") is not None
+
+    def network_lost(self, why: str) -> None:
+        """Report that the running guest has no network any more; no other reaction."""
+        self._vm.observed.network_lost = why
+        self._report()
+
+    def compare(self, facts: DomainFacts | None) -> None:
+        """Post the event that was missed, from the domain's current state."""
+        event = missed(self._vm.phase, facts)
+        if event is not None:
+            self._post(event)
+
+    def _done(self, outcome: Outcome) -> None:
+        """Take what came of an operation."""
+        error = outcome.error
+        if error is not None and (self._vm.phase, outcome.event) not in UNEXPLAINED:
+            self._vm.observed.reason, self._vm.observed.message = error.reason, str(error)
+            self._tools.facts.emit(
+                outcome.kind, self._vm.record, reason=error.reason, message=str(error)
+            )
+            level = logging.INFO if error.expected else logging.WARNING
+            extra = {"code": error.reason, "uid": self._vm.record.uid}
+            log.log(level, "%s: %s", outcome.kind, error, extra=extra)
+        self._post(outcome.event)
+
+    def save(self) -> None:
+        """Write the latest record to disk in the background."""
+        if self.tasks.group is None or self._vm.phase in LEAVING:
+            return
+        if self._copy.stale and self.tasks.running("save") is None:
+            self.tasks.run("save", self._copy.save_soon)
+
+    def _prepare(self) -> None:
+        failed = partial(self._post, Event.DEPENDENCIES_FAILED)
+        self.tasks.run("prepare", self._prepare_vm, failed)
+
+    async def _prepare_vm(self) -> None:
+        settings = self._tools.settings
+        after_s = 0.0 if self._prepared or self._vm.resumed else settings.ask_after_s
+        if self._prepared:
+            self._vm.image.reset()
+            self._vm.net.reset()
+        self._prepared = True
+        parts = self._copy, self._vm.image, self._vm.net
+        self._done(await prepare(self._vm.record, *parts, self._tools, ask_after_s=after_s))
+
+    def _start(self) -> None:
+        """Start after any call that ends the previous run; it would end this one."""
+        before = self.tasks.begun("shutdown", "destroy")
+        failed = partial(self._post, Event.START_FAILED)
+        self.tasks.run("start", partial(self._start_vm, before), failed)
+
+    async def _start_vm(self, before: list[asyncio.Task[None]]) -> None:
+        record = self._vm.record
+        await wait(before)
+        self._vm.observed.accelerator = self._tools.accelerator(record)
+        outcome = await start(
+            record,
+            self._vm.image,
+            self._vm.net,
+            self._tools,
+            accelerator=self._vm.observed.accelerator,
+            paused=lambda: self._vm.record.paused,
+        )
+        if outcome.error is None:
+            self._vm.observed.domain_hash = self._vm.wanted_hash
+            self._vm.applied.started(record)
+        self._done(outcome)
+
+    def _await_start(self) -> None:
+        async def work() -> None:
+            self._post(await await_start(self._vm.record.uid, self._tools.hypervisor))
+
+        self.tasks.run("start", work, partial(self._post, Event.START_LATER))
+
+    async def _verify_running(self) -> None:
+        """Check a guest that should be running: a running domain confirms the start."""
+        facts = await verify_running(self._vm.record.uid, self._tools)
+        self.compare(facts)
+        if (
+            facts is not None
+            and facts.active
+            and not self._vm.record.ending
+            and self._vm.record.powered
+        ):
+            self._vm.applied.confirmed(self._vm.record)
+            self._report()
+
+    def watch(self) -> None:
+        self.tasks.stop("prepare")
+        self.tasks.run("ready", self._await_ready)
+
+    async def _await_ready(self) -> None:
+        if self._vm.net.latest is None or self._vm.image.latest is None:
+            error = await learn_dependencies(self._vm.record, self._vm.image, self._vm.net)
+            if error is not None and error.reason == "network_lost":
+                self.network_lost(error.body.message)
+            self._report()
+        seen = self._vm.observed
+        if seen.ready:
+            return  # adopted, and it was ready before
+        record = self._vm.record
+        seen.ready = await await_ready(record, self._vm.net, self._tools, rebooted=seen.boots_anew)
+        seen.ready_ns = self._tools.bus.sources.time_ns()
+        self._tools.facts.emit(Kind.GUEST_READY, record, reason=seen.ready)
+        self._report()
+
+    def _until_done(self, name: str, work: Work, over: asyncio.Event | None = None) -> None:
+        """Run `work` as the child of that name, and repeat it until it succeeds."""
+        repeat = partial(self.tasks.until_done, work, self._vm, self._report, over)
+        self.tasks.run(name, repeat)
+
+    def _sync_pause(self) -> None:
+        if self.tasks.running("pause") is None:
+            self._until_done("pause", self._pause)
+
+    async def _pause(self) -> None:
+        """Pause or resume until guest and record agree.
+
+        One task does so, because two calls in two threads could overtake each other.
+        """
+        paused = not self._vm.record.paused
+        while self._vm.record.paused != paused:
+            paused = self._vm.record.paused
+            self.compare(await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused))
+
+    def _shutdown(self) -> None:
+        grace = 0 if self._vm.reasons.at_once else grace_s(self._vm.record)
+        self._tools.facts.emit(Kind.DOMAIN_STOPPING, self._vm.record, message=f"grace {grace} s")
+        if grace:
+            self.tasks.run("shutdown", self._ask_to_shut_down)
+            self._set_timer(Event.GRACE_EXPIRED, grace)
+        else:
+            self._destroy()
+
+    async def _ask_to_shut_down(self) -> None:
+        event = await shutdown(self._vm.record.uid, self._tools.hypervisor)
+        if event is not None:
+            self._post(event)
+
+    def _destroy(self) -> None:
+        async def work() -> None:
+            starting = self.tasks.running("start")
+            self._post(await destroy(self._vm.record.uid, self._tools.hypervisor, starting))
+
+        self._ended = asyncio.Event()
+        self._until_done("destroy", work, self._ended)
+
+    def _release(self) -> None:
+        self._set_timer(None, 0)
+        self.tasks.stop("prepare", "shutdown", "ready")
+        self._until_done("release", self._release_vm)
+
+    async def _release_vm(self) -> None:
+        event = await release(
+            self._vm.record,
+            self._tools,
+            starting=self.tasks.running("start"),
+            written=self.tasks.written,
+            keep_reason=lambda: self._vm.keep_reason,
+            refused=bool(self._vm.reasons.refused),
+        )
+        self._post(event)
+
+    def _retry_backed_off(self) -> None:
+        self._vm.observed.attempt += 1
+        self._set_timer(Event.RETRY, backoff_s(self._vm.observed.attempt))
+
+    def _reset_attempts(self) -> None:
+        self._vm.observed.attempt = 0
+
+    def _set_timer(self, event: Event | None, after_s: float) -> None:
+        """Set the VM's timer; it replaces an earlier one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if event is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(after_s, self._post, event)
+
+
+def backoff_s(attempt: int) -> float:
+    """Return the delay before retry `attempt` (from 1): 1, 2, 4 … 60 s."""
+    return min(60.0, 2.0 ** max(attempt - 1, 0))

@@ -1,0 +1,287 @@
+"""The actor of one VM: takes its events in order, steps the tables, runs their actions.
+
+Operations run as children of the VM's task group and report by an event. So a delete reaches a VM
+even while it waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from virtbus.nodeagent.core.metadata import domain_hash
+from virtbus.nodeagent.core.ports import DomainChange, DomainFacts
+from virtbus.nodeagent.tools import Tools
+from virtbus.nodeagent.vm import observation
+from virtbus.nodeagent.vm.actions import Actions
+from virtbus.nodeagent.vm.dependencies import Dependency
+from virtbus.nodeagent.vm.intent import MOVED
+from virtbus.nodeagent.vm.machine import (
+    DROPPED,
+    HELD_BACK,
+    ON_HOLD,
+    RECALLS,
+    REQUESTS,
+    UP,
+    Action,
+    Control,
+    Effect,
+    Event,
+    Phase,
+    Signal,
+    accepts,
+    control,
+    react,
+)
+from virtbus.nodeagent.vm.operations.release import purge_status
+from virtbus.nodeagent.vm.state import ActorState, Reasons
+from virtbus.nodeagent.vm.status import StatusWriter, status
+from virtbus.schemas.nodework import ImageReady, NetReady
+from virtbus.schemas.vm import VmRecord, VmStatus
+
+log = logging.getLogger(__name__)
+
+
+class VmActor:
+    """The actor of one VM. All methods except `run` only enqueue, and never wait."""
+
+    def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool, held: str = "") -> None:
+        """`held`: it begins on hold, for this reason."""
+        self.vm = ActorState(
+            record,
+            domain_hash(record),
+            Dependency(tools.bus, "imaged", ImageReady, self),
+            Dependency(tools.bus, "netd", NetReady, self),
+            resumed=resumed,
+            control=Control.HELD if held else Control.FOLLOWING,
+            reasons=Reasons(held=held),
+        )
+        self._tools = tools
+        self._first: Event | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._deferred: list[Event] = []
+        self._queued_requests = 0
+        self._unreported = False
+        self._status = StatusWriter(tools.bus)
+        self._writer: asyncio.Task[None] | None = None
+        self._does = Actions(self.vm, tools, self.post, self.report)
+        self._actions: dict[Action, Callable[[], Awaitable[None] | None]] = {
+            **self._does.table,
+            Action.PURGE_STATUS: self._purge_status,
+            Action.DEFER_PURGE: lambda: self._deferred.append(Event.PURGED),
+            Action.REPLAY: self._replay,
+            Action.REPORT: self.report,
+            Action.SETTLE: partial(self._signal, Signal.SETTLED),
+        }
+        self._effects: dict[Effect, Callable[[], object]] = {
+            Effect.APPLY: self._apply,
+            Effect.APPLY_OR_REPORT: self._apply_or_report,
+            Effect.REPORT: self.report,
+            Effect.SAVE: self._does.save,
+            Effect.REPLAY: self._replay,
+            Effect.DISCARD: self._deferred.clear,
+            Effect.DELETE: partial(self.post, Event.DELETE),
+            Effect.PURGE: partial(self.post, Event.PURGED),
+        }
+
+    @property
+    def record(self) -> VmRecord:
+        return self.vm.record
+
+    @property
+    def phase(self) -> Phase:
+        return self.vm.phase
+
+    # --- the second table ------------------------------------------------------------------------
+    def _signal(self, signal: Signal) -> None:
+        self.vm.control, effects = control(self.vm.control, signal, self.vm.phase)
+        if self.vm.control not in ON_HOLD and self.vm.reasons.held:
+            self.vm.reasons = replace(self.vm.reasons, held="")
+        for effect in effects:
+            self._effects[effect]()
+
+    def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
+        """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
+        self._first = first
+        if first is not None:
+            self.vm.applied.found(facts, first, self.vm.record)
+            if facts is not None and facts.metadata is not None:
+                self.vm.observed.domain_hash = facts.metadata.domain_hash
+            self.post(first)
+        recall = self.vm.resumed and (first is None or self.vm.applied.behind(self.vm.record))
+        self._signal(Signal.RECALL if recall else Signal.SETTLED)
+
+    def refuse(self, why: str) -> None:
+        """Begin nothing: the node rejects this VM, and releases what others made for it."""
+        self.vm.reasons = replace(self.vm.reasons, refused=why)
+        self._signal(Signal.REFUSE)
+
+    def hold(self, why: str) -> None:
+        """Start and end nothing from now on; observation and status continue."""
+        if self.vm.reasons.held != why:
+            self.vm.reasons = replace(self.vm.reasons, held=why)
+            self._signal(Signal.HOLD)
+
+    def resume(self) -> None:
+        """End the hold: first the deferred events, then the record's current requests."""
+        self._signal(Signal.RESUME)
+
+    def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
+        """End and forget the VM, which has no record."""
+        before = self.vm.reasons
+        self.vm.reasons = replace(
+            before,
+            terminated=before.terminated or why,
+            at_once=before.at_once or at_once,
+            deleted=before.deleted or deleted,
+        )
+        if not before.terminated:
+            self._signal(Signal.TERMINATE)
+
+    def terminate_purged(self, *, deleted: bool) -> None:
+        """End it without grace: its record was purged, and another node may run it (I1)."""
+        self.terminate(MOVED, at_once=True, deleted=deleted)
+
+    def set_desired(self, record: VmRecord) -> None:
+        """Apply a new version of the record; ignore older epochs and repeated requests."""
+        if record.epoch < self.vm.record.epoch:
+            return
+        if record.generation != self.vm.record.generation:
+            self.vm.wanted_hash = domain_hash(record)
+        self.vm.record = record
+        self._signal(Signal.RECORD)
+
+    def _apply(self) -> bool:
+        """Post the unapplied requests of the record; return False if there are none."""
+        events = self.vm.applied.events(self.vm.record, self.vm.phase)
+        for event in events:
+            self.post(event)
+        return bool(events)
+
+    def _apply_or_report(self) -> None:
+        if not self._apply():
+            self.report()
+
+    def _replay(self) -> None:
+        for event in self._deferred:
+            self._enqueue(event)
+        self._deferred.clear()
+
+    # --- inputs ----------------------------------------------------------------------------------
+    def post(self, event: Event) -> None:
+        """Enqueue an event, if its guard allows it."""
+        record = self.vm.record
+        if accepts(self.vm.phase, event, starting=self._does.starting, powered=record.powered):
+            self._enqueue(event)
+
+    def _enqueue(self, event: Event) -> None:
+        self._queued_requests += event in REQUESTS
+        self._events.put_nowait(event)
+
+    def compare(self, facts: DomainFacts | None) -> None:
+        """Post the event that was missed, from the domain's current state."""
+        self._does.compare(facts)
+
+    def on_dependency(self, ready: ImageReady | NetReady) -> None:
+        """Handle a report of imaged or netd."""
+        if isinstance(ready, ImageReady):
+            self.vm.image.receive(ready)
+        elif self.vm.phase not in UP:
+            self.vm.net.receive(ready)
+        elif ready.error is not None:
+            self._does.network_lost(ready.error.message)
+        else:
+            self.vm.observed.network_lost = ""
+            self.vm.net.receive(ready)
+            self.report()
+
+    def rebooted(self) -> None:
+        """Handle a reboot of the guest: it is ready once it answers again."""
+        if self.vm.phase in UP and observation.note_reboot(
+            self.vm.record, self.vm.observed, self._tools
+        ):
+            if self.vm.phase is Phase.RUNNING:
+                self._does.watch()
+            self.report()
+
+    def guest_fault(self, change: DomainChange) -> None:
+        """Handle a kernel panic or a fired watchdog; the end of the guest is a separate event."""
+        observation.note_fault(change, self.vm.record, self.vm.observed, self._tools)
+
+    # --- main loop -------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Run until nothing of the VM is left; then the task ends."""
+        async with asyncio.TaskGroup() as group:
+            self._does.tasks.group = group
+            try:
+                if self.vm.resumed:
+                    await self._recall(decisive=self.vm.control in RECALLS)
+                    self._signal(Signal.RECALLED)
+                # start only after _recall(), so it cannot overwrite the restored status
+                self._writer = group.create_task(self._status.run())
+                while self.vm.phase is not Phase.GONE:
+                    await self._take(await self._events.get())
+                    if self._unreported:
+                        self.report()
+            finally:
+                self._does.cancel()
+                if self._writer is not None:
+                    self._writer.cancel()
+
+    async def _recall(self, *, decisive: bool) -> None:
+        """Restore the running guest's state from the last status.
+
+        `decisive`: the status decides whether the guest is started, so retry until it is read.
+        """
+        told, readable = await self._status.told_before(self.vm.record, insist=decisive)
+        ended = None
+        if decisive and readable:
+            ended = observation.ended_before(told, self.vm.record, self._first)
+        elif decisive:
+            ended = observation.ended_unknown(self.vm.record)
+        if ended is not None:
+            self.vm.applied.ended(self.vm.record)
+            self.post(ended)
+        if told is not None:
+            observation.recall_end(told, self.vm.observed)
+        if told is None or ended is not None or told.state not in observation.WAS_UP:
+            return
+        if told.epoch == self.vm.record.epoch:
+            self.vm.applied.recalled(told)
+        observation.recall_run(told, self.vm.observed)
+
+    async def _take(self, event: Event) -> None:
+        self._queued_requests -= event in REQUESTS
+        if self.vm.control in ON_HOLD and event in HELD_BACK | DROPPED:
+            self._deferred += {event} - DROPPED
+            return
+        before = self.vm.phase
+        self.vm.phase, actions = react(before, event, self.vm.record.spec.run_strategy)
+        extra = {"uid": self.vm.record.uid}
+        log.debug("%s: %s -> %s %s", event, before, self.vm.phase, list(actions), extra=extra)
+        self.vm.applied.taken(event, before)
+        step = observation.Happened(event, before, self.vm.phase)
+        observation.note(step, self.vm.record, self.vm.observed, self._tools)
+        for action in actions:
+            waits = self._actions[action]()
+            if waits is not None:
+                await waits
+
+    async def _purge_status(self) -> None:
+        """Purge the status after the writer has ended, because it could repeat a put."""
+        assert self._writer is not None  # noqa: S101  `run` made it
+        async with self._status.putting:
+            self._writer.cancel()
+        await purge_status(self.vm.record, self._tools.bus)
+
+    # --- outputs ---------------------------------------------------------------------------------
+    def report(self) -> None:
+        """Write the status after the record's queued requests, which count as applied already."""
+        self._unreported = self._queued_requests > 0
+        if not self._unreported:
+            self._status.report(self.status())
+
+    def status(self) -> VmStatus:
+        """Return the VM's current status."""
+        return status(self.vm, self._tools.bus.sources.time_ns())
