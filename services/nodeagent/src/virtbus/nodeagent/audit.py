@@ -64,7 +64,7 @@ class Auditor:
         self._state_dir = state_dir
         self._guests: Mapping[str, VmActor] = {}
         self._trusted: Callable[[], bool] = lambda: False
-        self._purged: Mapping[str, bool] = {}
+        self._purged: Callable[[str], bool | None] = lambda _uid: None
         self._unread: Callable[[str], bool] = lambda _uid: False
         self._due = asyncio.Event()
 
@@ -72,12 +72,12 @@ class Auditor:
         self,
         guests: Mapping[str, VmActor],
         trusted: Callable[[], bool],
-        purged: Mapping[str, bool],
+        purged: Callable[[str], bool | None],
         unread: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Set the state to audit; `trusted` says if the bus is the joined one and was listed.
 
-        `purged` has the uids whose record was purged here: True by a delete, False by a move.
+        `purged` is True for a uid whose record was purged by a delete, False by a move, else None.
         `unread` is true for a record that exists and cannot be read: its resources are not orphans.
         """
         self._guests, self._trusted, self._purged = guests, trusted, purged
@@ -118,11 +118,9 @@ class Auditor:
             found = [finding for finding in found if finding.kind != "fault"]
             uids = {finding.uid for finding in found if finding.repair}
             since = {uid: since.get(uid, loop.time()) for uid in uids}
-            due = [
-                f
-                for f in found
-                if f.repair and (f.uid in self._purged or loop.time() - since[f.uid] >= grace_s)
-            ]
+            late = {uid for uid, at_s in since.items() if loop.time() - at_s >= grace_s}
+            due = [f for f in found if f.repair]
+            due = [f for f in due if f.uid in late or self._purged(f.uid) is not None]
             repaired = await self.repair(due) if due else []
             if all(f.repaired for f in repaired) and all(f.kind != "service" for f in found):
                 pauses, wait_s = delays(*RETRY_S, self._bus.sources), interval_s
@@ -165,10 +163,10 @@ class Auditor:
         try:
             domains = await self._domains()
             things += [("domain", one.uid, f"a domain, {one.state}") for one in domains]
-            running = {one.uid for one in domains if one.active} - self._purged.keys()
+            running = {one.uid for one in domains if one.active and self._purged(one.uid) is None}
         except VirtbusError as error:
             silent.append(Finding(kind="service", what=f"libvirt does not answer: {error}"))
-            running = {uid for _, uid, _ in things} - self._purged.keys()
+            running = {uid for _, uid, _ in things if self._purged(uid) is None}
         files = await self._files.things()
         things += [("file", uid, what) for uid, these in files.items() for what in these]
         things += [("status", uid, "a status on the bus") for uid in statuses]
@@ -241,10 +239,10 @@ class Auditor:
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
         """Remove in the order of a delete, so that a guest never loses its resources."""
         if "domain" in kinds:
-            if uid in self._purged:
+            if self._purged(uid) is not None:
                 await self._hypervisor.destroy(uid)
             await self._hypervisor.undefine(uid)
-        keep = None if self._purged.get(uid) else Keep(why=why)
+        keep = None if self._purged(uid) else Keep(why=why)
         for service, kind in KINDS.items():
             if kind in kinds:
                 answer = await self._bus.request(
