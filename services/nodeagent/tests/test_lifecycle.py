@@ -1,5 +1,7 @@
 """The table of a VM's life on its node: every row, and what users see of it."""
 
+from typing import get_args
+
 import pytest
 
 from virtbus.nodeagent.core.ports import DomainFacts, DomainState, Ending
@@ -120,30 +122,34 @@ def test_dependencies_of_an_earlier_step_start_nothing() -> None:
 
 
 def test_every_state_of_control_is_reached_and_every_signal_and_effect_is_used() -> None:
-    assert {state for state, _ in CONTROL.values()} | {Control.FOLLOWING} == set(Control)
-    assert {signal for _, signal in CONTROL} == set(Signal)
-    assert {effect for _, effects in CONTROL.values() for effect in effects} == set(Effect)
+    assert {state for state, _ in CONTROL.values()} | {"following"} == set(get_args(Control))
+    assert {signal for _, signal in CONTROL} == set(get_args(Signal))
+    assert {effect for _, effects in CONTROL.values() for effect in effects} == set(
+        get_args(Effect)
+    )
 
 
 def test_a_hold_applies_nothing_and_its_end_applies_all() -> None:
-    applies = {Effect.APPLY, Effect.APPLY_OR_REPORT}
+    applies: set[Effect] = {"apply", "apply or report"}
     for (state, signal), (after, effects) in CONTROL.items():
         if "held" in after and "held" in state:
             assert not applies & set(effects), (state, signal)
-        if "held" in state and "held" not in after and signal is Signal.RESUME:
-            assert effects[0] is Effect.REPLAY
+        if "held" in state and "held" not in after and signal == "resume":
+            assert effects[0] == "replay"
 
 
 def test_a_hold_ends_no_delete_that_was_accepted() -> None:
     going = {Phase.ENDING, Phase.RELEASING, Phase.RELEASED, Phase.GONE}
     for phase in Phase:
-        after, _ = control(Control.FOLLOWING, Signal.HOLD, phase)
-        assert after is (Control.FOLLOWING if phase in going else Control.HELD)
+        after, _ = control("following", "hold", phase)
+        assert after == ("following" if phase in going else "held")
 
 
 def test_nothing_holds_or_refuses_what_was_terminated() -> None:
-    for state in (Control.TERMINATED, Control.RECALLING_TERMINATED):
-        for signal in (Signal.HOLD, Signal.RESUME, Signal.REFUSE, Signal.TERMINATE):
+    states: tuple[Control, ...] = ("terminated", "recalling, terminated")
+    signals: tuple[Signal, ...] = ("hold", "resume", "refuse", "terminate")
+    for state in states:
+        for signal in signals:
             assert control(state, signal, Phase.RUNNING) == (state, ())
 
 

@@ -1,16 +1,24 @@
-"""Decides what to do with each uid, from what the bus says of it and what the host has (ADR 0038).
-
-The tables are LISTINGS, REACTIONS and AFTER_LIST; docs/reference/states.md is generated from them.
-"""
+"""Keeps an actor for each VM of the node, as the bus' list and the tables of a uid say."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from enum import StrEnum
 
 from virtbus.bus.ports import Entry, EntryKind, WatchMark
 from virtbus.nodeagent.core.ports import DomainFacts, HostFacts
 from virtbus.nodeagent.core.room import no_room
+from virtbus.nodeagent.core.uid_table import (
+    ABSENT,
+    AFTER_LIST,
+    FROM_ANY,
+    LISTINGS,
+    PURGED,
+    REACTIONS,
+    Holding,
+    Listing,
+    Reaction,
+    Word,
+)
 from virtbus.nodeagent.early_parts import EarlyParts
 from virtbus.nodeagent.node_wish import WishHere
 from virtbus.nodeagent.tools import Tools
@@ -38,131 +46,6 @@ OTHER_BUS = (
     "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
     "`virtbus bus rebuild` gives the bus what the hosts know"
 )
-
-
-class Listing(StrEnum):
-    """The last word of the bus on a uid."""
-
-    UNKNOWN = "unknown"
-    LISTED = "listed"
-    UNREADABLE = "unreadable"
-    """Its record exists; the last good one stays in force."""
-    ABSENT = "absent"
-    """The joined bus does not have it; only a person ends it (ADR 0033)."""
-    DELETED = "deleted"
-    MOVED = "moved"
-    ABSENT_DELETED = "absent, deleted"
-    """It was absent, and ends since its record was purged."""
-    ABSENT_MOVED = "absent, moved"
-
-
-class Holding(StrEnum):
-    """The part of a VM that this host has."""
-
-    NOTHING = "nothing"
-    ON_DISK = "on disk"
-    """Its record; no actor yet."""
-    ACTOR = "actor"
-    SUCCEEDED = "actor and next"
-    """It is assigned to this node again while its previous copy is being released."""
-
-
-class Word(StrEnum):
-    """A message of the bus about a uid, or about all of them."""
-
-    RECORD = "record"
-    STALE = "stale record"
-    """Its epoch is older than one that this node acted on."""
-    LEFT = "record that left"
-    """Of a restored backup: nothing is left of it here."""
-    SUCCESSOR = "record of a successor"
-    """The VM ends here, and the record has a newer epoch: it comes back."""
-    UNREADABLE = "unreadable record"
-    DELETED = "purge of a delete"
-    MOVED = "purge of a move"
-    BEGIN = "list begins"
-    COMPLETE = "list is complete"
-    OTHER_BUS = "list of another bus"
-    GONE = "gone"
-    """Its actor ended: nothing of it is left."""
-    RESTORED = "restored"
-    """A person brought it back from the quarantine."""
-
-
-class Reaction(StrEnum):
-    """A reaction of the agent."""
-
-    ADOPT = "adopt"
-    """Create an actor."""
-    REJECT = "reject"
-    UPDATE = "update"
-    """Pass the record to the actor."""
-    QUEUE = "queue"
-    """Keep the record until the previous copy is released, and release that."""
-    REPLACE = "replace the next"
-    FORGET_NEXT = "forget the next"
-    END = "end"
-    """End the VM without grace, if the bus is the joined one."""
-    SWEEP = "sweep"
-    """Look for orphans soon."""
-    PURGE_STATUS = "purge status"
-    RESUME = "resume"
-    HOLD = "hold"
-
-
-L, H, W, R = Listing, Holding, Word, Reaction
-PURGES = (W.DELETED, W.MOVED)
-
-LISTINGS: dict[tuple[Listing, Word], Listing] = {
-    **{(state, W.RECORD): L.LISTED for state in L},
-    **{(state, W.STALE): L.LISTED for state in (L.UNKNOWN, L.UNREADABLE, L.ABSENT)},
-    **{(state, W.UNREADABLE): L.UNREADABLE for state in L},
-    **{(state, W.DELETED): L.DELETED for state in L},
-    **{(state, W.MOVED): L.MOVED for state in L},
-    **{(state, W.BEGIN): L.UNKNOWN for state in L},
-    **{(state, W.RESTORED): L.ABSENT for state in L},
-    **{(state, W.BEGIN): L.ABSENT for state in (L.ABSENT, L.ABSENT_DELETED, L.ABSENT_MOVED)},
-    **{(state, W.DELETED): L.ABSENT_DELETED for state in (L.ABSENT, L.ABSENT_MOVED)},
-    **{(state, W.MOVED): L.ABSENT_MOVED for state in (L.ABSENT, L.ABSENT_DELETED)},
-    (L.ABSENT_DELETED, W.DELETED): L.ABSENT_DELETED,
-    (L.ABSENT_MOVED, W.MOVED): L.ABSENT_MOVED,
-    **{(L.ABSENT_DELETED, word): L.DELETED for word in (W.STALE, W.GONE, W.OTHER_BUS)},
-    **{(L.ABSENT_MOVED, word): L.MOVED for word in (W.STALE, W.GONE, W.OTHER_BUS)},
-    (L.UNKNOWN, W.COMPLETE): L.ABSENT,
-    (L.ABSENT, W.OTHER_BUS): L.UNKNOWN,
-    (L.ABSENT, W.GONE): L.UNKNOWN,
-}
-"""A pair without a row changes nothing."""
-ABSENT = frozenset({L.ABSENT, L.ABSENT_DELETED, L.ABSENT_MOVED})
-PURGED: dict[Listing, bool] = {
-    L.DELETED: True,
-    L.ABSENT_DELETED: True,
-    L.MOVED: False,
-    L.ABSENT_MOVED: False,
-}
-"""True if a user's delete purged the record, False if a move did."""
-
-REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
-    (H.NOTHING, W.RECORD): (R.ADOPT,),
-    (H.NOTHING, W.LEFT): (R.REJECT,),
-    (H.ON_DISK, W.RECORD): (R.ADOPT,),
-    (H.ON_DISK, W.LEFT): (R.REJECT,),
-    (H.ACTOR, W.RECORD): (R.UPDATE,),
-    (H.ACTOR, W.SUCCESSOR): (R.QUEUE,),
-    (H.SUCCEEDED, W.RECORD): (R.REPLACE,),
-    (H.SUCCEEDED, W.SUCCESSOR): (R.QUEUE,),
-    **{(H.NOTHING, purge): (R.SWEEP, R.PURGE_STATUS) for purge in PURGES},
-    **{(H.ON_DISK, purge): (R.SWEEP,) for purge in PURGES},
-    **{(H.ACTOR, purge): (R.END,) for purge in PURGES},
-    **{(H.SUCCEEDED, purge): (R.FORGET_NEXT, R.END) for purge in PURGES},
-}
-AFTER_LIST: dict[Listing, Reaction] = {
-    L.LISTED: R.RESUME,
-    L.UNREADABLE: R.RESUME,
-    **dict.fromkeys(PURGED, R.END),
-    L.ABSENT: R.HOLD,
-}
-"""The reaction of an actor to a complete list of the joined bus; on another bus all are held."""
 
 
 class Assignments:
@@ -196,26 +79,26 @@ class Assignments:
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
-            R.ADOPT: lambda _, record: self._adopt(record),
-            R.REJECT: self._reject,
-            R.UPDATE: self._update,
-            R.QUEUE: self._queue,
-            R.REPLACE: self._next.__setitem__,
+            "adopt": lambda _, record: self._adopt(record),
+            "reject": self._reject,
+            "update": self._update,
+            "queue": self._queue,
+            "replace next": self._next.__setitem__,
         }
         self._of_uid: dict[Reaction, Callable[[str], object]] = {
-            R.FORGET_NEXT: self._next.pop,
-            R.END: self._end,
-            R.SWEEP: lambda _: sweep_soon(),
-            R.PURGE_STATUS: purge_status,
-            R.RESUME: lambda uid: self._resume(self.actors[uid]),
-            R.HOLD: lambda uid: self.actors[uid].hold(NO_RECORD),
+            "forget next": self._next.pop,
+            "end": self._end,
+            "sweep": lambda _: sweep_soon(),
+            "purge status": purge_status,
+            "resume": lambda uid: self._resume(self.actors[uid]),
+            "hold": lambda uid: self.actors[uid].hold(NO_RECORD),
         }
         self._sweep_soon = sweep_soon
 
     # --- state of a uid --------------------------------------------------------------------------
     def listing(self, uid: str) -> Listing:
         """Return the last word of the bus on a uid."""
-        return self._listings.get(uid, L.UNKNOWN)
+        return self._listings.get(uid, "unknown")
 
     def absent(self, uid: str) -> bool:
         """Return True for a VM on this host that the joined bus does not have."""
@@ -235,15 +118,15 @@ class Assignments:
 
     def _hear(self, uid: str, word: Word) -> Listing:
         before = self.listing(uid)
-        state = self._listings[uid] = LISTINGS.get((before, word), before)
-        if state is L.UNKNOWN:
+        state = self._listings[uid] = LISTINGS.get((before, word), FROM_ANY.get(word, before))
+        if state == "unknown":
             del self._listings[uid]
         return state
 
     def _holding(self, uid: str) -> Holding:
         if uid in self.actors:
-            return H.SUCCEEDED if uid in self._next else H.ACTOR
-        return H.ON_DISK if uid in self.on_disk else H.NOTHING
+            return "actor and next" if uid in self._next else "actor"
+        return "on disk" if uid in self.on_disk else "nothing"
 
     # --- the list --------------------------------------------------------------------------------
     def take(self, item: Entry | WatchMark) -> None:
@@ -251,7 +134,7 @@ class Assignments:
         if item is WatchMark.RESET:
             self.nonce = ""
             for uid in list(self._listings):
-                self._hear(uid, W.BEGIN)
+                self._hear(uid, "begin")
             self._wish.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
@@ -264,7 +147,7 @@ class Assignments:
                 # The last good record stays in force (MSG-16).
                 log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
                 if is_uid(uid):
-                    self._hear(uid, W.UNREADABLE)
+                    self._hear(uid, "unreadable")
 
     def _take_entry(self, uid: str, entry: Entry) -> None:
         if uid == subjects.JOIN_KEY:
@@ -274,7 +157,7 @@ class Assignments:
         elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
             return  # for controllers and netd
         elif entry.kind is EntryKind.PURGE:
-            self._take_purge(uid, W.DELETED if entry.why == DELETED else W.MOVED)
+            self._take_purge(uid, "deleted" if entry.why == DELETED else "moved")
         else:
             record = read_record(entry.key, entry.value)
             if isinstance(record, VmRecord):
@@ -293,18 +176,18 @@ class Assignments:
         if self.trusted:
             self._wish.keep()
             for uid, actor in self.actors.items():
-                if AFTER_LIST.get(self.listing(uid)) is R.RESUME:
+                if AFTER_LIST.get(self.listing(uid)) == "resume":
                     self._resume(actor)
 
     def _take_record(self, uid: str, record: VmRecord) -> None:
         if record.epoch < self._tools.files.epoch(uid):
-            self._hear(uid, W.STALE)
+            self._hear(uid, "stale")
             extra = {"code": "stale_epoch", "uid": uid}
             log.warning(
                 "rejected epoch %d: this node acted on a newer one", record.epoch, extra=extra
             )
             return
-        self._hear(uid, W.RECORD)
+        self._hear(uid, "record")
         actor = self.actors.get(uid)
         known = actor.record if actor is not None else self.on_disk.get(uid)
         if known is not None and overtaken(record, known):
@@ -317,9 +200,9 @@ class Assignments:
     def _word(self, record: VmRecord, actor: VmActor | None) -> Word:
         if actor is None:
             left = not record.ending and record.epoch <= self._tools.files.left(record.uid)
-            return W.LEFT if left else W.RECORD
+            return "left" if left else "record"
         successor = actor.vm.ends and record.epoch > actor.record.epoch
-        return W.SUCCESSOR if successor else W.RECORD
+        return "successor" if successor else "record"
 
     def _take_purge(self, uid: str, purge: Word) -> None:
         """Handle a delete or a move: release the VM, and start nothing."""
@@ -335,10 +218,10 @@ class Assignments:
         if self.trusted:
             self._wish.keep()
         for uid, record in list(self.on_disk.items()):
-            if self.listing(uid) is not L.LISTED:
+            if self.listing(uid) != "listed":
                 self._adopt(record)
         for uid, actor in self.actors.items():
-            state = self._hear(uid, W.COMPLETE if self.trusted else W.OTHER_BUS)
+            state = self._hear(uid, "complete" if self.trusted else "other bus")
             if self.trusted:
                 self._of_uid[AFTER_LIST[state]](uid)
             else:
@@ -398,7 +281,7 @@ class Assignments:
 
     def restore(self, record: VmRecord) -> None:
         """Create an actor for a VM from the quarantine: on hold until the bus has its record."""
-        self._hear(record.uid, W.RESTORED)
+        self._hear(record.uid, "restored")
         self.on_disk[record.uid] = record
         self._adopt(record, held=NO_RECORD)
 
@@ -440,7 +323,7 @@ class Assignments:
             await actor.run()
         finally:
             self.actors.pop(uid, None)
-            self._hear(uid, W.GONE)
+            self._hear(uid, "gone")
         record = self._next.pop(uid, None)
         if record is not None:
             self._adopt(record)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from virtbus.bus.hearing import hear
 from virtbus.bus.ports import Endpoint
 from virtbus.bus.process import notify
-from virtbus.nodeagent.assignments import OTHER_BUS, Assignments, Listing
+from virtbus.nodeagent.assignments import OTHER_BUS, Assignments
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
 from virtbus.nodeagent.core.ports import DomainFacts
@@ -110,7 +110,7 @@ class NodeAgent:
                 self._guests,
                 lambda: vms.trusted,
                 vms.purged,
-                lambda uid: vms.listing(uid) is Listing.UNREADABLE,
+                lambda uid: vms.listing(uid) == "unreadable",
             )
             quarantine = QuarantineDesk(
                 self._tools,

@@ -25,7 +25,6 @@ from virtbus.nodeagent.vm.machine import (
     REQUESTS,
     UP,
     Action,
-    Control,
     Effect,
     Event,
     Phase,
@@ -47,14 +46,14 @@ class VmActor:
     """The actor of one VM. All methods except `run` only enqueue, and never wait."""
 
     def __init__(self, record: VmRecord, tools: Tools, *, resumed: bool, held: str = "") -> None:
-        """`held`: it begins on hold, for this reason."""
+        """`held`: the reason for a hold from the start; empty: it begins without one."""
         self.vm = ActorState(
             record,
             domain_hash(record),
             Dependency(tools.bus, "imaged", ImageReady, self),
             Dependency(tools.bus, "netd", NetReady, self),
             resumed=resumed,
-            control=Control.HELD if held else Control.FOLLOWING,
+            control="held" if held else "following",
             reasons=Reasons(held=held),
         )
         self._tools = tools
@@ -72,17 +71,17 @@ class VmActor:
             Action.DEFER_PURGE: lambda: self._deferred.append(Event.PURGED),
             Action.REPLAY: self._replay,
             Action.REPORT: self.report,
-            Action.SETTLE: partial(self._signal, Signal.SETTLED),
+            Action.SETTLE: partial(self._signal, "settled"),
         }
         self._effects: dict[Effect, Callable[[], object]] = {
-            Effect.APPLY: self._apply,
-            Effect.APPLY_OR_REPORT: self._apply_or_report,
-            Effect.REPORT: self.report,
-            Effect.SAVE: self._does.save,
-            Effect.REPLAY: self._replay,
-            Effect.DISCARD: self._deferred.clear,
-            Effect.DELETE: partial(self.post, Event.DELETE),
-            Effect.PURGE: partial(self.post, Event.PURGED),
+            "apply": self._apply,
+            "apply or report": self._apply_or_report,
+            "report": self.report,
+            "save": self._does.save,
+            "replay": self._replay,
+            "discard": self._deferred.clear,
+            "delete": partial(self.post, Event.DELETE),
+            "purge": partial(self.post, Event.PURGED),
         }
 
     @property
@@ -110,22 +109,22 @@ class VmActor:
                 self.vm.observed.domain_hash = facts.metadata.domain_hash
             self.post(first)
         recall = self.vm.resumed and (first is None or self.vm.applied.behind(self.vm.record))
-        self._signal(Signal.RECALL if recall else Signal.SETTLED)
+        self._signal("recall" if recall else "settled")
 
     def refuse(self, why: str) -> None:
         """Begin nothing: the node rejects this VM, and releases what others made for it."""
         self.vm.reasons = replace(self.vm.reasons, refused=why)
-        self._signal(Signal.REFUSE)
+        self._signal("refuse")
 
     def hold(self, why: str) -> None:
         """Start and end nothing from now on; observation and status continue."""
         if self.vm.reasons.held != why:
             self.vm.reasons = replace(self.vm.reasons, held=why)
-            self._signal(Signal.HOLD)
+            self._signal("hold")
 
     def resume(self) -> None:
         """End the hold: first the deferred events, then the record's current requests."""
-        self._signal(Signal.RESUME)
+        self._signal("resume")
 
     def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
         """End and forget the VM, which has no record."""
@@ -137,7 +136,7 @@ class VmActor:
             deleted=before.deleted or deleted,
         )
         if not before.terminated:
-            self._signal(Signal.TERMINATE)
+            self._signal("terminate")
 
     def terminate_purged(self, *, deleted: bool) -> None:
         """End it without grace: its record was purged, and another node may run it (I1)."""
@@ -150,7 +149,7 @@ class VmActor:
         if record.generation != self.vm.record.generation:
             self.vm.wanted_hash = domain_hash(record)
         self.vm.record = record
-        self._signal(Signal.RECORD)
+        self._signal("record")
 
     def _apply(self) -> bool:
         """Post the unapplied requests of the record; return False if there are none."""
@@ -217,7 +216,7 @@ class VmActor:
             try:
                 if self.vm.resumed:
                     await self._recall(decisive=self.vm.control in RECALLS)
-                    self._signal(Signal.RECALLED)
+                    self._signal("recalled")
                 # start only after _recall(), so it cannot overwrite the restored status
                 self._writer = group.create_task(self._status.run())
                 while self.vm.phase is not Phase.GONE:

@@ -6,6 +6,7 @@ both, and the tests visit each row.
 """
 
 from enum import StrEnum
+from typing import Literal
 
 
 class Phase(StrEnum):
@@ -237,20 +238,16 @@ AT_REST: dict[Phase, tuple[Action, ...]] = {
 """The actions after a phase was entered and reported."""
 
 
-class Guard(StrEnum):
-    """A condition on an event, checked when it is posted."""
-
-    NO_START = "no start is in flight"
-    """During a start, only the code that stops the guest reports its end."""
-    POWERED = "the record asks for a guest"
-    NEVER = "never"
-    """The result is of an earlier step."""
-
-
+Guard = Literal[
+    "no start is in flight",  # only the code that stops the guest reports its end during a start
+    "the record asks for a guest",
+    "never",  # the result is of an earlier step
+]
+"""A condition on an event, checked when it is posted."""
 GUARDS: dict[tuple[Phase, Event], Guard] = {
-    **{(phase, event): Guard.NO_START for phase in WAY_DOWN for event in ENDINGS},
-    **{(phase, E.DEPENDENCIES_READY): Guard.NEVER for phase in Phase},
-    (P.PREPARING, E.DEPENDENCIES_READY): Guard.POWERED,
+    **{(phase, event): "no start is in flight" for phase in WAY_DOWN for event in ENDINGS},
+    **{(phase, E.DEPENDENCIES_READY): "never" for phase in Phase},
+    (P.PREPARING, E.DEPENDENCIES_READY): "the record asks for a guest",
 }
 UNEXPLAINED = {
     (phase, event)
@@ -260,97 +257,82 @@ UNEXPLAINED = {
 """A start that the agent ended: its error is not the VM's failure."""
 
 
-class Control(StrEnum):
-    """What the agent may do with a VM: the state of the second table."""
+Control = Literal[
+    "following",  # the agent applies the record
+    "recalling",  # it reads the last status first, which decides if the record asks for anything
+    "held",  # it starts and ends nothing; observation and status continue
+    "recalling, held",
+    "recalling, terminated",
+    "refused",  # it rejects the VM and releases what others made for it
+    "refused, held",
+    "terminated",  # it ends the VM, which has no record
+]
+"""The rights of the agent on a VM: the state of the second table."""
 
-    FOLLOWING = "following"
-    """It applies the record."""
-    RECALLING = "recalling"
-    """It reads the last status first, which decides whether the record asks for anything."""
-    HELD = "held"
-    """It starts and ends nothing; observation and status continue."""
-    RECALLING_HELD = "recalling, held"
-    RECALLING_TERMINATED = "recalling, terminated"
-    REFUSED = "refused"
-    """It rejects the VM and releases what others made for it."""
-    REFUSED_HELD = "refused, held"
-    TERMINATED = "terminated"
-    """It ends the VM, which has no record."""
+Signal = Literal[
+    "recall",
+    "recalled",
+    "hold",
+    "resume",
+    "record",  # a new version of the record
+    "settled",  # the VM came to a stable phase
+    "refuse",
+    "terminate",
+]
+"""An input of the second table."""
 
+Effect = Literal[
+    "apply",  # post the requests of the record that are not applied yet
+    "apply or report",  # post them; if there are none, write the status
+    "report",
+    "save",
+    "replay",  # take the deferred events again
+    "discard",  # drop the deferred events
+    "delete",
+    "purge",
+]
+"""A reaction of the second table."""
 
-class Signal(StrEnum):
-    """An input of the second table."""
-
-    RECALL = "recall"
-    RECALLED = "recalled"
-    HOLD = "hold"
-    RESUME = "resume"
-    RECORD = "record"
-    """A new version of the record."""
-    SETTLED = "settled"
-    """The VM came to a stable phase."""
-    REFUSE = "refuse"
-    TERMINATE = "terminate"
-
-
-class Effect(StrEnum):
-    """A reaction of the second table."""
-
-    APPLY = "apply"
-    """Post the requests of the record that are not applied yet."""
-    APPLY_OR_REPORT = "apply or report"
-    """Post them; if there are none, write the status."""
-    REPORT = "report"
-    SAVE = "save"
-    REPLAY = "replay"
-    """Take the deferred events again."""
-    DISCARD = "discard"
-    """Drop the deferred events."""
-    DELETE = "delete"
-    PURGE = "purge"
-
-
-C, S, F = Control, Signal, Effect
-END = (F.DISCARD, F.DELETE, F.PURGE)
+END: tuple[Effect, ...] = ("discard", "delete", "purge")
 
 CONTROL: dict[tuple[Control, Signal], tuple[Control, tuple[Effect, ...]]] = {
-    (C.FOLLOWING, S.RECALL): (C.RECALLING, ()),
-    (C.FOLLOWING, S.RECALLED): (C.FOLLOWING, (F.APPLY,)),
-    (C.FOLLOWING, S.HOLD): (C.HELD, (F.REPORT,)),
-    (C.FOLLOWING, S.RECORD): (C.FOLLOWING, (F.SAVE, F.APPLY_OR_REPORT)),
-    (C.FOLLOWING, S.SETTLED): (C.FOLLOWING, (F.APPLY,)),
-    (C.FOLLOWING, S.REFUSE): (C.REFUSED, (F.DELETE,)),
-    (C.FOLLOWING, S.TERMINATE): (C.TERMINATED, END),
-    (C.RECALLING, S.RECALLED): (C.FOLLOWING, (F.APPLY,)),
-    (C.RECALLING, S.HOLD): (C.RECALLING_HELD, (F.REPORT,)),
-    (C.RECALLING, S.RECORD): (C.RECALLING, (F.SAVE, F.REPORT)),
-    (C.RECALLING, S.TERMINATE): (C.RECALLING_TERMINATED, END),
-    (C.HELD, S.RECALL): (C.RECALLING_HELD, ()),
-    (C.HELD, S.HOLD): (C.HELD, (F.REPORT,)),
-    (C.HELD, S.RESUME): (C.FOLLOWING, (F.REPLAY, F.APPLY, F.REPORT)),
-    (C.HELD, S.RECORD): (C.HELD, (F.REPORT,)),
-    (C.HELD, S.REFUSE): (C.REFUSED_HELD, (F.DELETE,)),
-    (C.HELD, S.TERMINATE): (C.TERMINATED, END),
-    (C.RECALLING_HELD, S.RECALLED): (C.HELD, ()),
-    (C.RECALLING_HELD, S.HOLD): (C.RECALLING_HELD, (F.REPORT,)),
-    (C.RECALLING_HELD, S.RESUME): (C.RECALLING, (F.REPLAY, F.REPORT)),
-    (C.RECALLING_HELD, S.RECORD): (C.RECALLING_HELD, (F.REPORT,)),
-    (C.RECALLING_HELD, S.TERMINATE): (C.RECALLING_TERMINATED, END),
-    (C.REFUSED, S.HOLD): (C.REFUSED_HELD, (F.REPORT,)),
-    (C.REFUSED, S.RECORD): (C.REFUSED, (F.REPORT,)),
-    (C.REFUSED, S.TERMINATE): (C.REFUSED, END),
-    (C.REFUSED_HELD, S.HOLD): (C.REFUSED_HELD, (F.REPORT,)),
-    (C.REFUSED_HELD, S.RESUME): (C.REFUSED, (F.REPLAY, F.REPORT)),
-    (C.REFUSED_HELD, S.RECORD): (C.REFUSED_HELD, (F.REPORT,)),
-    (C.REFUSED_HELD, S.TERMINATE): (C.REFUSED, END),
-    (C.RECALLING_TERMINATED, S.RECALLED): (C.TERMINATED, (F.APPLY,)),
-    (C.RECALLING_TERMINATED, S.RECORD): (C.RECALLING_TERMINATED, (F.SAVE, F.REPORT)),
-    (C.TERMINATED, S.RECALLED): (C.TERMINATED, (F.APPLY,)),
-    (C.TERMINATED, S.RECORD): (C.TERMINATED, (F.SAVE, F.APPLY_OR_REPORT)),
-    (C.TERMINATED, S.SETTLED): (C.TERMINATED, (F.APPLY,)),
+    ("following", "recall"): ("recalling", ()),
+    ("following", "recalled"): ("following", ("apply",)),
+    ("following", "hold"): ("held", ("report",)),
+    ("following", "record"): ("following", ("save", "apply or report")),
+    ("following", "settled"): ("following", ("apply",)),
+    ("following", "refuse"): ("refused", ("delete",)),
+    ("following", "terminate"): ("terminated", END),
+    ("recalling", "recalled"): ("following", ("apply",)),
+    ("recalling", "hold"): ("recalling, held", ("report",)),
+    ("recalling", "record"): ("recalling", ("save", "report")),
+    ("recalling", "terminate"): ("recalling, terminated", END),
+    ("held", "recall"): ("recalling, held", ()),
+    ("held", "hold"): ("held", ("report",)),
+    ("held", "resume"): ("following", ("replay", "apply", "report")),
+    ("held", "record"): ("held", ("report",)),
+    ("held", "refuse"): ("refused, held", ("delete",)),
+    ("held", "terminate"): ("terminated", END),
+    ("recalling, held", "recalled"): ("held", ()),
+    ("recalling, held", "hold"): ("recalling, held", ("report",)),
+    ("recalling, held", "resume"): ("recalling", ("replay", "report")),
+    ("recalling, held", "record"): ("recalling, held", ("report",)),
+    ("recalling, held", "terminate"): ("recalling, terminated", END),
+    ("refused", "hold"): ("refused, held", ("report",)),
+    ("refused", "record"): ("refused", ("report",)),
+    ("refused", "terminate"): ("refused", END),
+    ("refused, held", "hold"): ("refused, held", ("report",)),
+    ("refused, held", "resume"): ("refused", ("replay", "report")),
+    ("refused, held", "record"): ("refused, held", ("report",)),
+    ("refused, held", "terminate"): ("refused", END),
+    ("recalling, terminated", "recalled"): ("terminated", ("apply",)),
+    ("recalling, terminated", "record"): ("recalling, terminated", ("save", "report")),
+    ("terminated", "recalled"): ("terminated", ("apply",)),
+    ("terminated", "record"): ("terminated", ("save", "apply or report")),
+    ("terminated", "settled"): ("terminated", ("apply",)),
 }
-RECALLS = frozenset({C.RECALLING, C.RECALLING_HELD, C.RECALLING_TERMINATED})
-ON_HOLD = frozenset({C.HELD, C.RECALLING_HELD, C.REFUSED_HELD})
+RECALLS = frozenset[Control]({"recalling", "recalling, held", "recalling, terminated"})
+ON_HOLD = frozenset[Control]({"held", "recalling, held", "refused, held"})
 HELD_BACK = frozenset({E.RUN, E.HALT, E.DELETE, E.PURGED, E.RETRY, E.DEPENDENCIES_READY})
 """Events that would start or end a guest: they are deferred while the VM is on hold."""
 DROPPED = frozenset({E.RESTART, E.PAUSE, E.UNPAUSE})
@@ -371,7 +353,7 @@ def react(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Actio
     """Return the next phase and all actions of a step, in order.
 
     These are the exit from the phase, the entry into the next, the event's own, the row's, the
-    report, and what follows at rest.
+    report, and those of a stable phase.
     """
     after, actions = step(phase, event, strategy)
     entered = after if after is not phase else None
@@ -387,13 +369,17 @@ def react(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Actio
 
 def accepts(phase: Phase, event: Event, *, starting: bool, powered: bool) -> bool:
     """Return True if the event may be posted in the phase."""
-    guard = GUARDS.get((phase, event))
-    holds = {None: True, Guard.NO_START: not starting, Guard.POWERED: powered}
-    return holds.get(guard, False)
+    match GUARDS.get((phase, event)):
+        case "no start is in flight":
+            return not starting
+        case "the record asks for a guest":
+            return powered
+        case guard:
+            return guard is None
 
 
 def control(state: Control, signal: Signal, phase: Phase) -> tuple[Control, tuple[Effect, ...]]:
     """Return the next state of the second table and the effects, in order."""
-    if signal is Signal.HOLD and phase in NOT_HELD:
+    if signal == "hold" and phase in NOT_HELD:
         return state, ()
     return CONTROL.get((state, signal), (state, ()))

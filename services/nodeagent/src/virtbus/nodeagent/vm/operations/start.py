@@ -35,7 +35,7 @@ async def start(
 ) -> Outcome:
     """Define, arm, create; return STARTED or PAUSED, or START_* with the error.
 
-    `paused` tells, just before the guest runs, whether it shall be paused.
+    `paused` returns, just before the guest runs, True if the record asks for a pause.
     """
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
