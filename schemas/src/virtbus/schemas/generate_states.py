@@ -2,11 +2,12 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from virtbus.schemas.states import FINAL, TRANSITIONS, VmState
 
 AGENT_TABLE = "virtbus.nodeagent.vm.machine"
+AGENT_UIDS = "virtbus.nodeagent.core.uid_table"
 AGENT_STATUS = "virtbus.nodeagent.vm.status"
 EVERYWHERE = 8
 """An event that leads to one state from more states than this is described, not drawn."""
@@ -24,6 +25,9 @@ def page() -> str:
     held = [_agent_row(key, row) for key, row in agent.TABLE.items()]
     ends = [_agent_row(key, row) for key, row in agent.BY_STRATEGY.items()]
     control = [_agent_row(key, row) for key, row in agent.CONTROL.items()]
+    uids = importlib.import_module(AGENT_UIDS)
+    listings = _listings(uids)
+    reactions = [(*key, ", ".join(row), "") for key, row in uids.REACTIONS.items()]
     return "\n".join(
         [
             "# Lifecycles",
@@ -58,6 +62,25 @@ def page() -> str:
             "",
             *_listed(control, ("State", "Signal", "Next", "Effects")),
             "",
+            "## A uid, as the agent knows it",
+            "",
+            f"From `{AGENT_UIDS}`. The last word of the bus on a uid (`LISTINGS`, `FROM_ANY`):",
+            "",
+            *_drawn(listings, "unknown"),
+            "",
+            *_listed(listings, ("State", "Word", "Next")),
+            "",
+            "The reaction depends on the part of the VM that the host has (`REACTIONS`):",
+            "",
+            *_listed(reactions, ("The host has", "Word", "Reactions")),
+            "",
+            "After a complete list of the joined bus, each actor follows its word (`AFTER_LIST`). "
+            "After a list of another bus, all are held:",
+            "",
+            "| State | Reaction |",
+            "|---|---|",
+            *(f"| {state} | {reaction} |" for state, reaction in uids.AFTER_LIST.items()),
+            "",
             "## Phases and states",
             "",
             "Users see each phase as a state (`VISIBLE`):",
@@ -73,6 +96,17 @@ def page() -> str:
 def _agent_row(key: tuple[Any, Any], row: tuple[Any, Iterable[Any]]) -> tuple[str, str, str, str]:
     following, actions = row
     return str(key[0]), str(key[1]), str(following), ", ".join(map(str, actions))
+
+
+def _listings(uids: Any) -> Rows:
+    """Return all changes of a uid's listing."""
+    rows = []
+    for state in get_args(uids.Listing):
+        for word in get_args(uids.Word):
+            after = uids.LISTINGS.get((state, word), uids.FROM_ANY.get(word, state))
+            if after != state:
+                rows.append((state, word, after, ""))
+    return rows
 
 
 def _node(state: str) -> str:

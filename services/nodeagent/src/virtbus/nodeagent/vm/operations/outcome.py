@@ -1,11 +1,10 @@
-"""The outcome of an operation, and what operations share."""
+"""The outcome of an operation on a VM."""
 
 from dataclasses import dataclass
 
 from virtbus.nodeagent.vm.machine import Event
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import Kind
-from virtbus.schemas.vm import VmRecord
 
 RETRY_S = (0.5, 10.0)
 """The shortest and the longest delay before a step is repeated."""
@@ -18,8 +17,3 @@ class Outcome:
     event: Event
     error: VirtbusError | None = None
     kind: Kind = Kind.VM_FAILED
-
-
-def has_nics(record: VmRecord) -> bool:
-    """Return True for a VM that needs netd."""
-    return bool(record.spec.domain.devices.interfaces)

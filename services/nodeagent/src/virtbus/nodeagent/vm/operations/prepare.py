@@ -11,7 +11,7 @@ from virtbus.nodeagent.core.ports import RecordFiles
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.machine import Event
-from virtbus.nodeagent.vm.operations.outcome import Outcome, has_nics
+from virtbus.nodeagent.vm.operations.outcome import Outcome
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, Retry, VirtbusError
 from virtbus.schemas.nodework import ImageReady, NetReady
@@ -65,7 +65,11 @@ async def prepare(
     with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
         try:
             await copy.save()
-            wired = await net.get(record, ask_after_s=ask_after_s) if has_nics(record) else None
+            wired = (
+                await net.get(record, ask_after_s=ask_after_s)
+                if record.spec.domain.devices.interfaces
+                else None
+            )
             secrets = await _seed(record, wired, tools)
             logins = secrets.image_pull if secrets is not None else {}
             await image.get(record, ask_after_s=ask_after_s, image_pull=logins)

@@ -13,7 +13,7 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.machine import Event
 from virtbus.nodeagent.vm.observation import FOUND
-from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome, has_nics
+from virtbus.nodeagent.vm.operations.outcome import RETRY_S, Outcome
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.events import Kind
 from virtbus.schemas.nodework import Arm, ArmNic, ImageReady, NetReady
@@ -84,7 +84,7 @@ async def _define(
 
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: Tools) -> None:
     """Let the wrapper fetch the tap fds, once; raises VirtbusError."""
-    if not has_nics(record):
+    if not record.spec.domain.devices.interfaces:
         return
     made = net.latest
     if made is None:
@@ -136,7 +136,7 @@ async def learn_dependencies(
 ) -> VirtbusError | None:
     """Ask for an adopted guest's resources, which also restores DHCP; return what is missing."""
     try:
-        if has_nics(record):
+        if record.spec.domain.devices.interfaces:
             await net.get(record, ask_after_s=0.0)
         await image.get(record, ask_after_s=0.0)
     except VirtbusError as error:
