@@ -67,7 +67,7 @@ def test_no_disk_is_released_under_a_guest() -> None:
     """RELEASE is only ever reached over a phase in which no guest can run."""
     alive = {Phase.STARTING, Phase.RUNNING, Phase.PAUSED, Phase.STOPPING}
     for (phase, event), (_, actions) in TABLE.items():
-        if Action.RELEASE in actions:
+        if "release" in actions:
             assert phase not in alive, (phase, event)
 
 
@@ -78,28 +78,28 @@ def test_every_phase_is_reached() -> None:
 
 def test_every_action_is_used() -> None:
     rows = [row for _, row in [*TABLE.values(), *BY_STRATEGY.values()]]
-    rows += [*ENTRY.values(), *EXIT.values(), *ALSO.values(), *AT_REST.values(), (Action.REPORT,)]
-    assert {action for actions in rows for action in actions} == set(Action)
+    rows += [*ENTRY.values(), *EXIT.values(), *ALSO.values(), *AT_REST.values(), ("report",)]
+    assert {action for actions in rows for action in actions} == set(get_args(Action))
 
 
 def test_a_step_leaves_enters_acts_reports_and_settles_in_this_order() -> None:
     assert react(Phase.RUNNING, Event.CRASHED, "Manual") == (
         Phase.FAILED,
-        (Action.UNWATCH, Action.STOP_ENDING, Action.REPORT, Action.SETTLE),
+        ("unwatch", "stop ending", "report", "settle"),
     )
     assert react(Phase.STARTING, Event.STARTED, "Always") == (
         Phase.RUNNING,
-        (Action.WATCH, Action.AWAIT_STABLE, Action.REPORT, Action.SETTLE),
+        ("watch", "await stable", "report", "settle"),
     )
     assert react(Phase.RELEASING, Event.RELEASED, "Always") == (
         Phase.RELEASED,
-        (Action.REPORT, Action.REPLAY),
+        ("report", "replay"),
     )
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.RELEASED])
 def test_a_purge_waits_until_the_vm_is_released(phase: Phase) -> None:
-    assert react(phase, Event.PURGED, "Always") == (phase, (Action.DEFER_PURGE,))
+    assert react(phase, Event.PURGED, "Always") == (phase, ("defer purge",))
 
 
 def test_an_event_that_changes_nothing_is_not_reported() -> None:
@@ -183,7 +183,7 @@ def test_a_running_domain_is_adopted_never_started_again() -> None:
 def test_a_start_that_is_under_way_is_awaited() -> None:
     event = found(facts(DomainState.STARTING), powered=True)
     assert event is Event.FOUND_STARTING
-    assert step(Phase.NEW, event, "Always") == (Phase.STARTING, (Action.AWAIT_START,))
+    assert step(Phase.NEW, event, "Always") == (Phase.STARTING, ("await start",))
 
 
 def test_a_domain_that_never_ran_is_left_to_the_record() -> None:

@@ -154,22 +154,22 @@ class Actions:
         """Set once the guest that is being destroyed has ended for any reason."""
         self._timer: asyncio.TimerHandle | None = None
         self.table: dict[Action, Callable[[], None]] = {
-            Action.PREPARE: self._prepare,
-            Action.SAVE: self.save,
-            Action.START: self._start,
-            Action.AWAIT_START: self._await_start,
-            Action.SYNC_PAUSE: self._sync_pause,
-            Action.SHUTDOWN: self._shutdown,
-            Action.DESTROY: self._destroy,
-            Action.RELEASE: self._release,
-            Action.RETRY_SOON: partial(self._set_timer, Event.RETRY, SOON_S),
-            Action.RETRY_BACKED_OFF: self._retry_backed_off,
-            Action.RESET_ATTEMPTS: self._reset_attempts,
-            Action.VERIFY_RUNNING: partial(self.tasks.run, "confirm", self._verify_running),
-            Action.AWAIT_STABLE: lambda: self._set_timer(Event.STABLE, STABLE_S),
-            Action.WATCH: self.watch,
-            Action.UNWATCH: partial(self.tasks.stop, "ready", "confirm", "pause"),
-            Action.STOP_ENDING: lambda: self._ended.set(),
+            "prepare": self._prepare,
+            "save": self.save,
+            "start": self._start,
+            "await start": self._await_start,
+            "sync pause": self._sync_pause,
+            "shutdown": self._shutdown,
+            "destroy": self._destroy,
+            "release": self._release,
+            "retry soon": partial(self._set_timer, Event.RETRY, SOON_S),
+            "retry backed off": self._retry_backed_off,
+            "reset attempts": self._reset_attempts,
+            "verify running": partial(self.tasks.run, "confirm", self._verify_running),
+            "await stable": lambda: self._set_timer(Event.STABLE, STABLE_S),
+            "watch": self.watch,
+            "unwatch": partial(self.tasks.stop, "ready", "confirm", "pause"),
+            "stop ending": lambda: self._ended.set(),
         }
 
     def cancel(self) -> None:

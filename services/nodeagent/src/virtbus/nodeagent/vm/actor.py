@@ -67,11 +67,11 @@ class VmActor:
         self._does = Actions(self.vm, tools, self.post, self.report)
         self._actions: dict[Action, Callable[[], Awaitable[None] | None]] = {
             **self._does.table,
-            Action.PURGE_STATUS: self._purge_status,
-            Action.DEFER_PURGE: lambda: self._deferred.append(Event.PURGED),
-            Action.REPLAY: self._replay,
-            Action.REPORT: self.report,
-            Action.SETTLE: partial(self._signal, "settled"),
+            "purge status": self._purge_status,
+            "defer purge": lambda: self._deferred.append(Event.PURGED),
+            "replay": self._replay,
+            "report": self.report,
+            "settle": partial(self._signal, "settled"),
         }
         self._effects: dict[Effect, Callable[[], object]] = {
             "apply": self._apply,

@@ -68,133 +68,115 @@ class Event(StrEnum):
     """The guest has run for a while: its next end resets the back-off."""
 
 
-class Action(StrEnum):
-    """An effect of the agent."""
+Action = Literal[
+    "prepare",  # record on disk, seed, disks and network; ends in DEPENDENCIES_*
+    "save",  # record on disk, so that a lost bus can be rebuilt from the hosts
+    "start",  # define and create; ends in STARTED or START_*
+    "await start",  # wait for the end of a start that an earlier agent began
+    "sync pause",  # pause or resume the guest's CPUs as the record says; ends in PAUSED or RESUMED
+    "shutdown",  # ask the guest by ACPI, and set the grace timer
+    "destroy",  # end the guest; ends in ENDED
+    "release",  # undefine, release network and disks, remove our files and record; ends in RELEASED
+    "retry soon",
+    "retry backed off",
+    "reset attempts",
+    "await stable",  # set the timer after which the back-off is reset
+    "verify running",  # a start is requested for a guest that should be running: check that it is
+    "purge status",
+    "watch",  # wait until the running guest is ready
+    "unwatch",  # stop the tasks of a guest that is not up any more
+    "stop ending",  # the guest has ended: nothing has to end it any more
+    "defer purge",  # keep the event until the VM is released
+    "replay",  # take the deferred events again
+    "report",  # write the status
+    "settle",  # apply the requests that came meanwhile
+]
+"""An effect of the agent."""
 
-    PREPARE = "prepare"
-    """Record on disk, seed, disks and network; ends in DEPENDENCIES_*."""
-    SAVE = "save"
-    """Record on disk, so that a lost bus can be rebuilt from the hosts."""
-    START = "start"
-    """Define and create; ends in STARTED or START_*."""
-    AWAIT_START = "await start"
-    """Wait for the end of a start that an earlier agent began."""
-    SYNC_PAUSE = "sync pause"
-    """Pause or resume the guest's CPUs as the record says; ends in PAUSED or RESUMED."""
-    SHUTDOWN = "shutdown"
-    """Ask the guest by ACPI, and set the grace timer."""
-    DESTROY = "destroy"
-    """End the guest; ends in ENDED."""
-    RELEASE = "release"
-    """Undefine, release network and disks, remove our files and record; ends in RELEASED."""
-    RETRY_SOON = "retry soon"
-    RETRY_BACKED_OFF = "retry backed off"
-    RESET_ATTEMPTS = "reset attempts"
-    AWAIT_STABLE = "await stable"
-    """Set the timer after which the back-off is reset."""
-    VERIFY_RUNNING = "verify running"
-    """A start is requested for a guest that should be running: check that it is."""
-    PURGE_STATUS = "purge status"
-    # Actions of a phase's entry and exit, or of a kind of event.
-    WATCH = "watch"
-    """Wait until the running guest is ready."""
-    UNWATCH = "unwatch"
-    """Stop the tasks of a guest that is not up any more."""
-    STOP_ENDING = "stop ending"
-    """The guest has ended: nothing has to end it any more."""
-    DEFER_PURGE = "defer purge"
-    """Keep the event until the VM is released."""
-    REPLAY = "replay"
-    """Take the deferred events again."""
-    REPORT = "report"
-    """Write the status."""
-    SETTLE = "settle"
-    """Apply the requests that came meanwhile."""
+P, E = Phase, Event
+Row = tuple[Phase, tuple[Action, ...]]
 
-
-P, E, A = Phase, Event, Action
-
-TABLE: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
+TABLE: dict[tuple[Phase, Event], Row] = {
     # A record arrives, or the agent restarts and inspects the host.
-    (P.NEW, E.RUN): (P.PREPARING, (A.PREPARE,)),
-    (P.NEW, E.HALT): (P.STOPPED, (A.SAVE,)),
+    (P.NEW, E.RUN): (P.PREPARING, ("prepare",)),
+    (P.NEW, E.HALT): (P.STOPPED, ("save",)),
     (P.NEW, E.STARTED): (P.RUNNING, ()),
     (P.NEW, E.PAUSED): (P.PAUSED, ()),
-    (P.NEW, E.FOUND_STARTING): (P.STARTING, (A.AWAIT_START,)),
-    (P.NEW, E.DELETE): (P.RELEASING, (A.RELEASE,)),
+    (P.NEW, E.FOUND_STARTING): (P.STARTING, ("await start",)),
+    (P.NEW, E.DELETE): (P.RELEASING, ("release",)),
     # Start.
-    (P.PREPARING, E.DEPENDENCIES_READY): (P.STARTING, (A.START,)),
-    (P.PREPARING, E.DEPENDENCIES_FAILED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
+    (P.PREPARING, E.DEPENDENCIES_READY): (P.STARTING, ("start",)),
+    (P.PREPARING, E.DEPENDENCIES_FAILED): (P.BACKING_OFF, ("retry backed off",)),
     (P.PREPARING, E.DEPENDENCIES_IMPOSSIBLE): (P.FAILED, ()),
     (P.PREPARING, E.HALT): (P.STOPPED, ()),
-    (P.STARTING, E.STARTED): (P.RUNNING, (A.AWAIT_STABLE,)),
+    (P.STARTING, E.STARTED): (P.RUNNING, ("await stable",)),
     (P.STARTING, E.PAUSED): (P.PAUSED, ()),
-    (P.RUNNING, E.STABLE): (P.RUNNING, (A.RESET_ATTEMPTS,)),
-    (P.STARTING, E.START_FAILED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
-    (P.STARTING, E.START_LATER): (P.WAITING, (A.RETRY_SOON,)),
-    (P.STARTING, E.CRASHED): (P.BACKING_OFF, (A.RETRY_BACKED_OFF,)),
-    (P.STARTING, E.HALT): (P.STOPPING, (A.DESTROY,)),
-    (P.WAITING, E.RETRY): (P.PREPARING, (A.PREPARE,)),
-    (P.WAITING, E.RUN): (P.PREPARING, (A.PREPARE,)),
+    (P.RUNNING, E.STABLE): (P.RUNNING, ("reset attempts",)),
+    (P.STARTING, E.START_FAILED): (P.BACKING_OFF, ("retry backed off",)),
+    (P.STARTING, E.START_LATER): (P.WAITING, ("retry soon",)),
+    (P.STARTING, E.CRASHED): (P.BACKING_OFF, ("retry backed off",)),
+    (P.STARTING, E.HALT): (P.STOPPING, ("destroy",)),
+    (P.WAITING, E.RETRY): (P.PREPARING, ("prepare",)),
+    (P.WAITING, E.RUN): (P.PREPARING, ("prepare",)),
     (P.WAITING, E.HALT): (P.STOPPED, ()),
-    (P.BACKING_OFF, E.RETRY): (P.PREPARING, (A.PREPARE,)),
-    (P.BACKING_OFF, E.RUN): (P.PREPARING, (A.RESET_ATTEMPTS, A.PREPARE)),
+    (P.BACKING_OFF, E.RETRY): (P.PREPARING, ("prepare",)),
+    (P.BACKING_OFF, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
     (P.BACKING_OFF, E.HALT): (P.STOPPED, ()),
-    (P.FAILED, E.RUN): (P.PREPARING, (A.RESET_ATTEMPTS, A.PREPARE)),
+    (P.FAILED, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
     (P.FAILED, E.HALT): (P.STOPPED, ()),
     # The guest runs.
     (P.RUNNING, E.PAUSED): (P.PAUSED, ()),
-    (P.RUNNING, E.RUN): (P.RUNNING, (A.VERIFY_RUNNING,)),
-    (P.PAUSED, E.RUN): (P.PAUSED, (A.VERIFY_RUNNING,)),
-    (P.RUNNING, E.PAUSE): (P.RUNNING, (A.SYNC_PAUSE,)),
-    (P.PAUSED, E.UNPAUSE): (P.PAUSED, (A.SYNC_PAUSE,)),
-    (P.PAUSED, E.RESUMED): (P.RUNNING, (A.AWAIT_STABLE,)),
+    (P.RUNNING, E.RUN): (P.RUNNING, ("verify running",)),
+    (P.PAUSED, E.RUN): (P.PAUSED, ("verify running",)),
+    (P.RUNNING, E.PAUSE): (P.RUNNING, ("sync pause",)),
+    (P.PAUSED, E.UNPAUSE): (P.PAUSED, ("sync pause",)),
+    (P.PAUSED, E.RESUMED): (P.RUNNING, ("await stable",)),
     (P.PAUSED, E.STARTED): (P.RUNNING, ()),
-    (P.RUNNING, E.RESTART): (P.STOPPING, (A.SHUTDOWN,)),
-    (P.PAUSED, E.RESTART): (P.STOPPING, (A.DESTROY,)),
-    (P.PAUSED, E.HALT): (P.STOPPING, (A.DESTROY,)),
-    (P.RUNNING, E.HALT): (P.STOPPING, (A.SHUTDOWN,)),
-    (P.STOPPING, E.GRACE_EXPIRED): (P.STOPPING, (A.DESTROY,)),
+    (P.RUNNING, E.RESTART): (P.STOPPING, ("shutdown",)),
+    (P.PAUSED, E.RESTART): (P.STOPPING, ("destroy",)),
+    (P.PAUSED, E.HALT): (P.STOPPING, ("destroy",)),
+    (P.RUNNING, E.HALT): (P.STOPPING, ("shutdown",)),
+    (P.STOPPING, E.GRACE_EXPIRED): (P.STOPPING, ("destroy",)),
     (P.STOPPING, E.SHUT_DOWN): (P.STOPPED, ()),
     (P.STOPPING, E.ENDED): (P.STOPPED, ()),
     (P.STOPPING, E.CRASHED): (P.STOPPED, ()),
     (P.STOPPING, E.START_FAILED): (P.STOPPED, ()),
     (P.STOPPING, E.START_LATER): (P.STOPPED, ()),
-    (P.STOPPED, E.RUN): (P.PREPARING, (A.RESET_ATTEMPTS, A.PREPARE)),
+    (P.STOPPED, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
     (P.STOPPED, E.STARTED): (P.RUNNING, ()),
-    (P.SUCCEEDED, E.RUN): (P.PREPARING, (A.RESET_ATTEMPTS, A.PREPARE)),
+    (P.SUCCEEDED, E.RUN): (P.PREPARING, ("reset attempts", "prepare")),
     (P.SUCCEEDED, E.HALT): (P.STOPPED, ()),
     (P.SUCCEEDED, E.STARTED): (P.RUNNING, ()),
     (P.FAILED, E.STARTED): (P.RUNNING, ()),
     (P.BACKING_OFF, E.STARTED): (P.RUNNING, ()),
     (P.WAITING, E.STARTED): (P.RUNNING, ()),
     # End.
-    (P.PREPARING, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    (P.WAITING, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    (P.BACKING_OFF, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    (P.FAILED, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    (P.STOPPED, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    (P.SUCCEEDED, E.DELETE): (P.RELEASING, (A.RELEASE,)),
-    (P.STARTING, E.DELETE): (P.ENDING, (A.DESTROY,)),
-    (P.RUNNING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),
-    (P.PAUSED, E.DELETE): (P.ENDING, (A.DESTROY,)),
-    (P.STOPPING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),
-    (P.ENDING, E.DELETE): (P.ENDING, (A.SHUTDOWN,)),  # requested again, with less grace
-    (P.ENDING, E.GRACE_EXPIRED): (P.ENDING, (A.DESTROY,)),
-    (P.ENDING, E.SHUT_DOWN): (P.RELEASING, (A.RELEASE,)),
-    (P.ENDING, E.ENDED): (P.RELEASING, (A.RELEASE,)),
-    (P.ENDING, E.CRASHED): (P.RELEASING, (A.RELEASE,)),
-    (P.ENDING, E.START_FAILED): (P.RELEASING, (A.RELEASE,)),
-    (P.ENDING, E.START_LATER): (P.RELEASING, (A.RELEASE,)),
+    (P.PREPARING, E.DELETE): (P.RELEASING, ("release",)),
+    (P.WAITING, E.DELETE): (P.RELEASING, ("release",)),
+    (P.BACKING_OFF, E.DELETE): (P.RELEASING, ("release",)),
+    (P.FAILED, E.DELETE): (P.RELEASING, ("release",)),
+    (P.STOPPED, E.DELETE): (P.RELEASING, ("release",)),
+    (P.SUCCEEDED, E.DELETE): (P.RELEASING, ("release",)),
+    (P.STARTING, E.DELETE): (P.ENDING, ("destroy",)),
+    (P.RUNNING, E.DELETE): (P.ENDING, ("shutdown",)),
+    (P.PAUSED, E.DELETE): (P.ENDING, ("destroy",)),
+    (P.STOPPING, E.DELETE): (P.ENDING, ("shutdown",)),
+    (P.ENDING, E.DELETE): (P.ENDING, ("shutdown",)),  # requested again, with less grace
+    (P.ENDING, E.GRACE_EXPIRED): (P.ENDING, ("destroy",)),
+    (P.ENDING, E.SHUT_DOWN): (P.RELEASING, ("release",)),
+    (P.ENDING, E.ENDED): (P.RELEASING, ("release",)),
+    (P.ENDING, E.CRASHED): (P.RELEASING, ("release",)),
+    (P.ENDING, E.START_FAILED): (P.RELEASING, ("release",)),
+    (P.ENDING, E.START_LATER): (P.RELEASING, ("release",)),
     (P.RELEASING, E.RELEASED): (P.RELEASED, ()),
-    (P.RELEASED, E.PURGED): (P.GONE, (A.PURGE_STATUS,)),
+    (P.RELEASED, E.PURGED): (P.GONE, ("purge status",)),
 }
 
 # The reaction to a guest that ends by itself depends on its run strategy.
-RESTART = (P.WAITING, (A.RETRY_BACKED_OFF,))
-OVER = (P.SUCCEEDED, ())
-BROKEN = (P.FAILED, ())
-BY_STRATEGY: dict[tuple[str, Event], tuple[Phase, tuple[Action, ...]]] = {
+RESTART: Row = (P.WAITING, ("retry backed off",))
+OVER: Row = (P.SUCCEEDED, ())
+BROKEN: Row = (P.FAILED, ())
+BY_STRATEGY: dict[tuple[str, Event], Row] = {
     ("Always", E.SHUT_DOWN): RESTART,
     ("Always", E.ENDED): RESTART,
     ("Always", E.CRASHED): RESTART,
@@ -224,16 +206,18 @@ START_LATER = frozenset({P.STOPPING, P.RUNNING, P.PAUSED})
 REQUESTS = frozenset({E.RUN, E.HALT, E.RESTART, E.PAUSE, E.UNPAUSE, E.DELETE})
 """Events that a record asks for."""
 
-ENTRY: dict[Phase, tuple[Action, ...]] = {P.RUNNING: (A.WATCH,)}
-EXIT = {(before, after): (A.UNWATCH,) for before in UP for after in set(Phase) - UP}
+ENTRY: dict[Phase, tuple[Action, ...]] = {P.RUNNING: ("watch",)}
+EXIT: dict[tuple[Phase, Phase], tuple[Action, ...]] = {
+    (before, after): ("unwatch",) for before in UP for after in set(Phase) - UP
+}
 ALSO: dict[tuple[Phase, Event], tuple[Action, ...]] = {
-    **{(phase, event): (A.STOP_ENDING,) for phase in Phase for event in ENDINGS},
-    **{(phase, E.PURGED): (A.DEFER_PURGE,) for phase in set(Phase) - {P.RELEASED}},
+    **{(phase, event): ("stop ending",) for phase in Phase for event in ENDINGS},
+    **{(phase, E.PURGED): ("defer purge",) for phase in set(Phase) - {P.RELEASED}},
 }
 """Actions of an event besides its row; alone they are nothing to report."""
 AT_REST: dict[Phase, tuple[Action, ...]] = {
-    **dict.fromkeys(SETTLED, (A.SETTLE,)),
-    P.RELEASED: (A.REPLAY,),
+    **dict.fromkeys(SETTLED, ("settle",)),
+    P.RELEASED: ("replay",),
 }
 """The actions after a phase was entered and reported."""
 
@@ -362,7 +346,7 @@ def react(phase: Phase, event: Event, strategy: str) -> tuple[Phase, tuple[Actio
         *(ENTRY.get(after, ()) if entered else ()),
         *ALSO.get((phase, event), ()),
         *actions,
-        *((A.REPORT,) if entered or actions else ()),
+        *(("report",) if entered or actions else ()),
         *(AT_REST.get(after, ()) if entered else ()),
     )
 
