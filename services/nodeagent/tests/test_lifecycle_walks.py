@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from virtbus.nodeagent.vm.machine import Action, Event, Phase, step
+from virtbus.nodeagent.vm.machine import REQUESTS, Action, Event, Phase, accepts, step
 from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
@@ -37,7 +37,7 @@ class Life(RuleBasedStateMachine):
 
     # --- what users want ------------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
-    @rule(event=st.sampled_from([Event.RUN, Event.HALT]))
+    @rule(event=st.sampled_from(sorted(REQUESTS - {Event.DELETE})))
     def wish(self, event: Event) -> None:
         self.take(event)
 
@@ -55,7 +55,7 @@ class Life(RuleBasedStateMachine):
     )
     def prepared(self, event: Event) -> None:
         self.doing.discard("prepare")
-        if self.phase is Phase.PREPARING:  # else it was ended: its event is not posted
+        if accepts(self.phase, event, starting=False, powered=True):
             self.take(event)
 
     @precondition(lambda self: "start" in self.doing)

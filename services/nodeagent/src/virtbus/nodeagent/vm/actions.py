@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -38,6 +38,7 @@ WRITING = frozenset({"prepare", "save"})
 
 Work = Callable[[], Awaitable[None]]
 """Started by its task, so that one cancelled before it ran leaves nothing behind."""
+Operation = Callable[[], Awaitable[Outcome | Event | None]]
 
 
 class Tasks:
@@ -92,7 +93,8 @@ class Tasks:
 
     async def written(self) -> None:
         """Return once no thread of a cancelled task writes a file any more."""
-        await wait(self._writing)
+        if self._writing:
+            await asyncio.wait(self._writing)
 
     async def until_done(
         self,
@@ -127,12 +129,6 @@ class Tasks:
             report()
 
 
-async def wait(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Return once these are done."""
-    if tasks:
-        await asyncio.wait(tasks)
-
-
 class Actions:
     """The actions of one VM; what comes of them is posted."""
 
@@ -154,10 +150,12 @@ class Actions:
         """Set once the guest that is being destroyed has ended for any reason."""
         self._timer: asyncio.TimerHandle | None = None
         self.table: dict[Action, Callable[[], None]] = {
-            "prepare": self._prepare,
+            "prepare": lambda: self._run("prepare", self._prepare, Event.DEPENDENCIES_FAILED),
             "save": self.save,
             "start": self._start,
-            "await start": self._await_start,
+            "await start": lambda: self._run(
+                "start", lambda: await_start(vm.record.uid, tools.hypervisor), Event.START_LATER
+            ),
             "sync pause": self._sync_pause,
             "shutdown": self._shutdown,
             "destroy": self._destroy,
@@ -165,7 +163,7 @@ class Actions:
             "retry soon": partial(self._set_timer, Event.RETRY, SOON_S),
             "retry backed off": self._retry_backed_off,
             "reset attempts": self._reset_attempts,
-            "verify running": partial(self.tasks.run, "confirm", self._verify_running),
+            "verify running": partial(self._run, "confirm", self._verify_running),
             "await stable": lambda: self._set_timer(Event.STABLE, STABLE_S),
             "watch": self.watch,
             "unwatch": partial(self.tasks.stop, "ready", "confirm", "pause"),
@@ -193,18 +191,42 @@ class Actions:
         if event is not None:
             self._post(event)
 
-    def _done(self, outcome: Outcome) -> None:
-        """Take what came of an operation."""
-        error = outcome.error
-        if error is not None and (self._vm.phase, outcome.event) not in UNEXPLAINED:
-            self._vm.observed.reason, self._vm.observed.message = error.reason, str(error)
-            self._tools.facts.emit(
-                outcome.kind, self._vm.record, reason=error.reason, message=str(error)
-            )
-            level = logging.INFO if error.expected else logging.WARNING
-            extra = {"code": error.reason, "uid": self._vm.record.uid}
-            log.log(level, "%s: %s", outcome.kind, error, extra=extra)
-        self._post(outcome.event)
+    # --- operations ------------------------------------------------------------------------------
+    def _work(self, operation: Operation) -> Work:
+        """Return the work of a task that takes what comes of `operation`."""
+
+        async def work() -> None:
+            outcome = await operation()
+            if isinstance(outcome, Outcome):
+                self._explain(outcome)
+                outcome = outcome.event
+            if outcome is not None:
+                self._post(outcome)
+
+        return work
+
+    def _run(self, name: str, operation: Operation, broken: Event | None = None) -> None:
+        """Run the operation as the child of that name; `broken` follows an unexpected error."""
+        failed = None if broken is None else partial(self._post, broken)
+        self.tasks.run(name, self._work(operation), failed)
+
+    def _until_done(
+        self, name: str, operation: Operation, over: asyncio.Event | None = None
+    ) -> None:
+        """Do the same, and repeat it until it succeeds."""
+        work = self._work(operation)
+        self.tasks.run(name, partial(self.tasks.until_done, work, self._vm, self._report, over))
+
+    def _explain(self, outcome: Outcome) -> None:
+        """Record the error of an operation, and emit an event."""
+        error, vm = outcome.error, self._vm
+        if error is None or (vm.phase, outcome.event) in UNEXPLAINED:
+            return
+        vm.observed.reason, vm.observed.message = error.reason, str(error)
+        self._tools.facts.emit(outcome.kind, vm.record, reason=error.reason, message=str(error))
+        level = logging.INFO if error.expected else logging.WARNING
+        extra = {"code": error.reason, "uid": vm.record.uid}
+        log.log(level, "%s: %s", outcome.kind, error, extra=extra)
 
     def save(self) -> None:
         """Write the latest record to disk in the background."""
@@ -213,85 +235,68 @@ class Actions:
         if self._copy.stale and self.tasks.running("save") is None:
             self.tasks.run("save", self._copy.save_soon)
 
-    def _prepare(self) -> None:
-        failed = partial(self._post, Event.DEPENDENCIES_FAILED)
-        self.tasks.run("prepare", self._prepare_vm, failed)
-
-    async def _prepare_vm(self) -> None:
-        settings = self._tools.settings
-        after_s = 0.0 if self._prepared or self._vm.resumed else settings.ask_after_s
+    async def _prepare(self) -> Outcome:
+        vm, settings = self._vm, self._tools.settings
+        after_s = 0.0 if self._prepared or vm.resumed else settings.ask_after_s
         if self._prepared:
-            self._vm.image.reset()
-            self._vm.net.reset()
+            vm.image.reset()
+            vm.net.reset()
         self._prepared = True
-        parts = self._copy, self._vm.image, self._vm.net
-        self._done(await prepare(self._vm.record, *parts, self._tools, ask_after_s=after_s))
+        parts = self._copy, vm.image, vm.net
+        return await prepare(vm.record, *parts, self._tools, ask_after_s=after_s)
 
     def _start(self) -> None:
         """Start after any call that ends the previous run; it would end this one."""
         before = self.tasks.begun("shutdown", "destroy")
-        failed = partial(self._post, Event.START_FAILED)
-        self.tasks.run("start", partial(self._start_vm, before), failed)
+        self._run("start", partial(self._start_vm, before), Event.START_FAILED)
 
-    async def _start_vm(self, before: list[asyncio.Task[None]]) -> None:
-        record = self._vm.record
-        await wait(before)
-        self._vm.observed.accelerator = self._tools.accelerator(record)
+    async def _start_vm(self, before: list[asyncio.Task[None]]) -> Outcome:
+        vm, record = self._vm, self._vm.record
+        if before:
+            await asyncio.wait(before)
+        vm.observed.accelerator = self._tools.accelerator(record)
         outcome = await start(
             record,
-            self._vm.image,
-            self._vm.net,
+            vm.image,
+            vm.net,
             self._tools,
-            accelerator=self._vm.observed.accelerator,
-            paused=lambda: self._vm.record.paused,
+            accelerator=vm.observed.accelerator,
+            paused=lambda: vm.record.paused,
         )
         if outcome.error is None:
-            self._vm.observed.domain_hash = self._vm.wanted_hash
-            self._vm.applied.started(record)
-        self._done(outcome)
-
-    def _await_start(self) -> None:
-        async def work() -> None:
-            self._post(await await_start(self._vm.record.uid, self._tools.hypervisor))
-
-        self.tasks.run("start", work, partial(self._post, Event.START_LATER))
+            vm.observed.domain_hash = vm.wanted_hash
+            vm.applied.started(record)
+        return outcome
 
     async def _verify_running(self) -> None:
         """Check a guest that should be running: a running domain confirms the start."""
         facts = await verify_running(self._vm.record.uid, self._tools)
         self.compare(facts)
-        if (
-            facts is not None
-            and facts.active
-            and not self._vm.record.ending
-            and self._vm.record.powered
-        ):
-            self._vm.applied.confirmed(self._vm.record)
+        record = self._vm.record
+        powered = record.powered and not record.ending
+        if facts is not None and facts.active and powered:
+            self._vm.applied.confirmed(record)
             self._report()
 
     def watch(self) -> None:
+        """Wait until the running guest is ready."""
         self.tasks.stop("prepare")
-        self.tasks.run("ready", self._await_ready)
+        self._run("ready", self._await_ready)
 
     async def _await_ready(self) -> None:
-        if self._vm.net.latest is None or self._vm.image.latest is None:
-            error = await learn_dependencies(self._vm.record, self._vm.image, self._vm.net)
+        vm, seen = self._vm, self._vm.observed
+        if vm.net.latest is None or vm.image.latest is None:
+            error = await learn_dependencies(vm.record, vm.image, vm.net)
             if error is not None and error.reason == "network_lost":
                 self.network_lost(error.body.message)
             self._report()
-        seen = self._vm.observed
         if seen.ready:
             return  # adopted, and it was ready before
-        record = self._vm.record
-        seen.ready = await await_ready(record, self._vm.net, self._tools, rebooted=seen.boots_anew)
+        record = vm.record
+        seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.boots_anew)
         seen.ready_ns = self._tools.bus.sources.time_ns()
         self._tools.facts.emit(Kind.GUEST_READY, record, reason=seen.ready)
         self._report()
-
-    def _until_done(self, name: str, work: Work, over: asyncio.Event | None = None) -> None:
-        """Run `work` as the child of that name, and repeat it until it succeeds."""
-        repeat = partial(self.tasks.until_done, work, self._vm, self._report, over)
-        self.tasks.run(name, repeat)
 
     def _sync_pause(self) -> None:
         if self.tasks.running("pause") is None:
@@ -308,34 +313,31 @@ class Actions:
             self.compare(await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused))
 
     def _shutdown(self) -> None:
-        grace = 0 if self._vm.reasons.at_once else grace_s(self._vm.record)
-        self._tools.facts.emit(Kind.DOMAIN_STOPPING, self._vm.record, message=f"grace {grace} s")
+        record = self._vm.record
+        grace = 0 if self._vm.reasons.at_once else grace_s(record)
+        self._tools.facts.emit(Kind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
-            self.tasks.run("shutdown", self._ask_to_shut_down)
+            self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
             self._set_timer(Event.GRACE_EXPIRED, grace)
         else:
             self._destroy()
 
-    async def _ask_to_shut_down(self) -> None:
-        event = await shutdown(self._vm.record.uid, self._tools.hypervisor)
-        if event is not None:
-            self._post(event)
-
     def _destroy(self) -> None:
-        async def work() -> None:
-            starting = self.tasks.running("start")
-            self._post(await destroy(self._vm.record.uid, self._tools.hypervisor, starting))
-
         self._ended = asyncio.Event()
-        self._until_done("destroy", work, self._ended)
+        uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
+        self._until_done(
+            "destroy",
+            lambda: destroy(uid, hypervisor, self.tasks.running("start")),
+            self._ended,
+        )
 
     def _release(self) -> None:
         self._set_timer(None, 0)
         self.tasks.stop("prepare", "shutdown", "ready")
         self._until_done("release", self._release_vm)
 
-    async def _release_vm(self) -> None:
-        event = await release(
+    def _release_vm(self) -> Awaitable[Event]:
+        return release(
             self._vm.record,
             self._tools,
             starting=self.tasks.running("start"),
@@ -343,7 +345,6 @@ class Actions:
             keep_reason=lambda: self._vm.keep_reason,
             refused=bool(self._vm.reasons.refused),
         )
-        self._post(event)
 
     def _retry_backed_off(self) -> None:
         self._vm.observed.attempt += 1
