@@ -77,7 +77,7 @@ class Auditor:
     ) -> None:
         """Set the state to audit; `trusted` says if the bus is the joined one and was listed.
 
-        `purged` is True for a uid whose record was purged by a delete, False by a move, else None.
+        `purged` returns True for a uid that a delete purged, False for one that a move purged.
         `unread` is true for a record that exists and cannot be read: its resources are not orphans.
         """
         self._guests, self._trusted, self._purged = guests, trusted, purged
