@@ -1,14 +1,23 @@
 """Unreadable values that are no record: claims, statuses, sums, wishes, joins, events."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from services.controller.tests.fleets import node, record, status, uid
-from services.controller.tests.test_unreadable import WEB, alarms, damage, fleet, go_on, prepared
+from services.controller.tests.test_unreadable import (
+    RECORD,
+    WEB,
+    alarms,
+    damage,
+    fleet,
+    go_on,
+    prepared,
+)
 from services.controller.tests.test_vm_api import refused
 from services.controller.tests.virtual import World, run
 
-from virtbus.bus.memory import MemoryServer
+from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Entry, EntryKind
 from virtbus.controller.core.claims import Standing
 from virtbus.controller.core.rebuilding import Known, Step, step_of
@@ -116,6 +125,31 @@ async def test_a_damaged_status_of_no_vm_is_removed_by_uid(
     await go_on(made, 1)
     assert key not in await alarms(made)
     assert (await refused(made.vm("delete", uid=uid(8)))).code == 404
+
+
+@played
+async def test_a_delete_is_answered_though_the_agent_removes_the_damaged_status_first(
+    made: World, server: MemoryServer
+) -> None:
+    key = subjects.vm_status("n1", WEB)
+    damage(server, RECORD, GARBAGE)
+    damage(server, key, GARBAGE)
+    await go_on(made, 1)
+    purge, lost = MemoryBus.purge, list[str]()
+
+    async def after_another(bus: MemoryBus, of: str, **how: Any) -> int:
+        if of == key and not lost:
+            lost.append(of)
+            await purge(made.host, key)  # its agent was first
+            await go_on(made, 1)
+        return await purge(bus, of, **how)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MemoryBus, "purge", after_another)
+        assert (await made.vm("delete", name="web")).name == "web"
+    assert lost == [key]
+    for gone in (RECORD, key, CLAIM):
+        assert (await at(made, gone)).kind is EntryKind.PURGE
 
 
 @played

@@ -8,7 +8,10 @@ from virtbus.schemas.quantity import Count
 
 
 class EventList(Command):
-    """`vm.events`: stored events of one VM, or of all; `spans` adds trace spans."""
+    """`vm.events`: stored events of one VM, or of all; `spans` adds trace spans.
+
+    A page has at most 200 events.
+    """
 
     uid: Uid | None = None
     after: Count = Field(0, ge=0)

@@ -7,7 +7,7 @@ from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.invocation import Invocation
 from virtbus.cli.vm.target import is_uid, ref
 
-PAGE = 1000
+PAGE = 200
 
 
 def stored(

@@ -18,6 +18,7 @@ from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.image_pages import merged
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.view import visible_state
+from virtbus.controller.edge.pace import Pace
 from virtbus.controller.edge.storage import Storage
 from virtbus.schemas import subjects
 from virtbus.schemas.api import (
@@ -49,6 +50,8 @@ from virtbus.schemas.wire import validate
 
 CONSUMERS_SHOWN = 500
 """Number of shown consumers of a stream, those with the largest lag first; each node has four."""
+EVENTS_AT_ONCE = 200
+"""Most events in an answer, whatever the request's limit is: `next_after` requests the next."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
@@ -60,6 +63,8 @@ class FleetApi:
         self._bus = bus
         self._storage = storage
         self._fleet = fleet
+        self._pace = Pace()
+        """Each page of events is read in a turn: eight readers take no more of the loop than two."""
 
     async def networks(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
@@ -167,11 +172,13 @@ class FleetApi:
     # --- events and state ---------------------------------------------------------------------
     async def events(self, request: Request) -> pages.Plain:
         want = validate(EventList, request.data)
-        stored = await self._bus.history(
-            subjects.events(want.uid), after=want.after, limit=want.limit
-        )
-        more = len(stored) >= want.limit or _may_be_cut(stored)
-        return history.page(stored, want, more=more, as_json=request.wants_json)
+        limit = min(want.limit, EVENTS_AT_ONCE)
+        async with self._pace.turn():
+            stored = await self._bus.history(
+                subjects.events(want.uid), after=want.after, limit=limit
+            )
+            more = len(stored) >= limit or _may_be_cut(stored)
+            return history.page(stored, want, more=more, as_json=request.wants_json)
 
     def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
         """Return each VM's state only: whole views would block the loop for too long."""

@@ -5,7 +5,6 @@ everything.
 """
 
 import logging
-from contextlib import suppress
 
 from virtbus.bus.ports import Bus, ConflictError, EntryKind, Write
 from virtbus.controller.core.fleet import Fleet
@@ -41,29 +40,38 @@ class Removals:
 
         Raises ConflictError if a value changes repeatedly meanwhile.
         """
-        for _ in range(ATTEMPTS - 1):
-            with suppress(ConflictError):
-                return await self._remove(ref)
-        return await self._remove(ref)
-
-    async def _remove(self, ref: VmRef) -> VmView | None:
         uid, found = await self._meant(ref)
+        held = self._fleet.vms.get(uid)  # the purge of the record empties the cache
+        namespace = held.record.namespace if held else ref.namespace
+        name = held.record.name if held else ref.name or ""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                await self._remove(uid, found)
+                break
+            except ConflictError:
+                if attempt == ATTEMPTS:
+                    raise
+        if not found:
+            return None
+        found.sort(key=lambda one: one.kind != "record")
+        return removed(found[0], uid=uid or NO_UID, namespace=namespace, name=name)
+
+    async def _remove(self, uid: str, found: list[Unreadable]) -> None:
+        """Remove each unreadable value of a VM, and add it to `found`.
+
+        An attempt that lost a race may have purged the record: `found` is kept between attempts.
+        """
         last = await self._bus.get(subjects.vm_anywhere(uid)) if uid else None
         try:
             if isinstance(message_of(last), VmRecord):
-                return None
+                found.clear()  # it was written back meanwhile: an ordinary delete ends it
+                return
         except UnreadableError as error:
-            found.insert(0, error.found)
+            found.append(error.found)
             await self._end(error.found)
         found += [one for one in self._fleet.damaged.statuses() if one.uid == uid]
         for one in found:
             await self._gone(one)
-        if not found:
-            return None
-        held = self._fleet.vms.get(uid)
-        namespace = held.record.namespace if held else ref.namespace
-        name = held.record.name if held else ref.name or ""
-        return removed(found[0], uid=uid or NO_UID, namespace=namespace, name=name)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
         """Return the requested uid, or empty, and the name's claim if that is unreadable."""

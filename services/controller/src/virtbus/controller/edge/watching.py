@@ -59,7 +59,8 @@ class Watches:
         """By the namespace they ask for; None: all."""
         self._catching_up: dict[Watcher, None] = {}
         self._pace = Pace()
-        """A page is made and sent in one turn, so that a thousand watches hold one in memory."""
+        """A watch begins in one turn, and each of its pages is made and sent in one. So a thousand
+        watches hold one page in memory."""
         self._teller = Teller(fleet, self._position)
         self.run = self._teller.run
 
@@ -95,7 +96,10 @@ class Watches:
         from the account that asked for the watch.
         """
         with self._watcher(want, request) as watcher:
-            uids = await self._start(want, watcher)
+            if want.after is not None:
+                await self._catch_up(Position.parse(want.after), watcher)
+            async with self._pace.turn():
+                uids = self._start(want, watcher)
             renew = subjects.watch_renewal(self._instance, self._bus.sources.uuid7())
             async with self._bus.subscribe(renew) as renewals:
                 watcher.told.update(uids)
@@ -118,8 +122,8 @@ class Watches:
                     finally:
                         listener.cancel()
 
-    async def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
-        """The uids of the first list; with `after`, what changed since is marked dirty instead."""
+    def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
+        """Return the uids of the first list; with `after`, mark later changes as dirty instead."""
         if want.after is None:
             watcher.dirty.clear()
             return [
@@ -128,11 +132,6 @@ class Watches:
                 if self._teller.wanted(watcher, uid)
             ]
         position = Position.parse(want.after)
-        expired = self._now_s() - position.at_s > RESUME_WITHIN_S
-        if expired or position.revision < self._fleet.forgotten_revision:
-            message = "that position is too old; watch again without after for a full list"
-            raise VirtbusError(Code.GONE, "position_expired", message)
-        await self._catch_up(position, watcher)
         watcher.told.update(uid for uid in self._fleet.vms if self._teller.wanted(watcher, uid))
         for uid, held in self._fleet.vms.items():
             status = self._fleet.status_of(held.record)
@@ -147,7 +146,11 @@ class Watches:
         return []
 
     async def _catch_up(self, position: Position, watcher: Watcher) -> None:
-        """Wait until this controller has seen what the client saw through another one."""
+        """Wait until this controller has seen the position; VirtbusError 410 if it never will."""
+        expired = self._now_s() - position.at_s > RESUME_WITHIN_S
+        if expired or position.revision < self._fleet.forgotten_revision:
+            message = "that position is too old; watch again without after for a full list"
+            raise VirtbusError(Code.GONE, "position_expired", message)
         self._catching_up[watcher] = None
         try:
             async with asyncio.timeout(CATCH_UP_S):
