@@ -39,7 +39,7 @@ class Settings(ServiceSettings):
     webhook_certificate: bool = Field(
         False,
         description="answer admission reviews only to who shows the front proxy's certificate; "
-        "API servers must be told to (docs/howto/kubernetes.md)",
+        "API servers need a configuration for it (docs/howto/kubernetes.md)",
     )
 
     @property
