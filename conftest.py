@@ -1,4 +1,4 @@
-"""For every test of the workspace: how long it may take, in which order and beside what it runs."""
+"""Sets time-outs, order and lanes of every test of the workspace."""
 
 import gc
 import re
@@ -13,21 +13,22 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-settings.register_profile("virtbus", deadline=None)  # a busy machine is no fault of the code
+settings.register_profile("virtbus", deadline=None)  # a busy machine is no defect of the code
 settings.load_profile("virtbus")
 
 KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
-"""Marker → seconds, in the order in which they run; anything else has the 20 s of pyproject.toml.
+"""Marker → seconds, in the order in which they run; others have the 20 s of pyproject.toml.
 
-Kubernetes comes last: its tests share an API server, which takes CPU from those that follow."""
+Kubernetes comes last: its tests share an API server, which takes CPU from the tests after them.
+"""
 HOST = "host"
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
-"""How many tests of Kubernetes were left out, because its programs are not there."""
+"""The number of skipped Kubernetes tests, because the programs are not built."""
 
 
 class Lanes(LoadScopeScheduling):
-    """Several workers: what has real servers or guests in one of them, the rest in any."""
+    """Tests with real servers or guests run in one of several workers, the rest in any."""
 
     def _split_scope(self, nodeid: str) -> str:
         return lane_of(nodeid.partition("::")[0])
@@ -35,10 +36,10 @@ class Lanes(LoadScopeScheduling):
 
 @cache
 def lane_of(path: str) -> str:
-    """Tests of one lane run in one worker, in their order.
+    """Run tests of one lane in one worker, in their order.
 
-    Those that take the host's census, would be in one, or have short times are one lane; a file is
-    known by the marks in it, for a scheduler is told nothing else.
+    One lane has the tests that take the host's census, would appear in one, or have short times.
+    A file's lane follows from the marks in it, because a scheduler knows nothing else.
     """
     if path.startswith("tests/kubernetes/"):
         return "kubernetes"  # they share an API server
@@ -47,20 +48,20 @@ def lane_of(path: str) -> str:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Asked by `--dist` only; each worker has a network namespace of its own (Makefile)."""
+    """Called only with `--dist`; each worker has a network namespace of its own (Makefile)."""
     return Lanes(config, log)
 
 
 def pytest_configure() -> None:
     """React to SIGINT even if started with it ignored, as a shell script starts `make test &`.
 
-    An ignored signal is inherited by every child, a handled one is not.
+    Every child inherits an ignored signal, but not a handled one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)  # of those that -m and -k left
+@pytest.hookimpl(trylast=True)  # of those that -m and -k selected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each kind its time-out, unless the test names its own, and sort the kinds."""
     rank = {}
@@ -71,8 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rank[item] = list(KINDS).index(kinds[-1]) + 1 if kinds else 0
     items.sort(key=rank.__getitem__)
     if hasattr(config, "workerinput"):
-        # The longest lane first, and in it guests, who have patience while the others run beside
-        # them; what has short times comes when those are done.
+        # The longest lane first. In it guests come first, because their tests tolerate the other
+        # lanes' load; tests with short times come when those are done.
         lanes = {item: lane_of(item.nodeid.partition("::")[0]) for item in items}
         items.sort(key=lambda item: lanes[item] == HOST and not item.get_closest_marker("e2e"))
         items.sort(key=lambda item: lanes[item] != HOST)
@@ -85,14 +86,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: then it need not be looked at after each."""
+    """Freeze the objects from before the first test, so that no later collection scans them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
-    """What a test with real servers leaves open is told at its end, not in a later one."""
+    """Report open resources of a test with real servers at its end, not in a later test."""
     result = yield
     if any(item.get_closest_marker(kind) for kind in KINDS):
         gc.collect()
@@ -100,20 +101,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells what it left out."""
+    """A worker reports its skipped tests."""
     config: Any = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["not_run"] = config.stash.get(NOT_RUN, 0)
 
 
 def pytest_testnodedown(node: Any) -> None:
-    """Hear it of a worker; one that crashed says nothing."""
+    """Receive a worker's report; a crashed worker sends none."""
     said = getattr(node, "workeroutput", {}).get("not_run", 0)
     node.config.stash[NOT_RUN] = max(said, node.config.stash.get(NOT_RUN, 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly what was left out."""
+    """Print the skipped tests clearly."""
     left_out = terminalreporter.config.stash.get(NOT_RUN, 0)
     if left_out:
         said = f"{left_out} tests of Kubernetes did NOT run: no programs; run: make k8s-tools"

@@ -1,4 +1,4 @@
-"""The bus's disk is full: clients are told, deletes still work, and room alone mends it (F16)."""
+"""A full disk of the bus: clients get an error, deletes work, and free space repairs it (F16)."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ SWEEPS = {"VIRTBUS_SWEEP_INTERVAL_S": "2", "VIRTBUS_ORPHAN_GRACE_S": "2"}
 
 
 def _refusal(act: Callable[[], object]) -> str:
-    """The reason of a refusal; empty when there was none."""
+    """Return the reason of a refusal; empty if there was none."""
     try:
         act()
     except VirtbusError as refused:

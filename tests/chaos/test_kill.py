@@ -1,4 +1,6 @@
-"""kill -9 of each service: guests run on, the service comes back to the same state (F1-F4, F13)."""
+"""kill -9 of each service: guests continue, and the service returns to the same state (F1-F4,
+F13).
+"""
 
 import asyncio
 import os
@@ -45,7 +47,7 @@ def test_guests_run_on_when_a_service_is_killed_and_it_comes_back(
         for field in ("state", "node", "epoch", "generation", "restarts", "interfaces"):
             assert same[field] == view[field], field
     patient.create("next", wait="running")
-    # the address is leased again by the netd of now, whichever service was killed
+    # the new netd renews the DHCP lease of the address, after a kill of any service
     patient.delete("next", "one")
     patient.cli("vm", "stop", "two", "--grace", "0")
     patient.cli("vm", "start", "two")
@@ -66,7 +68,7 @@ def answering(target: str) -> Iterator["Missed"]:
 
 
 class Missed(threading.Thread):
-    """How many pings stayed without an answer; call it for the number."""
+    """Count the pings without an answer; call it for the number."""
 
     def __init__(self, target: str) -> None:
         super().__init__()
@@ -83,9 +85,9 @@ class Missed(threading.Thread):
 
 
 def _kill_at(patient: Platform, service: str, uid: str, step: str, begin: Json, verb: str) -> int:
-    """Ask `vm.<verb>` and kill the service as soon as the fact `step` is heard; the dead pid.
+    """Request `vm.<verb>`, kill the service at the event `step`, and return the dead pid.
 
-    The request is repeated with the same id for as long as its outcome is unknown.
+    The request is repeated with the same id while its outcome is unknown.
     """
     pid = patient.pid(service)
 

@@ -1,4 +1,4 @@
-"""What a host or its bus loses at once: a reboot (F23), and a bus that is made anew (F18)."""
+"""Losses of a host or its bus: a reboot (F23), and a bus that is recreated (F18)."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 
 def create(platform: Platform, name: str, strategy: str) -> Json:
-    """A VM of a run strategy, running."""
+    """Create a VM with a run strategy and wait until it runs."""
     spec = {"name": name, "image": "tiny", "memory": "128MiB", "spec": {"run_strategy": strategy}}
     path = platform.base / f"{name}.json"
     path.write_text(json.dumps(spec))
@@ -26,7 +26,7 @@ def create(platform: Platform, name: str, strategy: str) -> Json:
 
 
 def kill_guests(views: list[Json]) -> None:
-    """What a power cut does to emulators."""
+    """Kill the emulators, as a power cut does."""
     for view in views:
         for pid in host.qemu_pids(view["uid"]):
             os.kill(pid, signal.SIGKILL)
@@ -34,7 +34,7 @@ def kill_guests(views: list[Json]) -> None:
 
 
 def reboot(platform: Platform, views: list[Json]) -> None:
-    """Every process ends, namespaces, links and /run are gone; disks stay."""
+    """End every process, and remove namespaces, links and /run; disks stay."""
     pids = [*host.children(platform.up.pid), platform.up.pid]
     os.kill(platform.up.pid, signal.SIGSTOP)  # so that it starts nothing again
     for pid in pids:
@@ -68,7 +68,7 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 
     assert patient.wait_state("once", "Failed")["state"] == "Failed"
     for name in ("always", "rerun"):
-        uid = patient.get(name)["uid"]  # its status of before the cut may still say Running
+        uid = patient.get(name)["uid"]  # its status from before the cut may still say Running
         until(partial(host.qemu_pids, uid), f"{name} runs again")
         view = patient.wait_state(name, "Running")
         assert address(view) == addresses[name]
@@ -96,7 +96,7 @@ def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: 
     assert patient.vms() == []
     node = _node(patient)["node"]
     answer = json.loads(patient.cli("bus", "rebuild", "--dry-run", "-o", "json"))
-    assert {vm["step"] for vm in answer["vms"]} == {"unsigned"}  # the key went with the bus
+    assert {vm["step"] for vm in answer["vms"]} == {"unsigned"}  # the key was lost with the bus
     believed = ("--accept-unsigned", node)
     answer = json.loads(patient.cli("bus", "rebuild", *believed, "-o", "json"))
     assert {vm["name"]: vm["step"] for vm in answer["vms"]} == {"runs": "add", "stopped": "add"}

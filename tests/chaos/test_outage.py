@@ -1,4 +1,4 @@
-"""A service that is away for a while: others work on, and what waited for it is done after."""
+"""A service that is down for a while: others continue, and waiting work is done afterwards."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def _list_times_s(platform: Platform, count: int) -> list[float]:
 
 @contextmanager
 def stopped(platform: Platform) -> Iterator[None]:
-    """Netd hangs: it is there, and does nothing."""
+    """netd hangs: its process exists but does nothing."""
     pid = platform.kill("netd", signal.SIGSTOP)
     try:
         yield
@@ -41,7 +41,7 @@ def stopped(platform: Platform) -> Iterator[None]:
 
 @contextmanager
 def missing(platform: Platform) -> Iterator[None]:
-    """Netd is dead, and who would start it again sleeps."""
+    """netd is dead, and its supervisor is stopped."""
     os.kill(platform.up.pid, signal.SIGSTOP)
     try:
         platform.kill("netd")
@@ -89,7 +89,7 @@ def test_service_that_hung_for_a_while_goes_on(patient: Platform, service: str) 
     view = patient.create("there", wait="running")
     pid = patient.kill(service, signal.SIGSTOP)
     try:
-        time.sleep(10)  # longer than any answer is waited for, shorter than a node's liveness
+        time.sleep(10)  # longer than every request's deadline, shorter than a node's heartbeat TTL
     finally:
         os.kill(pid, signal.SIGCONT)
     patient.wait_whole()

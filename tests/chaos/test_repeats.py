@@ -1,4 +1,4 @@
-"""Messages that come again, and services that sleep longer than every lease (F32, F41)."""
+"""Repeated messages, and services that sleep longer than every lease (F32, F41)."""
 
 import asyncio
 import os
@@ -17,10 +17,10 @@ from virtbus.bus.natsbus import NatsBus
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(180)]
 
 AGAIN = "Chaos-Again"
-"""Marks what we repeat, so that it is repeated once only."""
+"""Marks our repeats, so that each message is repeated only once."""
 REPEATS_S = 10.0
 ASLEEP_S = 30.0
-"""Longer than liveness (15 s), the singletons' lease (15 s) and silence (25 s)."""
+"""Longer than the heartbeat TTL (15 s), the leader lease (15 s) and silence (25 s)."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def platform(_platform: Simulated) -> Iterator[Simulated]:
 
 
 async def _repeat(bus: NatsBus, subject: str) -> None:
-    """Say again, twice, all that is heard of a filter; answers to it go nowhere."""
+    """Publish every message of a filter twice more; answers to the repeats are discarded."""
     async with bus.subscribe(subject) as messages:
         async for message in messages:
             if AGAIN in message.headers or ".rpc." in message.subject.partition(".tele.")[0]:
@@ -52,7 +52,7 @@ async def _repeat(bus: NatsBus, subject: str) -> None:
 
 
 async def _repeat_requests(bus: NatsBus, subject: str) -> None:
-    """Ask again, twice, what was asked; the answers come to an inbox that nobody reads."""
+    """Send every request twice more; the answers go to an inbox without a reader."""
     async with bus.subscribe(subject) as messages:
         async for message in messages:
             if AGAIN in message.headers:

@@ -1,4 +1,4 @@
-"""The census notices what a VM may leave behind, and nothing else."""
+"""The census detects everything that a VM may leave behind, and nothing else."""
 
 import subprocess
 import sys

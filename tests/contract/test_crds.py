@@ -1,4 +1,4 @@
-"""The manifests of the CRDs in the tree are those that the code makes."""
+"""The CRD manifests in the tree equal the generated ones."""
 
 from virtbus.schemas.generate import ROOT, differences, kubernetes_files
 

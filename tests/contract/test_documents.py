@@ -1,4 +1,4 @@
-"""What the documents say can be done, can; and every decision has the same five parts."""
+"""Commands in documents exist, and every decision has the same five parts."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ def name(path: Path) -> str:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The lines of a page's `sh` blocks, continued ones joined."""
+    """Yield the lines of a page's `sh` blocks, with continued lines joined."""
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             yield from (part.strip() for part in re.split(r"&&|;|\|", line.split(" #")[0]))
@@ -33,7 +33,7 @@ def said(program: str) -> list[str]:
 
 
 def verb(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that `virtbus <words>` runs, and what is left for it."""
+    """Return the command that `virtbus <words>` runs, and the remaining words."""
     command: click.Command = virtbus
     while isinstance(command, click.Group):
         while words and words[0].startswith("-"):

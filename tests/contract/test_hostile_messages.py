@@ -1,6 +1,6 @@
-"""Whatever is sent on whatever a service hears: it lives, and requesters are answered (ADR 0028).
+"""A service survives every message to it, and every requester gets an answer (ADR 0028).
 
-netd needs a host: `services/netd/tests/test_hostile_messages.py`.
+netd needs a host: see `services/netd/tests/test_hostile_messages.py`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Docstrings, comments, log messages and pages keep to plain technical English."""
+"""Docstrings, comments, log messages and pages follow the rules of plain technical English."""
 
 import pytest
 from tests.contract import prose

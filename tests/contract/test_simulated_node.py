@@ -1,4 +1,4 @@
-"""A simulated node answers whatever is asked of a real one's imaged."""
+"""A simulated node answers every request to a real node's imaged."""
 
 from contextlib import suppress
 
@@ -19,7 +19,7 @@ PINNED = f"sha256:{'0' * 64}"
 async def test_every_verb_of_imaged_is_served(verb: str) -> None:
     bus = MemoryBus(MemoryServer(), "client")
     async with SimulatedNode(bus, "n1").serve():
-        with suppress(VirtbusError):  # the request says nothing; without a server: BusError
+        with suppress(VirtbusError):  # the request has no content; without a server: BusError
             await bus.request(subjects.rpc("n1", "imaged", verb), {}, timeout_s=1)
 
 

@@ -1,4 +1,4 @@
-"""The systemd units: valid, sandboxed as measured, and netd's mounts still reach the host."""
+"""The systemd units are valid and sandboxed as measured, and netd's mounts reach the host."""
 
 import re
 import subprocess
@@ -63,7 +63,7 @@ def test_netd_shares_the_mounts_of_the_host() -> None:
 
 @pytest.mark.parametrize("service", EXPOSURE)
 def test_memory_that_runs_out_ends_guests_before_services(service: str) -> None:
-    """An emulator has libvirt's 0; the kernel takes the highest score first."""
+    """An emulator has libvirt's 0; the kernel kills the highest score first."""
     score = re.search(r"^OOMScoreAdjust=(-?\d+)$", unit(service), re.MULTILINE)
     assert score is not None
     assert int(score[1]) <= -500

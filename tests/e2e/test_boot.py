@@ -1,4 +1,4 @@
-"""A VM created over the bus boots for real."""
+"""A VM created over the bus really boots."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def test_delete_ends_with_the_census_it_began_with_and_answers_until_the_halt(
         pinging.terminate()
         output, _ = pinging.communicate(timeout=10)
     answered = [line for line in output.splitlines() if "bytes from" in line]
-    # by ACPI it takes more than two seconds to halt, and it answers nearly all the while
+    # a shutdown by ACPI takes more than two seconds, and the guest answers nearly all the time
     assert len(answered) >= 4, output
     assert not host.ping(address(view), wait_s=1)
     platform.wait_quiet(within_s=10)

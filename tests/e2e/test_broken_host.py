@@ -1,4 +1,4 @@
-"""A host that cannot: each cause is named, the services stay up, and once it is mended VMs run."""
+"""A broken host: each cause is named, services stay up, and after the repair VMs run."""
 
 import re
 
@@ -15,7 +15,7 @@ NO_FLOOR = {"VIRTBUS_MIN_FREE_BYTES": "0", "VIRTBUS_MIN_FREE_RATIO": "0"}
 
 
 def _small_store(platform: Platform) -> None:
-    """An image store on a file system that holds the source, but not its copy beside it."""
+    """An image store on a file system that holds the source, but not a copy next to it."""
     images = platform.state_dir / "images"
     images.mkdir(parents=True)
     host.run("mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "e2e", str(images))

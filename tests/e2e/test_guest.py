@@ -1,4 +1,4 @@
-"""What a guest is given: its seed, its disks, its networks, its console."""
+"""The platform's inputs to a guest: its seed, its disks, its networks, its console."""
 
 import os
 import pty
@@ -247,7 +247,7 @@ CONFLIST = f"""{{
 
 @pytest.fixture
 def cni_network() -> Iterator[str]:
-    """A conflist of the real plugins, where netd looks for them."""
+    """A conflist of the real plugins, in netd's search path."""
     path = Path(f"/etc/cni/net.d/{host.CNI_NETWORK}.conflist")
     made = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def cni_network() -> Iterator[str]:
     try:
         yield host.CNI_NETWORK
     finally:
-        forward.write_text(forwarded)  # the bridge plugin switches it on for good
+        forward.write_text(forwarded)  # the bridge plugin enables it permanently
         path.unlink()
         for folder in made:
             with suppress(OSError):

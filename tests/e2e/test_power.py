@@ -1,4 +1,4 @@
-"""Stopping, starting and changing a VM that exists."""
+"""Stopping, starting and changing an existing VM."""
 
 import json
 from pathlib import Path

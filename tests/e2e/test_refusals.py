@@ -1,4 +1,4 @@
-"""Bad input: an error with a code, the field or the cause, and the next step; no trace left."""
+"""Bad input gets an error with a code, the field or the cause, and the next step; no trace left."""
 
 import asyncio
 import hashlib
@@ -135,7 +135,7 @@ BODIES: dict[str, tuple[bytes, int]] = {
 
 
 async def _raw(platform: Platform, body: bytes) -> Json:
-    """The answer to bytes as a plain NATS client sends them, with the printed credentials."""
+    """Return the answer to bytes of a plain NATS client, with the printed credentials."""
     import nats
 
     settings = BusSettings.found(platform.run_dir, "client").resolved()
@@ -176,7 +176,7 @@ def _error(data: Json) -> Json:
 def test_json_from_any_nats_client_with_the_printed_credentials_makes_a_vm(
     platform: Platform,
 ) -> None:
-    """The line that `virtbus up` prints, as a client without any of our code sends it."""
+    """Send the line that `virtbus up` prints, from a client without any of our code."""
     printed = re.findall(r"nats --server nats://(\S+):(\S+)@(\S+) req (\S+) '(.*)'", _log(platform))
     user, password, server, subject, body = printed[-1]
     answer = asyncio.run(_printed(user, password, server, subject, body))
@@ -271,7 +271,7 @@ def test_missing_vm_ends_the_command_with_3_and_says_where_to_look(
 
 
 def _qcow2(version: int = 3, backing: str = "", incompatible: int = 0) -> bytes:
-    """A qcow2 header over nothing, as QEMU's docs/interop/qcow2 lays it out."""
+    """A qcow2 header without data, in the layout of QEMU's docs/interop/qcow2."""
     offset = 0x200 if backing else 0
     header = struct.pack(
         ">4sIQIIQIIQQIIQ",
@@ -364,7 +364,7 @@ def test_image_that_cannot_be_had_fails_its_vm_alone_and_says_why(
     platform.delete("bad")
     platform.wait_quiet()
     assert sorted(p.name for p in (platform.state_dir / "images" / "data").glob("*")) == store
-    # one bad tenant never slows another: the next create is as any other
+    # one bad tenant never slows another: the next create takes the usual time
     platform.create("good")
 
 

@@ -67,7 +67,7 @@ def test_a_paused_guest_is_deleted_and_what_is_off_is_refused(platform: Platform
 
 
 def _boots(platform: Platform, times: int) -> None:
-    """Wait until the console log has told of so many boots."""
+    """Wait until the console log contains this many boots."""
     until(
         lambda: platform.console_log("boots").count(BOOT) >= times,
         lambda: platform.console_log("boots")[-2000:],

@@ -1,4 +1,4 @@
-"""The hostile client: short with a fixed seed, longer with one that nobody knows before."""
+"""The hostile client: short with a fixed seed, longer with a random one."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """`vm port-forward` as a process, a real server with its accounts, the agent's own connections.
 
-The guest is this host's loopback: what matters is what carries the bytes.
+The guest is this host's loopback: the subject of the test is the transport of the bytes.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def files(tmp_path: Path) -> AsyncIterator[server.ServerFiles]:
 
 @pytest.fixture
 async def echo() -> AsyncIterator[int]:
-    """A service of the guest: says all that it heard, once its client has said all."""
+    """A service of the guest: echoes all its input once its client has closed its side."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
@@ -131,7 +131,7 @@ async def test_tcp_and_udp_ports_of_a_guest_are_here(files: server.ServerFiles, 
 
 
 async def document(out: asyncio.StreamReader) -> Any:
-    """The next JSON document, over as many lines as it takes."""
+    """Read the next JSON document, over as many lines as it takes."""
     text = b""
     while True:
         text += await out.readline()

@@ -8,7 +8,7 @@ from tests.kubernetes.platform import Platform, bridged
 from tests.kubernetes.test_chart import helm
 
 READY_S = pytest.StashKey[float]()
-"""How long the control plane's start took, seconds."""
+"""Duration of the control plane's start, seconds."""
 
 
 @pytest.fixture(scope="session")
@@ -31,13 +31,17 @@ def kubevirt(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def platform(kubevirt: Cluster) -> Iterator[Platform]:
-    """The cluster with the bridge in it, and virtbus beside it; its webhooks go with a module."""
+    """The cluster with the bridge in it, and virtbus next to it; its webhooks end with the
+    module.
+    """
     with bridged(kubevirt) as running:
         yield running
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what else nobody would see; what a fixture prints is shown of failed tests only."""
+    """Print results that are otherwise hidden: a fixture's output is shown only for failed
+    tests.
+    """
     ready_s = terminalreporter.config.stash.get(READY_S, None)
     if ready_s is not None:
         terminalreporter.write_line(f"kubernetes: a control plane was ready after {ready_s:.1f} s")

@@ -1,4 +1,4 @@
-"""The bridge with a real API server and a real bus: what users do to VMs, and what comes of it."""
+"""The bridge with a real API server and a real bus: users' actions on VMs, and the results."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def vm(name: str, **spec: object) -> Json:
 
 @pytest.fixture
 def ns(platform: Platform, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace that holds nothing in the end, on either side."""
+    """A namespace that is empty at the end, on both sides."""
     name = f"b-{abs(hash(request.node.name)) % 10**8}"
     with platform.cluster.namespace(name):
         yield name
@@ -185,7 +185,7 @@ def test_a_vmi_that_was_forced_away_takes_its_vm_along(platform: Platform, ns: s
 
 
 def test_a_vmi_that_an_api_server_lost_ends_no_vm(platform: Platform, ns: str) -> None:
-    """As of an etcd that is restored to an older state: nobody told of a delete (ADR 0033)."""
+    """Remove it as a restore of an older etcd does: no watch reports a delete (ADR 0033)."""
     bare = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -256,7 +256,8 @@ def test_annotations_beyond_their_bound_reach_no_vmi_and_hold_nothing_up(
     sizes = {"large": 1_000_000, "too-large": 1_450_000}
     for name, size in sizes.items():
         made = vm(name)
-        # A template's annotations may be longer than an object's, which have 256 KiB.
+        # A template's annotations may be longer than those of an object, which are limited to 256
+        # KiB.
         made["spec"]["template"]["metadata"]["annotations"]["note"] = "x" * size
         platform.cluster.kubectl("create", "-n", ns, "-f", "-", stdin=json.dumps(made))
     for name in sizes:
@@ -318,9 +319,10 @@ def test_another_bridge_takes_over_within_seconds(platform: Platform, ns: str) -
 
 
 def collected(platform: Platform, ns: str) -> None:
-    """Until Kubernetes' collector knows of VMIs: it looks for new kinds twice a minute.
+    """Wait until Kubernetes' garbage collector knows VMIs: it discovers kinds twice a minute.
 
-    Before that it takes a VMI for no dependent of a VM, and ends it once the VM is gone.
+    Before that it does not treat a VMI as a dependent of a VM, and deletes it once the VM is
+    gone.
     """
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "none", "uid": "none"}
     bare = {
@@ -349,7 +351,7 @@ def test_an_orphaned_vmi_goes_on(platform: Platform, ns: str) -> None:
 
 
 def test_nobody_complains(platform: Platform) -> None:
-    """What the tests before did is told at INFO, but for what a person should know of."""
+    """The earlier tests log at INFO, except for messages that a person should see."""
     told = [json.loads(line) for line in platform.bridge.complaints() if line.startswith("{")]
     known = {"orphan", "orphan_held", "lease_lost", "refused"}
     assert [line for line in told if line.get("code") not in known] == []

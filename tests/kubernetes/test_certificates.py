@@ -1,4 +1,4 @@
-"""The bridge's certificates in a real cluster, made and told with the rights that it has there."""
+"""The bridge's certificates in a real cluster, made and published with its rights there."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ PORT = 1
 
 
 class Shown(NamedTuple):
-    """What replicas serve, in the order in which they did."""
+    """The certificates of the replicas, in the order in which they served them."""
 
     certificates: list[str]
 
@@ -52,7 +52,7 @@ def bridge(kubevirt: Cluster) -> Iterator[Path]:
 
 
 def bundles(cluster: Cluster) -> set[str]:
-    """What API servers were told, PEM."""
+    """The CA certificates of the API servers' configuration, PEM."""
     names = [f"{kinds.API_SERVICE.plural}/{name}" for name in API_SERVICES]
     names += [f"{kind.plural}/{WEBHOOKS}" for kind in (kinds.MUTATING, kinds.VALIDATING)]
     told = set()
@@ -63,7 +63,7 @@ def bundles(cluster: Cluster) -> set[str]:
 
 
 async def looks(kubeconfig: Path, shown: Shown, *, days: int = 0, replicas: int = 1) -> None:
-    """One look of each replica, at once, some days from now."""
+    """One reconcile of each replica, at once, some days from now."""
     later = replace(REAL, time_ns=lambda: time.time_ns() + days * DAY_NS)
     async with connect(kubeconfig) as cluster, asyncio.TaskGroup() as group:
         for _ in range(replicas):
@@ -133,7 +133,7 @@ def test_what_others_keep_is_only_shown(kubevirt: Cluster, bridge: Path, tmp_pat
 
 
 def test_the_bridge_may_touch_no_other_secret_nor_webhook(kubevirt: Cluster, bridge: Path) -> None:
-    """What is not in the role fails here; what is too much of it, too."""
+    """A right that the role lacks fails here; so does an excessive right."""
     for asked in (
         ("list", "secrets", "-A"),
         ("update", "secrets/other", "-n", NAMESPACE),

@@ -1,4 +1,4 @@
-"""The chart and the plain manifests are the same, and every right in them is one that is used."""
+"""The chart and the plain manifests are equal, and the bridge uses every right in them."""
 
 import os
 import shutil
@@ -22,7 +22,9 @@ Json = dict[str, Any]
 
 
 def helm() -> str | None:
-    """Helm, where there is one; it is built in a minute, but nothing else needs it."""
+    """The path of Helm, if it is installed; building it takes a minute, and only this test needs
+    it.
+    """
     return os.environ.get("VIRTBUS_HELM") or shutil.which("helm")
 
 
@@ -43,7 +45,9 @@ def values() -> Json:
 
 
 def chart(given: Json, *options: str) -> dict[tuple[str, str], Json]:
-    """All objects of the chart: by Helm where it is, else as the plain manifests are made."""
+    """Return all objects of the chart: by Helm if it is installed, otherwise as the manifests
+    are made.
+    """
     program = helm()
     if program is None:
         release = {"Values": given, "Release": {"Namespace": NAMESPACE}}
@@ -70,7 +74,7 @@ def test_the_plain_manifests_are_the_chart_and_a_namespace() -> None:
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
     program = helm()
     if program is None:
-        assert (CHART / "Chart.yaml").exists()  # told by conftest: nobody asked Helm
+        assert (CHART / "Chart.yaml").exists()  # conftest reports it: nobody requested Helm
         return
     done = subprocess.run([program, "lint", "--strict", str(CHART)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -107,7 +111,7 @@ def test_every_object_says_whose_it_is() -> None:
 
 
 def test_the_crds_of_the_chart_are_the_generated_ones() -> None:
-    """`crds/` of a chart is what Helm installs: there is no second copy (tests/contract)."""
+    """Helm installs a chart's `crds/`: there is no second copy (tests/contract)."""
     assert {path.name for path in CRDS.iterdir()} == {
         "virtualmachines.yaml",
         "virtualmachineinstances.yaml",
@@ -116,7 +120,7 @@ def test_the_crds_of_the_chart_are_the_generated_ones() -> None:
 
 
 def allows(rules: list[Json], verb: Verb) -> bool:
-    """RBAC's own matching of one verb of the aggregated API."""
+    """Match one verb of the aggregated API as RBAC does."""
     names = {f"{verb.resource}/{verb.name}", f"{verb.resource}/*"}
     return any(
         "subresources.kubevirt.io" in rule["apiGroups"]

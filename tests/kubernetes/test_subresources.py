@@ -1,4 +1,4 @@
-"""The aggregated API behind a real API server: who may, what is said; the guest is a fake one."""
+"""The aggregated API behind a real API server: rights and answers; the guest is a fake one."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ BLOCK = 64 * 1024
 
 
 class Desk(NamedTuple):
-    """What a test has."""
+    """The parts of a test."""
 
     cluster: Cluster
     namespace: str
@@ -48,7 +48,7 @@ class Desk(NamedTuple):
         return await asyncio.to_thread(self.cluster.kubectl, *argv, stdin=stdin)
 
     async def change(self, kind: str, patch: dict[str, Any], *more: str) -> None:
-        """A merge patch."""
+        """Send a merge patch."""
         text = json.dumps(patch)
         await self.kubectl(
             "patch", "-n", self.namespace, kind, NAME, "--type=merge", "-p", text, *more
@@ -79,7 +79,7 @@ def objects(namespace: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def desk(kubevirt: Cluster) -> AsyncIterator[Desk]:
-    """The bridge's port, registered; a VM and its VMI, which say that they run."""
+    """The bridge's port, registered; a VM and its VMI with the status Running."""
     serving = kubevirt.authority.sign("bridge", "bridge", hosts=[HOST])
     admin = virtctl.login(
         kubevirt.authority, kubevirt.authority.sign("root", "root", groups=["system:masters"])
@@ -125,7 +125,7 @@ def role_of_starter(namespace: str) -> str:
 
 
 def _printed(desk: Desk, path: str) -> str:
-    """What the API server has there, or nothing."""
+    """Return the API server's object, or nothing."""
     return desk.cluster.try_kubectl("get", "--raw", path).stdout
 
 
@@ -181,7 +181,7 @@ async def test_rights_are_asked_for_each_user(desk: Desk) -> None:
     ours = desk.cluster.authority
     pair = ours.sign("viewer", "viewer")
     start = f"/apis/{GROUP}/v1/namespaces/{desk.namespace}/{VM}/{NAME}/start"
-    # Past the API server, which would refuse it itself.
+    # Without the API server, which would refuse it itself.
     proxy = virtctl.login(ours, desk.cluster.front_proxy.sign("direct", "front-proxy"))
     proxy.check_hostname = False
     async with virtctl.session(proxy) as session:

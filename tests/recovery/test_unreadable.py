@@ -1,4 +1,4 @@
-"""Unreadable values are written back from hosts, kept in backups, and ended by a person."""
+"""Unreadable values are restored from hosts, kept in backups, and removed by a person."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ GARBAGE = b"\xc1 no msgpack"
 
 
 def damage(node: Node, key: str) -> None:
-    """Put bytes at a key as nobody's program would."""
+    """Put bytes at a key that no program of ours would write."""
     node.server.shelf(key).apply(key, GARBAGE)
 
 

@@ -1,4 +1,4 @@
-"""Cloned hosts, restored disks and copied credentials, told as stories: never two runners (I1)."""
+"""Cloned hosts, restored disks and copied credentials, as stories: never two runners (I1)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ DISKS: dict[str, Copied] = {
 
 
 def told(story: Story) -> list[str]:
-    """What is wrong once the story of one VM on one node was told, and all came to rest."""
+    """Return the violations after the story of one VM on one node, once all has settled."""
     world = World(0, nodes=1, controllers=2, shuffle=False)
     process, bus = world.process("user", client_role(), lambda: 0)
     user = User(bus, world.observer, Plan(give_up_s=LIMIT_S, changes_until_s=LIMIT_S), 1)
@@ -41,7 +41,8 @@ def told(story: Story) -> list[str]:
         assert await user.create(first)
         await asyncio.sleep(5.0)
         old = copy_of(world.hosts["n1"].disk)
-        world.crash(world.services["n1-agent"], 0.5)  # one more life that the old disk misses
+        # one more instance that the old disk does not know
+        world.crash(world.services["n1-agent"], 0.5)
         await asyncio.sleep(5.0)
         assert await user.create(second)
         await asyncio.sleep(5.0)
@@ -62,7 +63,7 @@ def guests(host: Host) -> list[str]:
 
 
 def cut(world: World, host: str) -> None:
-    """The host's network goes; its guests run on."""
+    """The host's network fails; its guests continue."""
     for service in world.of_host(host):
         assert service.link is not None
         service.link.cut()

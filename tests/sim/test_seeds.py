@@ -1,4 +1,4 @@
-"""Many seeds, and those that failed once."""
+"""Many seeds, and the seeds that failed once."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The real controllers and agents on a simulated cluster, whatever the seed does to them."""
+"""The real controllers and agents on a simulated cluster, under the faults of a seed."""
 
 import pytest
 from tests.sim.run import run

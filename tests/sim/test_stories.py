@@ -1,4 +1,4 @@
-"""Schedules that were found by seeds, told as stories: they stay when the seeds' draws change."""
+"""Schedules that seeds have found, as stories: they remain when the seeds' draws change."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ Story = Callable[[World, User, Wanted], Awaitable[None]]
 
 
 def told(story: Story, seed: int = 0) -> list[str]:
-    """What is wrong once the story of one VM on one node was told, and all came to rest."""
+    """Return the violations after the story of one VM on one node, once all has settled."""
     world = World(seed, nodes=1, controllers=2, shuffle=False)
     process, bus = world.process("user", client_role(), lambda: 0)
     user = User(bus, world.observer, Plan(give_up_s=LIMIT_S, changes_until_s=LIMIT_S), 1)
