@@ -1,4 +1,4 @@
-"""A backup holds what is wanted, and gives it back to an empty bus only."""
+"""A backup holds desired state, and restores it only to an empty bus."""
 
 import json
 
@@ -24,7 +24,9 @@ def bus() -> MemoryBus:
 
 
 async def fill(bus: MemoryBus) -> None:
-    """A VM with a secret, one that waits, one deleted, one moved, a buried uid, a join, a wish."""
+    """A VM with a secret, a pending one, a deleted one, a moved one, a tombstone, a join, a
+    node's spec.
+    """
     await bus.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="x")))
     await bus.put(CLAIM, encode(NameClaim(uid=A)))
     await bus.put(SECRET, b"\x81\xa1s\x01")

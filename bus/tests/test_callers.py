@@ -1,4 +1,4 @@
-"""Who asks, as a real server says it, and what each account may hold of a service (ADR 0028)."""
+"""The requester's account, as a real server adds it, and each account's share (ADR 0028)."""
 
 import asyncio
 import json

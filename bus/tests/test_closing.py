@@ -1,4 +1,4 @@
-"""Whatever becomes of a connection, its socket is closed."""
+"""The socket of a connection is closed after any failure."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ INFO = {"server_id": "x", "version": "2.12.0", "proto": 1, "headers": True, "max
 
 @dataclass
 class _Wire:
-    """The other end of the connection to a server that greets, or not, and then reads nothing."""
+    """The other end of the connection to a server that may greet, and then reads nothing."""
 
     greets: bool
     came: asyncio.Event = field(default_factory=asyncio.Event)

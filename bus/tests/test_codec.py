@@ -1,4 +1,4 @@
-"""Envelopes, types, ids, filters and times: the small things every message depends on."""
+"""Envelopes, types, ids, filters and times: the basics of every message."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Records: what every bus promises. Runs against the fake and a real server."""
+"""Records: the contract of every bus. Runs against the fake and a real server."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ ANYWHERE = f"$KV.vm.*.{UID}"
 
 
 async def until_synced(watch: Watch) -> list[Entry]:
-    """The list of a watch whose next item is RESET."""
+    """Return the list of a watch whose next item is RESET."""
     items = aiter(watch)
     assert await anext(items) is WatchMark.RESET
     entries: list[Entry] = []
@@ -72,7 +72,7 @@ async def test_purge_leaves_a_marker_that_is_the_last_message(bus: Bus) -> None:
 
 
 async def test_a_marker_says_why_to_who_reads_and_who_watches(bus: Bus) -> None:
-    """That of a delete says so, that of a move says nothing (ADR 0033)."""
+    """The marker of a delete has a body, that of a move is empty (ADR 0033)."""
     await bus.put(KEY, b"a")
     await bus.purge(KEY, why=b"deleted")
     moved, there = f"{KEY}x", f"{KEY}y"
@@ -139,7 +139,7 @@ async def test_a_batch_with_one_stale_write_changes_nothing(bus: Bus) -> None:
 
 
 async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus) -> None:
-    """With the wish of a node as a third write, which fences the move (ADR 0014)."""
+    """The desired state of a node is a third write, which fences the move (ADR 0014)."""
     there, wish = f"$KV.vm.n2.{UID}", "$KV.vm.n1._wish"
     old, fence = await bus.put(KEY, b"one"), await bus.put(wish, b"w")
     revision = await bus.batch(
@@ -160,7 +160,7 @@ async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus
 
 
 async def test_a_batch_may_expect_nothing_over_a_filter(bus: Bus) -> None:
-    """A VM's first record and what is reserved on its node: both, and only where no record is."""
+    """A VM's first record and the reservation on its node: both, and only without a record."""
     total = "$KV.vm._reserved.node.n1"
 
     def writes(node: str, expect: int) -> list[Write]:
@@ -200,7 +200,7 @@ async def test_a_watch_of_nothing_is_synced_at_once(bus: Bus) -> None:
 
 
 async def test_a_watch_lists_then_follows_in_order_up_to_the_last(bus: Bus, other: Bus) -> None:
-    """A value that is overwritten at once may be skipped: buckets keep the last one only."""
+    """A value that is overwritten at once may be skipped: buckets keep only the last one."""
     await bus.put(KEY, b"one")
     async with other.watch("$KV.vm.>") as watch:
         assert [entry.value for entry in await until_synced(watch)] == [b"one"]

@@ -1,4 +1,4 @@
-"""Bytes that TCP's checksum let through: never the end of a service (F22)."""
+"""Corrupt bytes that TCP's checksum missed never end a service (F22)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 
 
 class _Garbling:
-    """A link whose answers have another byte somewhere."""
+    """A link that changes a byte of an answer."""
 
     def __init__(self, raw: Raw) -> None:
         self._raw = raw
@@ -79,7 +79,7 @@ async def test_garbled_message_of_a_watch_makes_it_list_again(
 
 @asynccontextmanager
 async def _garbled_greeting(server: Server) -> AsyncIterator[str]:
-    """A way to the server on which the very first PONG comes garbled; its URL."""
+    """Return the URL of a link to the server that corrupts the very first PONG."""
     first = [True]
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,4 +108,4 @@ async def test_connection_whose_greeting_was_garbled_is_made_again(nats: Server)
         settings = replace(nats.settings("controller"), url=url)
         async with client.connect(settings, name="c") as bus:
             await bus.put(KEY, b"x")
-            assert bus._link.generation == 1  # the garbled one never counted
+            assert bus._link.generation == 1  # the corrupt one never counted

@@ -1,4 +1,4 @@
-"""The health check of a container: it fails as soon as its service, or the bus, does not work."""
+"""The health check of a container fails as soon as its service, or the bus, does not work."""
 
 import json
 import os

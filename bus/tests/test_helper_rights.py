@@ -23,7 +23,7 @@ PROGRESS = {"imaged": {f"virtbus.node.n1.progress.{UID}.image"}, "netd": set[str
 
 
 def all_there_is() -> list[str]:
-    """Every subject of the system, and every fact, ready event and progress of two nodes."""
+    """Every subject of the system, and every event, ready event and progress of two nodes."""
     found = every_subject()
     for node in ("n1", "n2"):
         found += [subjects.event(node, UID, kind) for kind in Kind]
@@ -72,7 +72,7 @@ async def test_a_helper_says_what_it_emits_and_nothing_else(
 async def test_a_helper_answers_each_request_once_and_no_other(
     nats: server.Server, service: str
 ) -> None:
-    """It sees the reply subject of each `ensure`; of it, it guesses that of the next one."""
+    """It sees the reply subject of each `ensure`, and guesses the next one from it."""
     asked = subjects.rpc("n1", service, "ensure")
     async with (
         stranger(nats, f"{service}-n1") as thief,
@@ -100,7 +100,7 @@ async def test_a_helper_answers_each_request_once_and_no_other(
 
 
 async def answered(one: Stranger, subject: str) -> Any:
-    """The answer to a request; another account hears of a subscription a moment later."""
+    """Return the answer to a request; another account learns of a subscription a moment later."""
     async with asyncio.timeout(10):
         while True:
             try:

@@ -34,7 +34,7 @@ CONTROLS = "\x01" * 400_000
 
 
 class StubbornError(Exception):
-    """Cannot even say what it is."""
+    """An object whose text cannot be made."""
 
     def __str__(self) -> str:
         msg = "no words"
@@ -69,7 +69,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 
 @asynccontextmanager
 async def asking(bus: Bus) -> AsyncIterator[Callable[..., Any]]:
-    """Send raw bytes to SUBJECT, as a client that uses no library of ours."""
+    """Send raw bytes to SUBJECT, as a client without any library of ours."""
 
     async def ask(body: bytes, headers: dict[str, str] | None = None) -> Raw:
         link = bus._link  # type: ignore[attr-defined]  # bytes below the bus' own encoding

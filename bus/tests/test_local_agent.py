@@ -113,7 +113,7 @@ async def test_a_damaged_key_ends_nothing_and_is_waited_for(
     begun = tasks.start(agent.begin())
     await asyncio.sleep(0.1)
     assert not begun.done()
-    await holder(bus, "life")  # its agent wrote it anew
+    await holder(bus, "life")  # its agent wrote it again
     async with asyncio.timeout(2):
         await begun
     kept.cancel()
@@ -127,11 +127,11 @@ async def test_a_restart_of_the_agent_ends_nothing(tasks: Background, tmp_path: 
     await agent.begin()
     kept = tasks.start(agent.keep())
     for number in range(5):
-        await holder(bus, f"life{number}")  # the key first, then its word
+        await holder(bus, f"life{number}")  # the key first, then the agent's file
         await asyncio.sleep(0.01)
         says(tmp_path, f"held life{number}\n")
         await asyncio.sleep(0.05)
-    await bus.purge(subjects.node_instance("n1"))  # of a bus that was made anew
+    await bus.purge(subjects.node_instance("n1"))  # of a recreated bus
     await asyncio.sleep(0.2)
     assert not kept.done()
     kept.cancel()

@@ -1,4 +1,4 @@
-"""What the fake adds to the contract: its clock and its explicit faults."""
+"""Features of the fake beyond the contract: its clock and its explicit faults."""
 
 import pytest
 
@@ -19,7 +19,7 @@ KEY = f"$KV.vm.n1.{UID}"
 
 
 class Clock:
-    """Nanoseconds that a test moves."""
+    """Nanoseconds that a test sets."""
 
     def __init__(self) -> None:
         self.now_ns = 1_700_000_000_000_000_000

@@ -42,7 +42,7 @@ async def echo(request: Request) -> Any:
 
 
 async def raw_client(nats_server: server.Server, files: server.ServerFiles) -> Any:
-    """What any NATS client is with the client's printed credentials."""
+    """Connect a plain NATS client with the client's printed credentials."""
     creds = json.loads(files.creds("client").read_text())
     client = nats.aio.client.Client()
     await client.connect(nats_server.url, user=creds["user"], password=creds["password"])

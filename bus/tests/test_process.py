@@ -1,4 +1,4 @@
-"""How a service's process ends: with a line that tells what to do, or with where it failed."""
+"""A service's process ends with a line that names the next step, or with a traceback."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ sys.exit(process.run(ServiceSettings(node="n1", log_level="{level}"), body))
 
 
 def _ended(body: str, level: str = "INFO") -> tuple[int, list[dict[str, Any]]]:
-    """The exit code of a process whose service does `body`, and its log."""
+    """Return the exit code of a process whose service does `body`, and its log."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(body=body, level=level)],
         capture_output=True,

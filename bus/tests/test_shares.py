@@ -1,4 +1,4 @@
-"""Nobody holds all of what several share, and what waits is bounded in bytes."""
+"""Shares: no account can use all of a shared resource, and queues are bounded in bytes."""
 
 import random
 
@@ -66,7 +66,7 @@ def test_a_mailbox_over_its_bytes_drops_the_oldest_and_says_so() -> None:
     box.put(b"x" * 15)
     assert (len(box), box.overflowed) == (9, True)
     assert box.take() == b"\x02" * 10
-    box.put(b"y" * 500)  # the newest is kept whatever its size
+    box.put(b"y" * 500)  # the newest is kept at any size
     assert len(box) == 1
     assert box.take() == b"y" * 500
     box.clear()

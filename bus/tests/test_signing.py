@@ -1,4 +1,4 @@
-"""Records bear the controllers' signature, whoever of them wrote it, and nobody else's."""
+"""Every controller signs its records, and nobody else can."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A connection that ends without nats-py saying so, as after a long sleep of the process."""
+"""A connection that ends without a callback of nats-py, as after a long pause of the process."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A process that stood still for a while goes on where it was."""
+"""A process that was stopped for a while continues at the same point."""
 
 import asyncio
 import time

@@ -25,13 +25,13 @@ NODE_MAY_SAY = {
     "$JS.API.DIRECT.GET.KV_node.$KV.node.n1",
     f"$KV.st.n1.{UID}",
     "$KV.node.n1",
-    # answers to requests that it received: by way of the server, or to its own inbox
+    # answers to received requests: through the server, or to its own inbox
     "_R_.aaaaaa.bbbbbb",
     "_INBOX_n1.x",
 }
-"""Beside all of `virtbus.evt.n1.>`, `virtbus.node.n1.>` and its own keys `$KV.st.n1._…`."""
+"""In addition to all of `virtbus.evt.n1.>`, `virtbus.node.n1.>` and its own keys `$KV.st.n1._…`."""
 NODE_MAY_HEAR = {"_INBOX_n1.x", "$SRV.PING", "$SRV.INFO.x.y"}
-"""Beside all of `virtbus.node.n1.>`; $SRV is ADR-32: what is asked of its services."""
+"""In addition to all of `virtbus.node.n1.>`; $SRV is ADR-32: requests to its services."""
 WILDCARDS = (
     ">",
     "*.>",
@@ -43,11 +43,11 @@ WILDCARDS = (
 )
 
 FOR_CLIENTS = {"", "console", "logs", "port", "vnc", "screenshot", "guest"}
-"""What clients ask a node's agent themselves."""
+"""Requests that clients send to a node's agent directly."""
 
 
 def shown(user: str, said: list[str], heard: list[str], tried: int) -> None:
-    """The table of what the credentials could do."""
+    """The table of the tried credentials' rights."""
     print(f"\n{user}: {tried} subjects tried; it may publish {len(said)}, hear {len(heard)}")  # noqa: T201  the table is the point
     for word, subjects in (("publish", said), ("hear", heard)):
         for subject in sorted(subjects):
@@ -65,7 +65,7 @@ async def admin(nats: server.Server) -> AsyncIterator[Stranger]:
 
 
 async def tried(nats: server.Server, user: str) -> tuple[set[str], set[str]]:
-    """What a role may publish and hear of all there is; printed."""
+    """Return the subjects that a role may publish and subscribe; print them."""
     every = every_subject()
     async with stranger(nats, user) as one:
         heard = await one.subscribe_all([*every, *WILDCARDS])
@@ -245,7 +245,7 @@ async def test_a_forged_identity_is_overwritten_and_traces_lead_nowhere(
 
 
 async def test_a_node_cannot_empty_a_bucket(nats: server.Server, admin: Stranger) -> None:
-    """`Nats-Rollup: all` on a subject of one's own would take everybody's."""
+    """`Nats-Rollup: all` on one's own subject would remove everybody's messages."""
     async with stranger(nats, "node-n1") as thief, stranger(nats, "node-n2") as other:
         await other.client.request("$KV.node.n2", b"alive")
         for subject in (f"$KV.st.n1.{UID}", "$KV.node.n1", f"virtbus.evt.n1.{UID}.x"):

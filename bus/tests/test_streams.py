@@ -1,4 +1,4 @@
-"""Streams over the bus: order, limits, ends; on the memory bus, which keeps the same contract."""
+"""Streams over the bus: order, limits, ends; on the memory bus, which has the same contract."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -111,7 +111,7 @@ async def test_much_at_once_is_not_copied_anew_for_each_piece() -> None:
             return part
 
     async def say(_: StreamData) -> None:
-        """Nobody hears it."""
+        """Discard it."""
 
     stream = Stream(say, Flow(counted=False))
     await stream.write(Counted(64 * CHUNK_BYTES))
@@ -128,7 +128,7 @@ async def test_many_small_pieces_cost_no_more_than_a_large_one() -> None:
     async with served(drip) as (_, _, stream):
         while not stream.closed:
             await asyncio.sleep(0)
-        assert len(stream._came) == 1  # nothing else shows what is held
+        assert len(stream._came) == 1  # nothing else shows the held messages
         assert await everything(stream) == b"x" * 5000
 
 
@@ -199,7 +199,7 @@ async def test_a_client_that_sends_more_than_may_is_ended_and_nothing_of_it_kept
             await asyncio.sleep(0)
 
     async with served(hold) as (_, _, stream):
-        stream._flow = Flow(counted=False)  # keeps to no limit
+        stream._flow = Flow(counted=False)  # ignores every limit
         await stream.write(b"x" * (INPUT_WINDOW_BYTES + 1))
         theirs = await ends.get()
         while not theirs.closed:
@@ -217,7 +217,7 @@ async def test_what_cannot_be_read_ends_the_stream() -> None:
 async def said(
     client: MemoryBus, stream: Stream, what: dict[str, Any], told: "asyncio.Future[str]"
 ) -> str:
-    """What the service's end ends with when `what` comes instead of a piece."""
+    """Return the reason with which the service's end closes on an unexpected message."""
     cells = stream._tell.__closure__ or ()
     first = next(c.cell_contents for c in cells if isinstance(c.cell_contents, StreamData))
     await client.publish(first.input_subject, what)
@@ -288,7 +288,7 @@ def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
 def test_of_an_end_that_keeps_no_count_only_so_much_is_kept() -> None:
     flow = Flow(counted=False)
     for _ in range(3):
-        flow.came(0, UNCOUNTED_BYTES)  # as 0.1.0 says: where it begins, it does not
+        flow.came(0, UNCOUNTED_BYTES)  # 0.1.0 sends the start of a piece only in answers
         assert not flow.took(UNCOUNTED_BYTES)
     flow.came(0, UNCOUNTED_BYTES)
     with pytest.raises(BrokenStreamError, match="limit"):

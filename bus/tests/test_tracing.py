@@ -1,4 +1,4 @@
-"""Spans become facts; traceparents travel even where nothing is recorded."""
+"""Spans become events; traceparents travel even if nothing is recorded."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,7 +27,7 @@ Finished = Callable[[], Awaitable[list[Span]]]
 
 @pytest.fixture
 def finished(bus: MemoryBus) -> Iterator[Finished]:
-    """Record spans; calling it ends that, which tells what still waits for company."""
+    """Record spans; calling it stops, which publishes the batched ones."""
     stop = tracing.setup("nodeagent", "n1", bus.emit)
     ended = False
 
@@ -126,7 +126,7 @@ def test_spans_go_to_a_collector_where_one_is_named() -> None:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Collector)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""`virtbus doctor`: a finding for each thing, a line that mends what is missing."""
+"""`virtbus doctor` prints a finding for each check, and a command that fixes each problem."""
 
 import os
 from pathlib import Path

@@ -89,7 +89,7 @@ async def test_pull_shows_progress_and_fails_where_a_node_failed(script: Script,
         report = Progress(uid=job, step="pull", done_bytes=5, total_bytes=10)
         await script.node.publish(progress("n1", job, "pull"), report)
         async with script.node.subscribe("virtbus.node.n1.evt.>"):
-            pass  # the server has the report now: this went the same way
+            pass  # the server has the report now: this message took the same path
         return PulledImages(images={"n1": ImageInfo(**IMAGE)}, errors={"n2": "disk full"})
 
     script.handlers["image", "pull"] = pull

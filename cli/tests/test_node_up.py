@@ -1,4 +1,4 @@
-"""`virtbus node up`: a host joins a running bus, and is told clearly why it may not."""
+"""`virtbus node up`: a host joins a running bus, or gets a clear reason for the refusal."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ def test_a_member_of_a_cluster_knows_the_others() -> None:
 
 @asynccontextmanager
 async def shown(line: bytes, base: Path, *argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A `virtbus …` that runs until the context ends, once it printed `line`."""
+    """Run a `virtbus …` until the context ends, after it has printed `line`."""
     process = await start(*argv, env=environment(), stderr=asyncio.subprocess.STDOUT)
     assert process.stdout is not None
     seen: list[bytes] = []
@@ -132,7 +132,7 @@ async def nodes(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 async def image_on_both(env: Mapping[str, str]) -> None:
-    """Fetch the image, and wait for all services: a node that lacks one of either takes no VM."""
+    """Pull the image, and wait for all services: without both, a node takes no VM."""
     pulled = await run("image", "pull", "tiny", env=dict(env))
     assert pulled.code == 0, pulled.err
     async with asyncio.timeout(30):

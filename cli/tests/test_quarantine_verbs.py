@@ -1,4 +1,4 @@
-"""`virtbus node quarantine` and `vm adopt`: what is asked, and what people read."""
+"""`virtbus node quarantine` and `vm adopt`: their requests and their output."""
 
 from cli.tests.fakes import UID, Cli, Script, vm_view
 

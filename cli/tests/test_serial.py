@@ -52,7 +52,7 @@ class Guest:
         want = validate(LogsRead, request.data)
         if want.tail_bytes == 1:
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", "not on this node")
-        if self.older:  # an agent of 0.1.0, which keeps no count
+        if self.older:  # an agent of 0.1.0, which does not count bytes
             for said in ({"data": b"old"}, {"data": b"er\n"}, {"closed": "end of log"}):
                 await request.stream(said)
             return
@@ -74,7 +74,7 @@ async def guest(script: Script) -> AsyncIterator[Guest]:
 
 
 async def read_until(descriptor: int, wanted: bytes) -> bytes:
-    """What a terminal shows until `wanted` is among it."""
+    """Read a terminal until `wanted` has appeared."""
     shown = b""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
@@ -104,7 +104,7 @@ async def test_console_on_a_terminal_passes_keys_and_leaves_by_escape(
             stderr=theirs,
         )
         await read_until(ours, b"login: ")
-        os.write(ours, b"ro\x03ot\r")  # Ctrl-C is the guest's
+        os.write(ours, b"ro\x03ot\r")  # Ctrl-C belongs to the guest
         await read_until(ours, b"RO\x03OT\r")
         os.write(ours, b"x\x1dnot sent")
         await read_until(ours, b"left the console")

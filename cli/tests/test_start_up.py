@@ -1,4 +1,4 @@
-"""Start-up: what a verb imports, that help teaches, that completion and errors work."""
+"""Start-up: the imports of a verb, the help texts, completion and errors."""
 
 import io
 import json

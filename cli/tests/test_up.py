@@ -1,4 +1,4 @@
-"""`virtbus up`: one per directory, children that are kept and end with it, the bus last."""
+"""`virtbus up`: one per directory; it restarts its children and ends them, the bus last."""
 
 import asyncio
 import os
@@ -114,7 +114,7 @@ def test_terminal_relays_records_with_service_level_and_cause(
 
 @asynccontextmanager
 async def up(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`virtbus up --simulate` until it says how to use it; ended whatever happens."""
+    """Run `virtbus up --simulate` until it prints its usage; end it in any case."""
     arguments = ("up", "--simulate", "--data", str(tmp_path), "--port", "-1", "--node", "n1")
     process = await start(*arguments, env=environment(), stderr=asyncio.subprocess.STDOUT)
     assert process.stdout is not None
@@ -131,7 +131,7 @@ async def up(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 def end_all_of(tmp_path: Path) -> None:
-    """End what a failed test left: every process whose environment or command names its place."""
+    """End a failed test's remains: every process whose environment or command names its folder."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             words = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
@@ -140,7 +140,7 @@ def end_all_of(tmp_path: Path) -> None:
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes below `pid`, by their command lines."""
+    """Return the processes below `pid`, by their command lines."""
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):

@@ -186,7 +186,7 @@ async def test_create_makes_the_trace_and_tells_its_own_span(script: Script, cli
 
 
 async def test_lost_connection_during_the_wait_is_mended(script: Script) -> None:
-    """Cut by a relay between the command and the server."""
+    """A relay cuts the connection between the command and the server."""
     script.answer("vm", "create", accepted())
     env = environment(script.files)
     async with asyncio.TaskGroup() as group:

@@ -125,7 +125,7 @@ async def test_delete_of_several_goes_on_after_a_missing_one(script: Script, cli
 async def test_stop_waits_for_the_state_of_its_own_generation(script: Script, cli: Cli) -> None:
     script.answer("vm", "stop", vm_view(generation=2))
     await script.see(
-        # stopped once before: what the node saw then answers an older wish
+        # stopped once before: the node's last status answers an older request
         WatchReply(items=(vm_view(state=VmState.STOPPED, generation=2, observed_generation=1),)),
         WatchReply(synced=True),
         WatchReply(change=vm_view(state=VmState.STOPPED, generation=2, observed_generation=2)),

@@ -1,4 +1,4 @@
-"""Sizes of what is stored grow from step to step, and what is cut stays itself."""
+"""Bounds of stored values grow from step to step, and cut values keep their identity."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Container images by name: Docker's short names, KubeVirt's fields, no name for two things."""
+"""Container images by name: Docker's short names, KubeVirt's fields, no ambiguous name."""
 
 import pytest
 from pydantic import ValidationError

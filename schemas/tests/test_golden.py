@@ -1,4 +1,4 @@
-"""The bytes of every message are fixed: a change is seen, and old bytes stay readable."""
+"""The bytes of every message are fixed: a change is detected, and old bytes stay readable."""
 
 import json
 from pathlib import Path

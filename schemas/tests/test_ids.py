@@ -1,4 +1,4 @@
-"""Ids refuse whatever could add a token, leave a directory, or look like another (BUS-01)."""
+"""Ids refuse text that could add a token, leave a directory, or look like another (BUS-01)."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""What a VM may be asked to be: hostile texts are refused before they reach XML, argv or files."""
+"""Valid requests for a VM: hostile texts are refused before they reach XML, argv or files."""
 
 from typing import Any
 

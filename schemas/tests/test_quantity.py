@@ -1,4 +1,4 @@
-"""Byte quantities: what people write is read exactly or refused, never rounded."""
+"""Byte quantities are parsed exactly or refused, never rounded."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What stands at a VM's key is its own, or nothing is believed of it."""
+"""A record counts only under its own VM's key."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A container disk's pull secret: one login of a config.json, and no more of it."""
+"""A container disk's pull secret: one login of a config.json, and nothing else from it."""
 
 import json
 from collections.abc import Mapping

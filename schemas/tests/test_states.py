@@ -1,4 +1,4 @@
-"""The table of what users see: whole, total, and nothing beside it."""
+"""The table of user-visible states is complete, and the only source."""
 
 from itertools import product
 

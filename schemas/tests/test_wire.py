@@ -1,4 +1,4 @@
-"""Foreign bytes: bounded before they are believed, refused in one way (MSG-01 … MSG-06)."""
+"""Outside bytes are bounded before they are parsed, and refused in one way (MSG-01 … MSG-06)."""
 
 import json
 import struct
@@ -32,7 +32,7 @@ REFUSED = object()
 
 
 def taken(body: bytes) -> Any:
-    """What was read, or REFUSED; any other exception than VirtbusError is a failure."""
+    """Return the parsed value, or REFUSED; any other exception than VirtbusError is a failure."""
     try:
         return wire.decode(body)
     except VirtbusError:
@@ -64,7 +64,7 @@ def test_maps_survive_json(value: dict[str, Any]) -> None:
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda body: b"{" + body))
 def test_any_bytes_decode_or_are_refused_in_one_way(body: bytes) -> None:
     if (value := taken(body)) is not REFUSED:
-        wire.encode(value)  # what was taken in can be said again
+        wire.encode(value)  # an accepted value can be encoded again
 
 
 @given(plain, st.data())
@@ -122,7 +122,9 @@ def test_as_deep_as_allowed_is_read() -> None:
 
 @pytest.mark.parametrize("filler", [b"\x80", b"\x90", b"\xc0", b"\x01"])
 def test_a_message_of_very_many_values_is_left_before_it_is_built(filler: bytes) -> None:
-    """Work is bounded by the nodes, not by a clock: half a MiB of empty maps was 40 MB before."""
+    """The number of values bounds the work, not a clock: half a MiB of empty maps took 40 MB
+    before.
+    """
     count = wire.MAX_MESSAGE_BYTES - 5
     flat = b"\xdd" + struct.pack(">I", count) + filler * count
     rows = 1000

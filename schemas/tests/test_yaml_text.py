@@ -1,4 +1,4 @@
-"""YAML from outside costs what its size allows, whatever it says."""
+"""The cost of YAML from outside depends only on its size."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ CPU_S = 1.0
 
 
 def merge_bomb(levels: int) -> str:
-    """Each level merges the one before twice: pairs double with each line."""
+    """Each level merges the previous one twice: pairs double with each line."""
     lines = (f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, levels))
     return "a0: &a0 {k: v}\n" + "".join(lines)
 

@@ -1,4 +1,4 @@
-"""Admission: what a request leaves open is filled in, and every problem comes in one answer."""
+"""Admission: defaults are filled in, and one answer contains every problem."""
 
 from typing import Any
 
@@ -288,7 +288,7 @@ def test_problems_of_types_and_between_fields_come_in_one_answer() -> None:
     ],
 )
 def test_what_is_filled_in_has_bounds_too(volumes: list[Any], where: str) -> None:
-    """A spec that no reader takes again must never be stored."""
+    """A spec that a reader would refuse must never be stored."""
     data = {"name": "web", "image": "tiny", "ssh_keys": [SSH_KEY], "spec": {"volumes": volumes}}
     assert all(path.startswith("spec.") for path in paths(data))
     assert any(where in path for path in paths(data))

@@ -1,4 +1,4 @@
-"""What may change in a VM that exists, and what a repeated request does."""
+"""Permitted changes of an existing VM, and the effect of a repeated request."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import VmRecord, VmSpec
 
 
 def with_spec(of: VmRecord, **more: Any) -> VmSpec:
-    """The record's spec with changes, by dotted path."""
+    """Return the record's spec with changes, by dotted path."""
     plain = of.spec.model_dump()
     for path, value in more.items():
         inner = plain

@@ -1,4 +1,4 @@
-"""The tables of claim-then-commit, whole."""
+"""The complete tables of claim-then-commit."""
 
 import pytest
 from services.controller.tests.fleets import record, uid

@@ -1,4 +1,4 @@
-"""Claim and commit: creates, deletes and sweeps that race, and what they leave when they die."""
+"""Claim and commit: racing creates, deletes and sweeps, and the remains of a crash."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -103,7 +103,9 @@ async def test_a_hundred_races_of_two_controllers_have_one_winner_each() -> None
 
 
 async def left_by_a_crash(server: MemoryServer) -> None:
-    """The claim of a create that died before its commit, and a tombstone of a rival that did."""
+    """The claim of a create that died before its commit, and a tombstone of a rival that died
+    too.
+    """
     bus = MemoryBus(server)
     await bus.put(CLAIM, encode(NameClaim(uid=uid(1))), expect=0)
     await bus.put(subjects.vm_record("_", uid(1)), encode(Tombstone(uid=uid(1))), expect=0)
@@ -111,7 +113,9 @@ async def left_by_a_crash(server: MemoryServer) -> None:
 
 @pytest.mark.parametrize("against", ["another uid", "a sweep"])
 async def test_a_buried_create_that_is_repeated_races_for_its_name(against: str) -> None:
-    """Its claim still stands, so the rival's compare-and-set on the claim must fail, or its own."""
+    """Its claim still exists, so either the rival's compare-and-set on the claim or its own must
+    fail.
+    """
 
     async def scenario(gates: Gates) -> None:
         server = MemoryServer()
@@ -155,7 +159,7 @@ async def deleted_before() -> MemoryServer:
 @pytest.mark.parametrize("prepare", [nothing, buried, claimed_by_a_dead_rival, deleted_before])
 @pytest.mark.parametrize("then", ["the same uid", "another uid", "a sweep", "a sweep, then both"])
 async def test_a_create_may_die_at_every_call(prepare: Any, then: str) -> None:
-    """ADR 0003's crash table: whoever comes next, one VM or none, and nothing beside it."""
+    """ADR 0003's crash table: any next request leads to one VM or none, and nothing else."""
     crashes = 0
     async for server in broken_everywhere(
         prepare, lambda bus: Commits(bus).create(record(1), secrets(1))

@@ -1,4 +1,4 @@
-"""A create under a uid that is a VM already: the same request, or another one."""
+"""A create under the uid of an existing VM: the same request, or another one."""
 
 import functools
 from typing import Any

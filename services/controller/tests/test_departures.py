@@ -1,4 +1,4 @@
-"""Drain, fence and move, with hosts that go off and come back (ADR 0014, I1, I2, I15)."""
+"""Drain, fence and move, with hosts that power off and return (ADR 0014, I1, I2, I15)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -72,7 +72,7 @@ Scenario = Callable[[Site], Awaitable[None]]
 
 
 def site() -> Callable[[Scenario], Callable[[], None]]:
-    """Make a scenario a test in virtual time, whose VMs never ran twice."""
+    """Make a scenario a test in virtual time, and check that no VM ran twice."""
 
     def wrap(scenario: Scenario) -> Callable[[], None]:
         def test() -> None:
@@ -93,7 +93,7 @@ def site() -> Callable[[Scenario], Callable[[], None]]:
 
 @asynccontextmanager
 async def two_hosts(there: Site) -> AsyncIterator[None]:
-    """n1 runs, then n2 joins: what was made before is on n1."""
+    """n1 runs, then n2 joins: earlier VMs are on n1."""
     async with there.host("n1").on():
         await there.until(lambda: "n1" in _nodes(there))
         yield
@@ -238,7 +238,7 @@ async def test_uncordon_ends_a_drain_and_what_was_on_its_way_comes_home(there: S
 
 @site()
 async def test_a_vm_that_is_deleted_while_it_leaves_is_placed_nowhere_again(there: Site) -> None:
-    """Not even where the end of the delete has to be tried again (L1)."""
+    """Not even if the end of the delete has to be retried (L1)."""
     async with two_hosts(there):
         await there.vm(1, "n1", **FREE)
         n1 = there.hosts["n1"]

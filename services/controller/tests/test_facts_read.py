@@ -1,4 +1,4 @@
-"""`vm.events`: what any node stored, told once, and never in another node's place."""
+"""`vm.events` reports each node's stored events once, and never under another node."""
 
 from services.controller.tests.fleets import uid
 from services.controller.tests.virtual import World, run, world

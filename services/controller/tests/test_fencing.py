@@ -1,4 +1,4 @@
-"""The fence agent: who is turned off, when, and what that is worth (F24)."""
+"""The fence agent: its targets, its times, and the value of its proof (F24)."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ FOREVER = Tenure("fleet", 7, float("inf"))
 
 
 class Switch:
-    """A fence command that a test answers for."""
+    """A fence command with a test's answers."""
 
     def __init__(self) -> None:
         self.pulled: list[str] = []

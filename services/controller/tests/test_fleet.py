@@ -1,4 +1,4 @@
-"""The fleet from its watches: a move is no delete, and nobody speaks for others."""
+"""The fleet from its watches: a move is no delete, and no node speaks for others."""
 
 from collections.abc import Callable
 from itertools import permutations
@@ -68,7 +68,7 @@ def test_a_claim_and_a_nonce_are_no_vms() -> None:
     ],
 )
 def test_the_purge_of_what_is_unknown_is_no_vm_that_went(key: str) -> None:
-    """A controller that just started lists purge markers of claims that it never saw."""
+    """A controller that has just started lists purge markers of claims that it never saw."""
     fleet = Fleet()
     assert fleet.purge_vm(key, 9) is None
     assert set(fleet.gone) <= {uid(7)}
@@ -148,7 +148,9 @@ def test_a_status_of_an_older_epoch_shows_nothing_of_the_vm() -> None:
 
 
 def test_another_node_cannot_speak_for_a_vm() -> None:
-    """A node may write all below its own prefix: what it says of others' VMs counts for nothing."""
+    """A node may write everything below its own prefix: its data about others' VMs does not
+    count.
+    """
     fleet, one = Fleet(), record()
     put(fleet, one, 5)
     say(fleet, status(one), 3)
@@ -281,7 +283,7 @@ def test_what_is_promised_on_a_node_is_counted() -> None:
 
 # --- answers ---------------------------------------------------------------------------------
 def test_placement_sees_every_change_of_a_node_at_once() -> None:
-    """What is kept of the nodes is what would be made anew."""
+    """The incremental cache of the nodes equals a new one."""
     fleet, now_s = Fleet(), 100.0
     here, there = record(), record(node="n2", reserved=True)
     changes: list[Callable[[], object]] = [

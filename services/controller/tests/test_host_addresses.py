@@ -1,4 +1,4 @@
-"""Addresses of hosts as nodes are told them, and networks that are closed to a namespace."""
+"""Addresses of hosts as nodes receive them, and networks that are closed to a namespace."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from virtbus.schemas.wire import read
 
 
 async def told(made: World, name: str) -> HostAddresses | None:
-    """What a node is told."""
+    """Return a node's list of addresses."""
     await asyncio.sleep(5)
     entry = await made.host.get(subjects.node_hosts(name))
     there = entry is not None and entry.kind is EntryKind.PUT

@@ -1,4 +1,4 @@
-"""Which host a node is, and what it may offer: recorded once, changed by a person only."""
+"""A node's host and its approved capacity: recorded once, changed only by a person."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ OTHER = HostMarks(key="k2", machine="m2")
 
 
 async def known(made: World) -> HostRecord:
-    """The host record of n1, once it was made."""
+    """Return the host record of n1, once it was made."""
     await asyncio.sleep(2.5)
     entry = await made.host.get(subjects.node_host("n1"))
     assert entry is not None
@@ -29,7 +29,7 @@ async def known(made: World) -> HostRecord:
 
 
 async def waits(made: World, instance: str = "life-2", folder: str = "8:1") -> None:
-    """An agent of n1 that was refused says so."""
+    """A refused agent of n1 reports itself."""
     rival = Instance(
         node="n1",
         instance=instance,

@@ -1,4 +1,4 @@
-"""Which nodes have an image: known by keys, outside the heartbeat; listed in bounded pages."""
+"""A node's images: known by keys, outside the heartbeat; listed in bounded pages."""
 
 import pytest
 from services.controller.tests.fleets import node

@@ -1,4 +1,4 @@
-"""A lease has one holder, whatever stops, lags or is cut off."""
+"""A lease has one holder, even if processes stop, lag or are cut off."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ def server() -> MemoryServer:
 
 
 class Rival:
-    """A process that wants the lease for ever, and notes when it acts."""
+    """A process that always wants the lease, and records its acts."""
 
     def __init__(self, shared: MemoryServer, name: str, acts: list[tuple[float, str, int]]) -> None:
         self.bus = MemoryBus(shared, name)
@@ -63,7 +63,7 @@ async def held(bus: MemoryBus, do: Callable[[Tenure], Awaitable[None]]) -> None:
 
 
 def changes(acts: list[tuple[float, str, int]]) -> list[tuple[float, float]]:
-    """When one ended and another began; the fencing token rises with every change."""
+    """The ends and starts of terms; the fencing token rises with every change."""
     found = []
     for (end_s, last, old), (begin_s, first, new) in pairwise(acts):
         if last != first:
@@ -120,7 +120,7 @@ def test_a_holder_that_is_cut_off_stops_before_another_begins() -> None:
 
 
 def test_a_holder_that_was_stopped_acts_no_more() -> None:
-    """SIGSTOP for longer than the TTL: at SIGCONT its tenure is over, whatever was under way."""
+    """SIGSTOP for longer than the TTL: at SIGCONT its term is over, and so is its current act."""
 
     async def scenario() -> None:
         shared = server()
@@ -170,7 +170,7 @@ def test_a_renewal_of_unknown_outcome_loses_nothing(fault: Fault) -> None:
 
 
 def test_a_lease_whose_ttl_never_passes_is_taken_all_the_same() -> None:
-    """As after a bus was restored from a backup: nobody renews, and nothing expires."""
+    """As after a restore from a backup: nobody renews, and nothing expires."""
 
     async def scenario() -> None:
         shared = server()

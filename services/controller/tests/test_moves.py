@@ -38,7 +38,7 @@ def the_vm(server: MemoryServer) -> VmRecord:
 
 
 async def settled(server: MemoryServer) -> None:
-    """After two sweeps nothing stands but the VM, with its secrets where it is."""
+    """After two sweeps only the VM is stored, with its secrets on its node."""
     for _ in range(2):
         await swept(server)
     check_clean(server)

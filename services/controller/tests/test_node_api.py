@@ -1,4 +1,4 @@
-"""What is wanted of a node, as a client of the API sees it."""
+"""A node's desired state, as a client of the API sees it."""
 
 import asyncio
 import time
@@ -59,7 +59,7 @@ async def test_cordon_keeps_the_vms_there_and_uncordon_wants_nothing_more(made: 
 
 
 async def wanted(made: World) -> NodeWish:
-    """What the bus says that is wanted of n1."""
+    """Return n1's desired state on the bus."""
     entry = await made.host.get(subjects.node_wish("n1"))
     assert entry is not None
     return read(NodeWish, entry.value)
@@ -91,7 +91,7 @@ def test_what_is_kept_of_ended_wishes_ends_and_a_wish_does_not() -> None:
 
 
 async def again(made: World, verb: str, request_id: str, **data: object) -> Any:
-    """A request about n1 under an id: twice the same is a repeat."""
+    """Send a request about n1 under an id: the same id again is a repeat."""
     subject = subjects.api("node", verb)
     answer = await made.client.request(
         subject, {"node": "n1", **data}, timeout_s=10, request_id=request_id

@@ -1,4 +1,4 @@
-"""What a node is: heard, silent, left; and nobody is called down because the bus was away."""
+"""A node's health: heard, silent, left; no node is Down because of a bus failure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -86,7 +86,7 @@ def test_the_brake(since: list[float], nodes: int, braked: bool) -> None:
 # --- as users see it -------------------------------------------------------------------------
 @asynccontextmanager
 async def beating(made: World, *names: str) -> AsyncIterator[None]:
-    """These nodes say each 4 s that they are there."""
+    """These nodes send a heartbeat every 4 s."""
 
     async def beat() -> None:
         number = 0
@@ -191,7 +191,7 @@ async def test_a_bus_that_was_away_makes_no_node_down(made: World) -> None:
 
 @played(nodes=1)
 async def test_a_bus_that_takes_no_writes_makes_no_node_down(made: World) -> None:
-    """The connection stands, but JetStream has no leader: neither a node nor a lease is renewed."""
+    """The connection works, but JetStream has no leader: neither a node nor a lease is renewed."""
     async with beating(made, "n1"):
         await asyncio.sleep(30)
     lease = made.server.shelf("$KV.lease.fleet")

@@ -1,4 +1,4 @@
-"""Bridges of Kubernetes clusters: each sees and changes only the VMs that its account made (M3)."""
+"""Bridges of Kubernetes clusters: each sees and changes only the VMs of its account (M3)."""
 
 from typing import Any
 

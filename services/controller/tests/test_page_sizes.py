@@ -27,7 +27,7 @@ LONG = "\x01" * 100_000
 
 
 async def put_large(made: World, count: int) -> None:
-    """VMs whose records are as large as may be; of two of them their node tells much as well."""
+    """VMs whose records have the maximum size; two of them also have large statuses."""
     for number in range(1, count + 1):
         large = record(number, name=f"vm-{number:03}", annotations={"notes": LONG})
         await made.host.put(subjects.vm_record("n1", large.uid), encode(large))

@@ -1,4 +1,6 @@
-"""Placement: each filter refuses for its own reason, and the order of the fit never varies."""
+"""Placement: each filter refuses for its own reason, and the order of the fitting nodes is
+stable.
+"""
 
 import random
 from dataclasses import replace
@@ -251,7 +253,7 @@ def test_a_stopped_vm_needs_no_memory_now_but_a_node_that_could_run_it() -> None
 
 
 def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
-    """The kind is a short cut only: whatever is told of a node, it changes nothing."""
+    """The kind is only a short cut: data about a node never changes the result."""
     rng = random.Random(3)
     for _ in range(200):
         nodes = [

@@ -18,7 +18,7 @@ from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import validate
 
 HALF = (16 * GIB - MEMORY_RESERVE_BYTES) // 2 - QEMU_OVERHEAD_BYTES
-"""Of memory: two such guests fill a node of the tests."""
+"""Memory: two such guests fill a node of the tests."""
 
 
 async def create(made: World, number: int, **more: Any) -> VmView:
@@ -27,7 +27,7 @@ async def create(made: World, number: int, **more: Any) -> VmView:
 
 
 async def placed(made: World, number: int) -> str:
-    """The VM's node, once it has one."""
+    """Return the VM's node, once it has one."""
     async with asyncio.timeout(30):
         while (shown := await made.vm("get", uid=uid(number))).node == "_":
             await asyncio.sleep(0.1)
@@ -218,7 +218,9 @@ async def test_a_holder_of_the_lease_that_dies_is_followed_by_another_that_place
 async def test_hundreds_of_creates_at_once_are_placed_as_room_appears_and_each_once(
     made: World,
 ) -> None:
-    """Three controllers, room for 4 a node: the rest waits, and comes in by age as others go."""
+    """Three controllers, room for 4 per node: the rest waits, and is placed by age as others
+    end.
+    """
     await alive(made, "n1", "n2")
     numbers = range(1, 61)
 

@@ -1,4 +1,6 @@
-"""`node.quarantine`: the controller writes the record of what is adopted, or says why not."""
+"""`node.quarantine`: the controller writes the record of an adopted entry, or refuses with a
+reason.
+"""
 
 import asyncio
 from pathlib import Path
@@ -140,7 +142,7 @@ async def test_what_was_moved_meanwhile_is_ended_where_it_is_held_and_its_disks_
 async def test_an_older_record_elsewhere_ends_nothing_that_is_held(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bus was restored to a state of before the VM came here."""
+    """The bus was restored to a state from before the VM came here."""
     monkeypatch.setattr(quarantine, "LOOK_S", 0.05)
     async with node.agent(), controller(node) as client:
         await held(node, client, epoch=2)
@@ -155,7 +157,7 @@ async def test_a_create_of_what_a_node_holds_is_refused_and_makes_no_second_runn
     """As the Kubernetes bridge does, which finds no VM for its VMI on a restored bus."""
     async with node.agent(), controller(node) as client:
         await held(node, client)
-    async with node.agent(), controller(node) as client:  # which lists the bus as it is now
+    async with node.agent(), controller(node) as client:  # which lists the current bus
         await eventually(lambda: known(client))
         await eventually(lambda: listed(client))
         with pytest.raises(VirtbusError) as caught:

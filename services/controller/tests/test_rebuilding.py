@@ -1,4 +1,4 @@
-"""Who is right about a VM when bus and hosts differ: every kind of difference once."""
+"""The winner for a VM if bus and hosts differ: every kind of difference once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether a VM runs on its next node: a start that was accepted outlives the move (I2)."""
+"""The power state of a VM on its next node: an accepted start survives the move (I2)."""
 
 from typing import Any
 

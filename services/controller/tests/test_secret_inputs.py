@@ -1,4 +1,4 @@
-"""What of a VM is secret leaves its record, whatever volume it came in."""
+"""Secrets of a VM leave its record, for every kind of volume."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A node that stores without end: facts and statuses of others keep their room (H7)."""
+"""A node that stores endlessly: events and statuses of others keep their share (H7)."""
 
 import asyncio
 import time
@@ -57,7 +57,9 @@ async def nats(tmp_path: Path) -> AsyncIterator[server.Server]:
 
 
 async def _flood(thief: Stranger, subject: str, mib: int) -> None:
-    """Store so much, at 12 MiB/s at most: a fifth of the stream a second, as 200 MiB/s would be."""
+    """Store this much, at 12 MiB/s at most: a fifth of the stream per second, as 200 MiB/s would
+    be.
+    """
     began_s = time.monotonic()
     for number in range(mib * MIB // len(BODY)):
         await thief.client.publish(subject.format(number), BODY)
@@ -68,7 +70,7 @@ async def _flood(thief: Stranger, subject: str, mib: int) -> None:
 
 
 async def _told(bus: NatsBus, number: int) -> float:
-    """Tell a status as an agent does, until it is stored; seconds that took."""
+    """Put a status as an agent does, until it is stored; return the seconds."""
     key = subjects.vm_status("n2", UID[:-3] + f"{number:03d}")
     began_s = time.monotonic()
     for _ in range(100):

@@ -19,7 +19,7 @@ PIN = "sha256:" + "5e" * 32
 
 
 async def _shown(made: World) -> str:
-    """All that the reading half of the API says of the VM, and all facts."""
+    """Return every answer of the reading API about the VM, and all events."""
     answers = [await made.ask("get", uid=uid(1)), await made.ask("list")]
     async with made.watch() as replies:
         async for reply in replies:

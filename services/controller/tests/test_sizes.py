@@ -1,4 +1,4 @@
-"""Requests whose record or secrets are larger than is stored are refused by their largest field."""
+"""A request whose record or secrets are too large to store is refused by its largest field."""
 
 import json
 from typing import Any
@@ -92,7 +92,7 @@ def test_ssh_keys_count_as_the_other_secret_inputs_do() -> None:
 async def test_a_vm_with_as_many_keys_as_a_request_holds_is_changed_and_deleted(
     made: World,
 ) -> None:
-    """Keys of 512 KB once made a record of that size, and the next change one nobody could read."""
+    """Keys of 512 KB once made a record of that size, and the next change made it unreadable."""
     vm = await made.vm("create", name="web", image="tiny", uid=uid(1), ssh_keys=KEYS)
     assert (await made.vm("stop", uid=vm.uid)).powered is False
     assert (await made.vm("delete", uid=vm.uid)).deleting

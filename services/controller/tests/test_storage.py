@@ -1,4 +1,4 @@
-"""A bus that answers and does not store: writers are told at once, and it ends by itself."""
+"""A bus that answers but does not store: writers get an error at once, until it stores again."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Unreadable values that are no record: claims, statuses, sums, wishes, joins, events."""
+"""Unreadable values other than records: claims, statuses, sums, specs of nodes, joins, events."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -48,7 +48,7 @@ async def at(made: World, key: str) -> Entry:
 
 
 def played(scenario: Scenario) -> Callable[[], None]:
-    """Play a scenario of a fleet with two VMs and the server below."""
+    """Play a scenario of a fleet with two VMs and the server below it."""
 
     def test() -> None:
         server = MemoryServer()
@@ -187,7 +187,7 @@ async def test_a_damaged_heartbeat_is_told_until_it_has_expired(
     damage(server, key, GARBAGE)
     await go_on(made, 1)
     assert key in await alarms(made)
-    del server.shelf(key).entries[key]  # this bucket tells nobody of what expires
+    del server.shelf(key).entries[key]  # this bucket does not report expired keys
     await go_on(made, 31)
     assert key not in await alarms(made)
 

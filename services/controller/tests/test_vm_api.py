@@ -123,7 +123,7 @@ async def test_a_vm_is_found_by_name_and_by_uid(made: World) -> None:
 
 @played(controllers=2)
 async def test_a_name_is_found_though_the_cache_knows_an_earlier_holder(made: World) -> None:
-    """One controller lags: it must ask the leader who holds the name now."""
+    """One controller lags: it must ask the leader for the current holder of the name."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     fleet = made.controllers["c1"]._fleet
     second = await made.vm("create", name="db", image="tiny", uid=uid(2))
@@ -289,7 +289,7 @@ async def test_a_controller_that_was_away_ends_what_was_let_go_meanwhile(made: W
 
 @played()
 async def test_values_that_cannot_be_read_stop_nothing(made: World) -> None:
-    """MSG-16, and what a compromised node may write below its own prefix."""
+    """MSG-16, and possible writes of a compromised node below its own prefix."""
     bus = MemoryBus(made.server)
     for key in ("$KV.vm.n1.x", "$KV.vm._name.default.x", "$KV.st.n1.x", "$KV.node.n1"):
         for value in (b"\xc1", b"\x01", b"\x80", b"{"):
@@ -316,7 +316,9 @@ async def test_an_orphan_claim_is_swept_after_its_grace(made: World) -> None:
 
 @played()
 async def test_what_waited_while_the_controller_was_stopped_is_not_acted_on(made: World) -> None:
-    """Its client may have settled it elsewhere since: a late create would be nobody's (F41)."""
+    """Its client may have retried on another controller: a late create would belong to nobody
+    (F41).
+    """
     await asyncio.sleep(5)
     loop = asyncio.get_running_loop()
     loop._jump.now_s += 30  # type: ignore[attr-defined]  # SIGSTOP, on the virtual clock
@@ -353,7 +355,7 @@ async def test_what_was_read_after_a_request_s_deadline_is_not_acted_on(
 async def test_a_create_that_was_stopped_on_its_way_is_not_done_once_its_client_went_elsewhere(
     made: World,
 ) -> None:
-    """Refused there for a name that is free again since: it would be a VM that nobody waits for."""
+    """It was refused for a name that is free again since: nobody waits for this VM."""
     bus = made.buses["c1"]
     write = bus.put
 

@@ -16,7 +16,7 @@ from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 @asynccontextmanager
 async def agent(made: World, answer: Any = None) -> AsyncIterator[list[Any]]:
-    """The agent of the VM's node; what it was asked."""
+    """The agent of the VM's node, and its received requests."""
     asked: list[Any] = []
 
     async def do(request: Request) -> Any:

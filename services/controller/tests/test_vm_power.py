@@ -1,4 +1,4 @@
-"""start, stop, restart, pause and unpause over the API: what each writes, and when it refuses."""
+"""start, stop, restart, pause and unpause over the API: their writes and their refusals."""
 
 from collections.abc import Callable
 from typing import Any

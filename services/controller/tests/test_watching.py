@@ -1,4 +1,4 @@
-"""Watches of clients, in virtual time: pages, changes, heartbeats, renewal, and taking up again."""
+"""Watches of clients, in virtual time: pages, changes, heartbeats, renewal, and resuming."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def read(replies: AsyncIterator[Any]) -> WatchReply:
 
 
 async def listed(replies: AsyncIterator[Any]) -> tuple[list[str], WatchReply]:
-    """Names of the first list, and the reply that ended it."""
+    """Return the names of the first list, and the reply that ended it."""
     names: list[str] = []
     while True:
         reply = await read(replies)
@@ -38,7 +38,7 @@ async def listed(replies: AsyncIterator[Any]) -> tuple[list[str], WatchReply]:
 
 
 async def news(replies: AsyncIterator[Any]) -> WatchReply:
-    """The next reply that is no heartbeat."""
+    """Return the next reply except heartbeats."""
     while True:
         reply = await read(replies)
         if not reply.beat:
@@ -177,7 +177,7 @@ async def test_a_resumed_watch_tells_only_what_changed(made: World) -> None:
 
 @played()
 async def test_a_position_behind_a_purged_claim_is_reached(made: World) -> None:
-    """The last revision a client saw may be of a claim, which changes no VM."""
+    """The last revision that a client saw may be that of a claim, which changes no VM."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await settle()
     fleet = made.controllers["c1"]._fleet
@@ -228,7 +228,7 @@ async def test_a_position_from_before_what_was_forgotten_is_told(made: World) ->
 
 @played()
 async def test_a_restarted_controller_tells_no_ghosts(made: World) -> None:
-    """Purge markers of claims and the join nonce are no VMs that went."""
+    """Purge markers of claims and the join nonce are no deleted VMs."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", name="web", grace_s=0)
     stored = await made.stored(uid(1))

@@ -1,4 +1,4 @@
-"""Tars as Python, GNU tar and attackers write them, whatever the pieces they come in (SRC-16)."""
+"""Tars as Python, GNU tar and attackers write them, in chunks of any size (SRC-16)."""
 
 import gzip
 import io

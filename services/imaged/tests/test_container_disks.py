@@ -1,4 +1,4 @@
-"""Disks of VMs on container images: pull policies, and what a disk rests on."""
+"""Disks of VMs on container images: pull policies, and the images that disks depend on."""
 
 import pytest
 from services.imaged.tests.records import UID, record
@@ -34,7 +34,7 @@ async def test_a_disk_is_made_of_it_and_kept(make_node: NodeMaker, registry: Reg
         asked = registry.asked("")
         again = await node.disks.ensure(wanted)
         assert (again.ready, again.made) == (done.ready, False)
-        assert registry.asked("") == asked  # Always asks for new disks, not for one that is there
+        assert registry.asked("") == asked  # Always acts for new disks, not for an existing one
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Disks out of container images: which file it is, in which layer, and what is refused."""
+"""Disks out of container images: the choice of file and layer, and the refusals."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def estargz(data: bytes) -> bytes:
 
 
 def chunked_zstd(data: bytes) -> bytes:
-    """Frames, and a frame to skip behind them, as podman's zstd:chunked."""
+    """Frames, followed by a skippable frame, as in podman's zstd:chunked."""
     return zst(data[:100_000]) + zst(data[100_000:]) + b"\x50\x2a\x4d\x18\x03\0\0\0abc"
 
 

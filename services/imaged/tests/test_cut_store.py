@@ -1,4 +1,6 @@
-"""The image store, cut short at any byte: never a wrong byte, and the next ask mends it (I11)."""
+"""An image store truncated at any byte: never a wrong byte, and the next request repairs it
+(I11).
+"""
 
 from pathlib import Path
 
@@ -11,11 +13,11 @@ from virtbus.schemas.image import parse_image_ref
 
 KIB = 1024
 RAW = bytes(range(256)) * 256 + b"\x55\xaa" * 128
-"""64.25 KiB without any header: of a cut one only its length tells."""
+"""64.25 KiB without any header: only its length reveals a cut."""
 
 
 def _points(length: int) -> list[int]:
-    """Where a file is cut: at both ends byte by byte, and in between here and there."""
+    """Positions of cuts: at both ends every byte, and some in between."""
     few = {*range(min(length, 6)), *range(max(0, length - 6), length)}
     return sorted(few | set(range(0, length, max(1, length // 10))))
 

@@ -1,4 +1,4 @@
-"""Names of images expire when nothing uses them, never under a VM; what is told is bounded."""
+"""Image names expire without a use, but never under a VM; reports have a bound."""
 
 import asyncio
 import os
@@ -82,7 +82,7 @@ def link(name: str, digest: str) -> Link:
 
 
 def stored(count: int, length: int) -> tuple[dict[str, ImageInfo], list[Link]]:
-    """So many images, each with a name of so many bytes."""
+    """Make this many images, each with a name of this many bytes."""
     digests = [f"sha256:{n:064x}" for n in range(count)]
     names = [f"https://h/{n}-".ljust(length, "x") for n in range(count)]
     return {d: image(d) for d in digests}, list(map(link, names, digests))
@@ -123,7 +123,7 @@ def test_placement_hears_of_the_names_used_last() -> None:
 
 # --- on a node ---------------------------------------------------------------------------------
 def age(node: Node, ref: str, days: float) -> None:
-    """Let a name have been used last so long ago; the next imaged on this state sees it."""
+    """Set a name's last use to that long ago; the next imaged on this state sees it."""
     at_s = time.time() - days * DAY_S
     os.utime(node.state / "images/links" / file_name(ref), (at_s, at_s))
 

@@ -1,4 +1,4 @@
-"""The header gate: IMG-01 … IMG-12, by real qemu-img files and by tampered bytes."""
+"""The header check: IMG-01 … IMG-12, with real qemu-img files and modified bytes."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The overlay writer, judged by qemu-img and qemu-io."""
+"""The overlay writer, checked by qemu-img and qemu-io."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Sources of images that refuse, lie, stall or lead elsewhere (SRC-01 to SRC-11)."""
+"""Image sources that refuse, lie, stall or redirect (SRC-01 to SRC-11)."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Transfers against real servers, good and bad: SRC-01 … SRC-11, IMG-16 … IMG-23."""
+"""Transfers from real servers, good and bad: SRC-01 … SRC-11, IMG-16 … IMG-23."""
 
 import asyncio
 import contextlib
@@ -192,7 +192,7 @@ async def test_a_body_cut_short_is_resumed_by_range(make_node: NodeMaker, server
         response = web.StreamResponse(headers={"Content-Length": str(len(data)), "ETag": '"v1"'})
         await response.prepare(request)
         await response.write(data[: 2 * MIB])
-        await some.wait()  # what is still in the client's buffer is lost with the connection
+        await some.wait()  # bytes in the client's buffer are lost with the connection
         assert request.transport is not None
         request.transport.close()
         return response
@@ -262,7 +262,7 @@ async def test_a_stop_in_the_middle_is_resumed_by_the_next_process(
     async with make_node(rate_window_s=30) as node, asyncio.TaskGroup() as group:
         asker = group.create_task(node.images.ensure(source))
         await stalled.wait()
-        while len(node.parts()) < 2:  # the bytes, and the note that says whose they are
+        while len(node.parts()) < 2:  # the bytes, and the note with their source
             await asyncio.sleep(0.01)
         node.images.stop()
         asker.cancel()

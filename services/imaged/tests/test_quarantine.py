@@ -1,4 +1,4 @@
-"""Disks that no record accounts for are kept, listed, given back, or purged by name (ADR 0033)."""
+"""Disks without a record are kept, listed, given back, or purged by name (ADR 0033)."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +16,7 @@ KEEP = Keep(why="the bus has no record of it", record=WANTED)
 
 
 def write(node: Node, of: str = UID, text: bytes = b"the guest's own") -> str:
-    """What a guest's writes do to its disk; the digest of the whole file."""
+    """Write to a disk as a guest does; return the digest of the whole file."""
     disk = node.state / "disks" / of / "data.qcow2"
     with disk.open("ab") as file:
         file.write(text)

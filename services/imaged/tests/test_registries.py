@@ -38,14 +38,14 @@ def registry(server: Web) -> Registry:
 
 
 def logins(registry: Registry, path: Path, login: str = LOGIN, name: str = "") -> Registries:
-    """What a node knows that has `login` in its registry-auth.json."""
+    """Return the settings of a node with `login` in its registry-auth.json."""
     auths = {name or registry.host: {"auth": login.removeprefix("Basic ")}}
     path.write_text(json.dumps({"auths": auths, "credHelpers": {"x": "y"}}))
     return replace(registry.known, auth_file=path)
 
 
 class Tokens:
-    """A token server at /token; `user` is who may have one."""
+    """A token server at /token; `user` may have a token."""
 
     def __init__(self, registry: Registry, user: str = "") -> None:
         self.registry, self.user, self.given = registry, user, 0
@@ -165,7 +165,9 @@ async def test_a_login_does_not_follow_a_redirect_to_another_server(
     monkeypatch: pytest.MonkeyPatch,
     same: bool,
 ) -> None:
-    """That other server is this one by another name, which is refused unless the test allows it."""
+    """That other server is this one under another name, which is refused unless the test allows
+    it.
+    """
     registry.challenge, registry.login = 'Basic realm="r"', LOGIN
     elsewhere = server.base.replace("127.0.0.1", "localhost")
     server.files["cdn"] = LAYER

@@ -1,4 +1,4 @@
-"""The service over the bus: records in, ready events and facts out; the repair path."""
+"""The service over the bus: records in, ready events and events out; the repair path."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ JOB = uid(0xABC)
 
 @dataclass
 class Desk:
-    """A client's side of the bus, with what imaged told it so far."""
+    """A client's side of the bus, with imaged's messages so far."""
 
     bus: MemoryBus
     state: Path
@@ -196,7 +196,7 @@ async def test_ensure_says_pulling_when_its_deadline_comes_first(
     with pytest.raises(VirtbusError) as caught:
         await desk.ask("ensure", Ensure(record=wanted), timeout_s=3.2)
     assert (caught.value.reason, caught.value.code) == ("image_pulling", 503)
-    release.set()  # the pull went on meanwhile
+    release.set()  # the pull continued meanwhile
     assert (await desk.ready()).error is None
     assert len(server.requests) == 1
 

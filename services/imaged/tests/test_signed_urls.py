@@ -1,4 +1,6 @@
-"""Queries of URLs are secrets of their VMs: used for the pull, and told or stored nowhere (L4)."""
+"""Queries of URLs are secrets of their VMs: used for the pull, and never revealed or stored
+(L4).
+"""
 
 import asyncio
 import hashlib
@@ -23,7 +25,7 @@ QUERY, OTHER = "X-Amz-Signature=hunter2", "X-Amz-Signature=hunter3"
 
 @pytest.fixture
 def bucket(server: Web) -> Web:
-    """Shows its file to those with a signature."""
+    """Serves its file to requests with a signature."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.query_string not in {QUERY, OTHER}:
@@ -41,7 +43,7 @@ def wanted(bucket: Web, *, query: str = QUERY, one: str = UID, pin: str = "") ->
 
 
 def on_disk(node: Node) -> bytes:
-    """All names and contents of files that imaged keeps."""
+    """Return all names and contents of imaged's files."""
     files = [path for path in node.state.rglob("*") if path.is_file()]
     return b"".join(str(path).encode() + path.read_bytes() for path in files)
 
@@ -70,8 +72,8 @@ async def test_an_image_is_pulled_with_a_query_that_stands_nowhere_afterwards(
         assert "hunter" not in str(error)
         done = await node.disks.ensure(one, None, {"root": QUERY})
         assert done.ready.digest == DIGEST
-        await node.disks.ensure(one)  # what stands needs no query
-        await node.disks.ensure(wanted(bucket, one=uid(2), pin=pin))  # nor what is here
+        await node.disks.ensure(one)  # an existing disk needs no query
+        await node.disks.ensure(wanted(bucket, one=uid(2), pin=pin))  # nor does an existing image
         asked = [request.query_string for request in bucket.requests]
         assert asked == [QUERY], "one transfer"
         assert b"hunter" not in on_disk(node)

@@ -1,4 +1,4 @@
-"""Where images come from besides URLs: names, allowed roots, the store itself (IMG-16, IMG-17)."""
+"""Image sources other than URLs: names, allowed roots, the store itself (IMG-16, IMG-17)."""
 
 import hashlib
 import os

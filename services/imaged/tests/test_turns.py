@@ -1,4 +1,4 @@
-"""Slots of pulls are fair: nobody holds them by being slow, or by being many."""
+"""Pull slots are fair: a slow or frequent user cannot hold them."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def test_half_of_the_slots_are_the_most_for_a_source_or_a_namespace() -> None:
 
 
 def test_a_shared_pull_waits_for_the_best_of_its_namespaces() -> None:
-    """Who asks first for what others want must not make them wait behind it."""
+    """The first request for a shared image must not delay the later ones."""
     running = [pull(n, namespace="many") for n in (0, 1)]
     shared = Pull(2, "h", frozenset({"many", "other"}))
     assert next_of([shared], running, 4) == shared
@@ -122,7 +122,7 @@ def test_slots_are_never_overbooked_and_never_idle_for_a_stranger(
 # --- real transfers ----------------------------------------------------------------------------
 @contextlib.asynccontextmanager
 async def trickling(host: str) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that is just fast enough for an empty queue, for ever; what was asked of it."""
+    """A server that is forever just fast enough for an empty queue; its requests."""
     asked: list[bytes] = []
     gone = asyncio.Event()
 
@@ -147,7 +147,7 @@ async def trickling(host: str) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 @contextlib.asynccontextmanager
 async def pulled_slowly(node: Node, askers: dict[str, Asker]) -> AsyncIterator[None]:
-    """Pulls by URL, in work while the context is open."""
+    """Pulls by URL, in progress while the context is open."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(node.images.ensure(parse_image_ref(url), asker))

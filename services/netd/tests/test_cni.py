@@ -1,4 +1,4 @@
-"""CNI by the real plugins, and by plugins that misbehave (NET-10, NET-11)."""
+"""CNI with the real plugins, and with plugins that misbehave (NET-10, NET-11)."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def bridge(node: Node, **more: Any) -> dict[str, Any]:
 
 
 def plugin(node: Node, name: str, script: str) -> None:
-    """A plugin of our own, which notes each command that it was run for."""
+    """A plugin of our own, which records each of its commands."""
     directory = node.host.tmp / "cni-bin"
     directory.mkdir(exist_ok=True)
     path = directory / name
@@ -58,7 +58,7 @@ def leases(node: Node) -> list[str]:
 
 
 def without_bridge() -> None:
-    """What the bridge plugin leaves by design: its bridge, and forwarding switched on."""
+    """Remains of the bridge plugin by design: its bridge, and enabled forwarding."""
     subprocess.run(["ip", "link", "del", "cnitest0"], check=False)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
 
@@ -240,7 +240,7 @@ async def test_a_plugin_that_misbehaves_is_undone(
 
 
 def runs(pid: str) -> bool:
-    """False for a zombie, which has no command line: PID 1 reaps when it likes."""
+    """Return False for a zombie, which has no command line: PID 1 may reap it late."""
     cmdline = Path("/proc", pid, "cmdline")
     return cmdline.exists() and cmdline.read_bytes() != b""
 

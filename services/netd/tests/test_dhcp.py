@@ -1,4 +1,4 @@
-"""DHCP as bytes: exact answers, silence for all else, and no input that breaks the parser."""
+"""DHCP as bytes: exact answers, silence for everything else, and no input breaks the parser."""
 
 import struct
 from dataclasses import replace

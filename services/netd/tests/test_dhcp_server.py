@@ -1,4 +1,4 @@
-"""DHCP over a real tap: a guest in user space asks, netd answers, the bridge hears nothing."""
+"""DHCP over a real tap: a guest in user space asks, netd answers, the bridge receives nothing."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""The two sockets and the wrapper: who gets descriptors, who does not, and what QEMU inherits."""
+"""The two sockets and the wrapper: permissions for descriptors, and QEMU's inherited ones."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ CGROUPS = Path("/sys/fs/cgroup/unified")
 
 
 class Desk:
-    """A hand-over server, what it reported, and the wrapper installed for it."""
+    """A hand-over server, its reports, and the wrapper installed for it."""
 
     def __init__(self, node: Node, server: HandoverServer, done: list[Handover]) -> None:
         self.node = node
@@ -73,7 +73,9 @@ class Desk:
     async def start(
         self, language: str, *arguments: str, uid: str = A, domain: str = DOMAIN
     ) -> tuple[int, list[str], str]:
-        """Run the wrapper as libvirt does, in the domain's cgroup; exit code, stdout, stderr."""
+        """Run the wrapper as libvirt does, in the domain's cgroup; return exit code, stdout,
+        stderr.
+        """
         with machine_cgroup(domain) as procs:
             process = await asyncio.create_subprocess_exec(
                 "/bin/sh",
@@ -340,7 +342,7 @@ async def test_a_thousand_connections_leave_no_descriptors_and_others_are_served
 
 
 async def test_one_machine_or_user_holds_its_share_and_others_are_served(desk: Desk) -> None:
-    """An emulator that a guest broke out to asks for descriptors and then says nothing."""
+    """A compromised emulator requests descriptors and then stays silent."""
     await desk.node.attach(A)
     await desk.arm()
     async with contextlib.AsyncExitStack() as stack:

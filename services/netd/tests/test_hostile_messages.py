@@ -1,4 +1,4 @@
-"""Whatever is sent to netd: it lives, and requesters are answered (ADR 0028)."""
+"""netd survives every message, and every requester gets an answer (ADR 0028)."""
 
 import pytest
 from services.netd.tests.pretended_host import Host, make_record

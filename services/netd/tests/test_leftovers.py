@@ -1,4 +1,4 @@
-"""What an audit is told of the host's network: strays, what is missing, and that it is mended."""
+"""netd's audit report of the host's network: strays, missing objects, and repairs."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the kernel is asked and answers, over real sockets where nothing else is said."""
+"""Netlink requests and answers, over real sockets unless noted."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def ip(*arguments: str) -> str:
 
 
 class Wire:
-    """A kernel that ends each list at once; the first `interrupted` of them changed meanwhile."""
+    """A kernel that ends each list at once; the first `interrupted` lists changed meanwhile."""
 
     def __init__(self, interrupted: int) -> None:
         self.interrupted = interrupted
@@ -133,7 +133,7 @@ def test_the_longest_mark_is_an_alias_that_the_kernel_takes(host: Host) -> None:
 
 
 def test_only_the_messages_of_pyroute2_are_loaded() -> None:
-    """Its package loads all of it, sockets and their event loops included: 6 MB of each netd."""
+    """The package loads everything, including sockets with event loops: 6 MB in each netd."""
     script = (
         "import sys, virtbus.netd.__main__\n"
         "print(*(name for name in sys.modules if name.startswith('pyroute2.')))\n"

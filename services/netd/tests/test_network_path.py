@@ -1,4 +1,4 @@
-"""The built-in network with real frames: guest to host, guest to guest, guest to the world."""
+"""The built-in network with real frames: guest to host, guest to guest, guest to the outside."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ GATEWAY = IPv4Address("10.127.0.1")
 
 @contextlib.contextmanager
 def world(*more: IPv4Address) -> Iterator[None]:
-    """A second namespace behind the host: 198.51.100.2, which knows no route to the guests.
+    """A second namespace behind the host: 198.51.100.2, which has no route to the guests.
 
     It refuses connections to any port of its addresses, so each is answered.
     """
@@ -159,7 +159,7 @@ def listening(address: str, *ports: int) -> Iterator[None]:
 
 
 async def answers(guest: object, to: IPv4Address, port: int) -> bool:
-    """True when a SYN to `to` is answered by anything."""
+    """Return True if anything answers a SYN to `to`."""
     from services.netd.tests.pretended_host import Guest, checksum
 
     assert isinstance(guest, Guest)

@@ -1,4 +1,6 @@
-"""netd is killed at every step of attach and release; the next one goes on from what it finds."""
+"""netd is killed at every step of attach and release; the next one continues from the host's
+state.
+"""
 
 import asyncio
 import os
@@ -35,11 +37,11 @@ B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 GATEWAY = IPv4Address("10.127.0.1")
 STEPS = {"send", "ioctl", "replace", "unlink", "_call", "write_sysctl", "make_and_enter", "bind"}
 CNI_STEPS = {"replace", "unlink", "make_and_enter", "run", "_listen", "wait", "read_result"}
-"""What differs where plugins are run: before, during and after each, and what is kept of it."""
+"""The differences with plugins: before, during and after each, and its stored result."""
 
 
 class Killer:
-    """A profile function that ends this process, as kill -9 does, at the n-th step."""
+    """A profile function that kills this process at the n-th step, as kill -9 does."""
 
     def __init__(self, at: int, steps: set[str]) -> None:
         self._left = at
@@ -61,7 +63,7 @@ class Killer:
 
 
 def killed_at(step: int, work: Callable[[], Awaitable[object]], steps: set[str] = STEPS) -> bool:
-    """Run `work` in a child that dies at `step`; False when it came to its end."""
+    """Run `work` in a child that dies at `step`; return False if it finished."""
     pid = os.fork()
     if pid == 0:
         killer = Killer(step, steps)
@@ -308,7 +310,7 @@ async def test_a_record_that_comes_after_its_release_makes_nothing(node: Node) -
     with pytest.raises(VirtbusError, match="was released"):
         await node.attach(A)
     assert A not in node.attachments.held()
-    await node.attach(A, epoch=2)  # assigned anew
+    await node.attach(A, epoch=2)  # assigned again
     assert node.host.census() == before
     assert await node.attachments.release(A, ANY_EPOCH)
-    await node.attach(A, epoch=3)  # an audit says nothing of what comes
+    await node.attach(A, epoch=3)  # an audit does not report future objects

@@ -1,4 +1,4 @@
-"""The service on a bus: records in, ready events and facts out, the repair path, its sockets."""
+"""The service on a bus: records in, ready events and events out, the repair path, its sockets."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ def settings_on(host: Host) -> Settings:
 
 
 class Desk:
-    """A client's side of the bus, with what netd told it so far."""
+    """A client's side of the bus, with netd's messages so far."""
 
     def __init__(self, bus: MemoryBus, settings: Settings) -> None:
         self.bus = bus

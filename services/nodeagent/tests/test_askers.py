@@ -1,4 +1,4 @@
-"""A bridge opens consoles, ports and guests of the VMs that it made, on any node (M3)."""
+"""A bridge opens consoles, ports and guest agents only of its own VMs, on any node (M3)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""While libvirt does not answer nothing is known of guests, and the node says so (I9)."""
+"""While libvirt does not answer, guests' states are unknown, and the node reports it (I9)."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ A = uid(1)
 
 
 class Away(Domains):
-    """libvirtd comes and goes."""
+    """libvirtd that stops and restarts."""
 
     here = True
 
@@ -53,7 +53,7 @@ async def test_a_node_that_cannot_see_its_guests_is_recovering_until_it_has_comp
         await eventually(in_state(node, "Running"))
         assert await said(NodeState.READY)
         domains.go()
-        domains.set(A, DomainState.SHUT_OFF, Ending.CRASHED)  # nobody hears of it
+        domains.set(A, DomainState.SHUT_OFF, Ending.CRASHED)  # nobody receives the event
         await eventually(lambda: said(NodeState.RECOVERING))
         found = await node.liveness()
         assert found is not None

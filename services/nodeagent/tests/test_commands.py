@@ -1,4 +1,4 @@
-"""A command acts at most once for its id, on the guest it was meant for, and says what became."""
+"""A command acts at most once for its id, on the intended guest, and reports its result."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -18,7 +18,7 @@ A = uid(1)
 
 
 class Stuck(Domains):
-    """Libvirt presses the button, and never says so."""
+    """libvirt presses the button, and never answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Gone(Domains):
 
 
 class Away(Domains):
-    """Libvirt goes away while it is asked."""
+    """libvirt ends during the call."""
 
     async def reset(self, of: str) -> bool:
         await super().reset(of)

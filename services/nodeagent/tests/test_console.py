@@ -1,4 +1,4 @@
-"""Consoles over a socket that plays QEMU's: a hostile guest, clients that come, go and stay."""
+"""Consoles over a socket that plays QEMU's: a hostile guest, and clients that connect and leave."""
 
 import asyncio
 import tempfile
@@ -18,7 +18,7 @@ UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 
 @dataclass
 class Serial:
-    """QEMU's end: one connection at a time, as its server sockets are."""
+    """QEMU's end: one connection at a time, like its server sockets."""
 
     path: Path
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -56,7 +56,7 @@ def consoles(folder: Path) -> Consoles:
 
 
 async def take(viewer: Viewer, size: int) -> bytes:
-    """The next bytes of the guest, at least `size` of them or all there are."""
+    """Return the next bytes of the guest, at least `size` of them or all."""
     seen = b""
     async for output in viewer.output():
         seen += output if isinstance(output, bytes) else b""
@@ -208,7 +208,7 @@ async def test_keys_that_waited_for_the_guest_are_dropped_where_another_writes_b
     held = consoles(folder)
     async with asyncio.timeout(5), held.attach(UID) as first:
         await serial.attached.get()
-        held._ports[UID].pause_writing()  # as asyncio does for a guest that takes nothing
+        held._ports[UID].pause_writing()  # as asyncio does for a guest that reads nothing
         async with asyncio.TaskGroup() as group:
             group.create_task(first.write(b"rm -rf /\n"))
             await asyncio.sleep(0)

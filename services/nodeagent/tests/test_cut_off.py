@@ -1,4 +1,4 @@
-"""A guest that lost its network while it ran: told in its status, never ended for it."""
+"""A guest that loses its network while it runs: its status reports it, and the guest continues."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""A hostile imaged: whatever it says or puts into its folders, libvirt is told of no other file.
+"""A hostile imaged: with any report or file of it, libvirt gets no other file.
 
-imaged owns `disks/` and `images/`. libvirt, which is root, changes the owner of what the XML names.
+imaged owns `disks/` and `images/`. libvirt is root and changes the owner of files in the XML.
 """
 
 import os
@@ -69,7 +69,7 @@ async def test_libvirt_gets_a_name_of_the_disk_that_imaged_cannot_change(host: H
     assert source.path == str(host.pin)
     assert host.pin.samefile(host.disk)
     assert source.backing_path == str(host.image)
-    host.disk.unlink()  # by imaged, between the agent's look and libvirt's
+    host.disk.unlink()  # by imaged, between the agent's check and libvirt's
     host.disk.symlink_to(host.secret)
     assert not host.pin.is_symlink()
     assert host.pin.read_bytes() != host.secret.read_bytes()
@@ -119,7 +119,7 @@ def _hard_link(path: str) -> Callable[[Host], None]:
 
 
 def _second_name(host: Host) -> None:
-    """Of another file of the same name as the pin: the pin does not make up for it."""
+    """Of another file with the pinned name: the pin does not repair it."""
     host.pin.write_bytes(b"old")
     os.link(host.disk, host.state / "foreign")
 

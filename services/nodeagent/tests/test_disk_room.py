@@ -1,4 +1,6 @@
-"""A disk without room: guests wait and say why, and all goes on once there is some (F30)."""
+"""A full disk: guests wait and report the reason, and everything continues once there is space
+(F30).
+"""
 
 import errno
 import logging

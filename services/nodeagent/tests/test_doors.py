@@ -1,4 +1,4 @@
-"""The node's own connections to its guests: whatever a guest does, none outlives its stream."""
+"""The node's connections to its guests: none outlives its stream, with any guest."""
 
 import asyncio
 import socket
@@ -32,11 +32,11 @@ class Display:
 
 
 async def say(_: StreamData) -> None:
-    """Nobody hears it."""
+    """Discard it."""
 
 
 async def left_in_the_midst(carry: Carry) -> socket.socket:
-    """Send more than the other side takes, then leave; the connection's socket."""
+    """Send more than the other side reads, then leave; return the connection's socket."""
     stream = Stream(say, Flow(MORE_THAN_ANY_BUFFER))
     stream.heard(StreamData(data=bytes(MORE_THAN_ANY_BUFFER)))
     writer: asyncio.StreamWriter = cast("partial[None]", carry).keywords["writer"]

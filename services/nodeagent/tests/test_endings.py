@@ -1,4 +1,4 @@
-"""How a guest ended and how often it booted anew is told, and outlives the agent."""
+"""A guest's end and its number of reboots are reported, and survive the agent."""
 
 from pathlib import Path
 
@@ -80,9 +80,9 @@ async def test_a_panic_and_a_watchdog_are_crashes_that_are_called_by_their_names
     await node.put(record(spec={"run_strategy": strategy}))
     async with node.agent():
         await eventually(in_state(node, "Running"))
-        node.domains.tell(DomainEvent(A, change))  # libvirt ends it, and tells that next
+        node.domains.tell(DomainEvent(A, change))  # libvirt ends it, and reports that next
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-        node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # told twice, it counts once
+        node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # reported twice, it counts once
 
         async def ended() -> bool:
             return (await status(node)).last_end is not None

@@ -1,4 +1,4 @@
-"""What guests say of themselves: by a libvirt that is played here, to who asks over the bus."""
+"""Guest-agent data: from a simulated libvirt to a client on the bus."""
 
 import asyncio
 import socket
@@ -59,7 +59,7 @@ ANSWERS: dict[str, object] = {
 
 
 class Domain:
-    """A libvirt domain whose guest agent answers once it may."""
+    """A libvirt domain whose guest agent answers on a test's signal."""
 
     def __init__(self, uid: str, host: "Host") -> None:
         self._uid = uid
@@ -122,7 +122,7 @@ class Host:
 
 
 class Refusal(libvirt.libvirtError):
-    """libvirt's error, without a connection that it came from."""
+    """libvirt's error, without its connection."""
 
     def __init__(self, code: int, text: str) -> None:
         Exception.__init__(self, text)
@@ -250,7 +250,7 @@ async def test_slow_guests_keep_no_quick_one_waiting_however_many_they_are(
     guests: LibvirtGuests, host: Host
 ) -> None:
     host.hung, took_s = set(UIDS[:8]), 0.0
-    for _ in range(4):  # it takes three until all are known
+    for _ in range(4):  # all are known after three
         async with asyncio.TaskGroup() as group:
             slow = [
                 group.create_task(silent(guests, uid, timeout_s=1.2)) for uid in sorted(host.hung)

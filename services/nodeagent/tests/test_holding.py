@@ -1,4 +1,4 @@
-"""VMs that the bus does not name, or that are of another bus: an agent holds them (ADR 0033)."""
+"""VMs without a record, or on another bus: an agent holds them (ADR 0033)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ def held(node: Node) -> Callable[[], Awaitable[bool]]:
 
 
 async def run_once(node: Node) -> None:
-    """One VM, started by an agent that is gone since."""
+    """One VM, started by an agent that has ended since."""
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -60,7 +60,7 @@ async def test_a_vm_without_a_record_that_does_not_run_is_not_started_but_told(n
     async with node.agent():
         await eventually(node_is(node, NodeState.READY, "1 VM(s) here have no record"))
         await eventually(held(node))
-        await asyncio.sleep(0.2)  # several comparisons later it is still so
+        await asyncio.sleep(0.2)  # several comparisons later it is unchanged
     assert node.domains.done == []
     assert A in await node.files.list()
 

@@ -1,4 +1,4 @@
-"""libvirt or the host started anew: no domain knows how its guest ended (F6, F23)."""
+"""libvirt or the host restarted: no domain knows how its guest ended (F6, F23)."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ async def started(node: Node, strategy: str) -> None:
 
 
 async def crashed(node: Node, strategy: str) -> None:
-    """A guest that crashed for good, and a host that is off since."""
+    """A permanently crashed guest, and a host that has been off since."""
     await started(node, strategy)
     async with node.agent():
         await eventually(in_state(node, "Running"))
@@ -124,7 +124,7 @@ async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strat
 
 
 class Blind(MemoryBus):
-    """A bus whose statuses cannot be read for the first `times` tries."""
+    """A bus whose statuses cannot be read for the first `times` attempts."""
 
     def __init__(self, server: MemoryServer, times: int) -> None:
         super().__init__(server, "blind")

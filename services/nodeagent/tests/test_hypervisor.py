@@ -1,4 +1,4 @@
-"""The hypervisor's door, on libvirt's own test driver, which runs in this process."""
+"""The hypervisor module, on libvirt's own test driver, which runs in this process."""
 
 import asyncio
 import threading
@@ -123,7 +123,7 @@ async def test_a_foreign_domain_is_neither_listed_nor_touched(host: LibvirtHyper
     await host.destroy(uid(5))
     await host.undefine(uid(5))
     with pytest.raises(VirtbusError):
-        await host.define(xml(5))  # the UUID is the foreigner's: it is still there
+        await host.define(xml(5))  # the UUID belongs to the foreign domain: it still exists
 
 
 async def test_many_at_once_use_one_connection_of_the_test_driver(host: LibvirtHypervisor) -> None:
@@ -237,7 +237,7 @@ def test_the_cause_is_the_emulators_own_last_line(text: str, said: str) -> None:
 
 
 class Raised(libvirt.libvirtError):
-    """An error of libvirt, as it comes out of a call."""
+    """An error of libvirt, as a call raises it."""
 
     def __init__(self, code: int, domain: int, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The hypervisor's door on the real libvirtd, with guests that are one boot sector long."""
+"""The hypervisor module on the real libvirtd, with guests of one boot sector."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ URI = "qemu:///system"
 QEMU = "/usr/bin/qemu-system-x86_64"
 HALTS = bytes([0xFA, 0xF4, 0xEB, 0xFD])
 """cli; hlt; jmp: a guest that does nothing."""
-# On the serial port, what is typed comes back (in al,dx of LSR; test; in; out; jmp).
+# The serial port echoes its input (in al,dx of LSR; test; in; out; jmp).
 ECHOES = bytes(
     [0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xFB, 0xBA, 0xF8, 0x03, 0xEC, 0xEE, 0xEB, 0xF1]
 )
@@ -55,7 +55,7 @@ POWERS_OFF = bytes([0xBA, 0x04, 0x06, 0xB8, 0x00, 0x20, 0xEF, 0xF4])
 
 @dataclass
 class Host:
-    """A state directory that QEMU's user may pass through, and the real libvirtd."""
+    """A state folder that QEMU's user may traverse, and the real libvirtd."""
 
     hypervisor: LibvirtHypervisor
     files: StateFiles
@@ -221,7 +221,7 @@ async def test_disks_of_every_bus_with_nine_sata_start(host: Host) -> None:
 
 
 def _reserved_ports_in_use(uid: str) -> set[str]:
-    """Ports of NICs (1 to 8) that libvirt gave to something else."""
+    """Return ports of NICs (1 to 8) that libvirt gave to another device."""
     connection = libvirt.open(URI)
     try:
         text = connection.lookupByUUIDString(uid).XMLDesc()
@@ -318,7 +318,7 @@ async def _log(consoles: Consoles, uid: str) -> str:
 
 
 async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) -> None:
-    """The daemon is shared, so its death is played by closing our sockets to it."""
+    """The daemon is shared, so a test simulates its death by closing our sockets to it."""
     record = host.record()
     await host.define(record)
     async with host.hypervisor.events() as events:
@@ -326,7 +326,7 @@ async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) ->
         _cut_connections()
         async with asyncio.timeout(30):
             while await anext(aiter(events)) != DomainEvent("", None):
-                pass  # an event of somebody else's domain
+                pass  # an event of a foreign domain
         async with asyncio.timeout(30):
             while True:
                 try:

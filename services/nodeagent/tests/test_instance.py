@@ -1,4 +1,4 @@
-"""One node id, one host: whoever has a node's credentials, one agent at a time acts for it."""
+"""One node id, one host: with any copies of the credentials, only one agent at a time acts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ LIVES = count(1)
 
 
 class Disk:
-    """A state folder, with what else a host is known by; a copy of it is a clone."""
+    """A state folder, with the host's other identifiers; a copy of it is a clone."""
 
     def __init__(self, key: str = "k1", machine: str = "m1", boot: str = "b1") -> None:
         self.marks = HostMarks(key=key, machine=machine, hardware="h1")
@@ -31,7 +31,7 @@ class Disk:
         self.word = ("", "")
 
     def clone(self, **changed: str) -> "Disk":
-        """The same disk on other hardware, or in another place."""
+        """The same disk on other hardware, or in another folder."""
         other = Disk(boot=changed.pop("boot", "b2"))
         other.marks = self.marks.model_copy(update=changed)
         other.lives = set(self.lives)
@@ -74,7 +74,7 @@ async def claimed(disk: Disk, server: MemoryServer) -> Ownership:
 
 @asynccontextmanager
 async def refused(disk: Disk, server: MemoryServer, **more: object) -> AsyncIterator[Ownership]:
-    """A life that asks for the node and does not get it; it goes on asking meanwhile."""
+    """An instance that asks for the node and is refused; it keeps asking."""
     own = disk.life(MemoryBus(server), **more)  # type: ignore[arg-type]  # a callback
     async with asyncio.TaskGroup() as group:
         task = group.create_task(own.claim())
@@ -93,7 +93,7 @@ async def joined(server: MemoryServer, disk: Disk, **more: object) -> None:
 
 
 def damage(server: MemoryServer, value: bytes) -> None:
-    """Put bytes at the key as nobody's program would."""
+    """Put bytes at the key that no program of ours would write."""
     key = subjects.node_instance(NODE)
     server.shelf(key).apply(key, value)
 
@@ -199,7 +199,7 @@ async def test_a_person_gives_the_node_to_the_host_that_waits(server: MemoryServ
         await first.prove()
     async with refused(disk, server):
         pass  # also after its next start
-    assert (await claimed(other, server)).held  # and the new host's agent may be started anew
+    assert (await claimed(other, server)).held  # and the new host's agent may be restarted
 
 
 async def test_the_word_is_void_once_the_holder_is_back(server: MemoryServer) -> None:
@@ -228,7 +228,7 @@ async def test_a_host_that_was_replaced_ends_its_guests(server: MemoryServer) ->
 
     async with refused(other, server, on_replaced=end):
         await asyncio.sleep(0.1)
-        assert not ended.is_set()  # nobody said that this host is to be replaced
+        assert not ended.is_set()  # nobody has approved another host
     word = Takeover(instance="x", over=0, why="burnt", time_ns=1)
     await joined(server, other, takeover=word)
     disk.word = ("", "")
@@ -269,7 +269,7 @@ async def test_of_a_bus_that_was_emptied_no_copy_takes_what_a_backup_gives_the_h
     server: MemoryServer,
 ) -> None:
     disk = Disk()
-    await joined(server, disk)  # of the backup; the key is not in it
+    await joined(server, disk)  # from the backup; the key is not in it
     async with refused(disk.clone(hardware="h2"), server):
         assert (await claimed(disk, server)).held
 
@@ -321,7 +321,7 @@ async def test_a_life_that_holds_the_node_writes_a_damaged_key_anew(
     key = await bus.get(subjects.node_instance(NODE))
     assert key is not None
     assert read(Instance, key.value).instance == own.me.instance
-    assert (await claimed(disk, server)).held  # and its successor takes over as ever
+    assert (await claimed(disk, server)).held  # and its successor takes over as usual
 
 
 async def test_a_damaged_key_may_be_of_a_host_that_was_given_the_node(

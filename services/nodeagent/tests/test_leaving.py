@@ -1,4 +1,4 @@
-"""VMs that leave a node, come back to it, or were moved while it was away (F21, F25)."""
+"""VMs that leave a node, come back to it, or were moved while it was down (F21, F25)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -63,7 +63,7 @@ async def unfence(node: Node) -> None:
 
 
 async def run_once(node: Node, **more: Any) -> None:
-    """One VM, started by an agent that is gone since."""
+    """One VM, started by an agent that has ended since."""
     await node.join()
     await node.put(record(**more))
     async with node.agent():
@@ -72,7 +72,7 @@ async def run_once(node: Node, **more: Any) -> None:
 
 
 async def power_off(node: Node) -> None:
-    """The host goes off: its guests end, its disk stays."""
+    """The host powers off: its guests end, its disk stays."""
     for of in list(node.domains.there):
         node.domains.set(of, DomainState.SHUT_OFF)
 
@@ -146,7 +146,7 @@ async def test_a_lower_epoch_never_starts(node: Node) -> None:
 
 
 async def test_a_guest_whose_record_was_moved_away_is_ended_at_once(node: Node) -> None:
-    """A fence that was no fence: the other copy may run, so there is no grace here."""
+    """A false fence: the other copy may run, so there is no grace here."""
     spec = {"termination_grace_s": 3600}
     await run_once(node, spec=spec)
     async with node.agent():
@@ -173,7 +173,7 @@ async def test_a_node_that_returns_never_starts_what_was_moved_and_cleans_it_up(
 
 async def test_a_node_that_was_cut_off_ends_what_was_moved_when_it_is_back(node: Node) -> None:
     await run_once(node)
-    await node.bus.purge(KEY)  # while the agent, and only it, is away
+    await node.bus.purge(KEY)  # while only the agent is down
     async with node.agent():
         await eventually(gone(node))
     assert node.domains.done == [("destroy", A)]
@@ -193,7 +193,7 @@ async def test_a_fenced_node_starts_nothing_until_it_is_unfenced(node: Node) -> 
 async def test_no_guest_is_told_of_that_ended_with_its_host(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is held: what an earlier agent told is put over at once."""
+    """Also if it is held: the status of an earlier agent is overwritten at once."""
     monkeypatch.setattr(statuses, "PASSING_S", 60.0)
     await run_once(node)
     await power_off(node)
@@ -270,7 +270,7 @@ async def test_a_status_that_is_still_under_way_is_not_stored_behind_its_purge(n
         bus.go_on.clear()
         await node.bus.purge(KEY)
         await eventually(lambda: bus.asked and ("destroy", A) in node.domains.done)
-        await asyncio.sleep(0.3)  # enough for a purge, and for looking whether a status is left
+        await asyncio.sleep(0.3)  # enough for a purge, and for checking whether a status is left
         bus.go_on.set()
         await eventually(gone(node))
         await node.start_another()
@@ -278,7 +278,7 @@ async def test_a_status_that_is_still_under_way_is_not_stored_behind_its_purge(n
 
 
 class LostPuts(MemoryBus):
-    """Puts of statuses hang in a connection that broke: they may be stored whenever it heals."""
+    """Puts of statuses hang in a broken connection: they may be stored whenever it heals."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server, "agent")

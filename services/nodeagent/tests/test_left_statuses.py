@@ -1,4 +1,4 @@
-"""Statuses that a killed agent left: each is looked for once, and few are remembered."""
+"""Statuses of a killed agent: each is looked for once, and few are remembered."""
 
 from services.nodeagent.tests.pretended_node import NODE, uid
 

@@ -1,4 +1,4 @@
-"""The table of a VM's life on its node: every row, and what users see of it."""
+"""The table of a VM's life on its node: every row, and the user-visible state of each phase."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_a_delete_reaches_its_end_from_every_phase() -> None:
 
 
 def test_no_disk_is_released_under_a_guest() -> None:
-    """RELEASE is only ever reached over a phase in which no guest can run."""
+    """RELEASE is only reached through a phase in which no guest can run."""
     alive = {Phase.STARTING, Phase.RUNNING, Phase.PAUSED, Phase.STOPPING}
     for (phase, event), (_, actions) in TABLE.items():
         if Action.RELEASE in actions:

@@ -1,4 +1,4 @@
-"""Walks over the table of a VM's life: what must hold whatever happens, in any order."""
+"""Random walks over the table of a VM's life: invariants that hold for events in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ ENOUGH = 20
 
 
 class Life(RuleBasedStateMachine):
-    """A VM and its guest; `doing` is what the agent has begun and not ended."""
+    """A VM and its guest; `doing` is the agent's unfinished work."""
 
     @initialize(strategy=st.sampled_from([str(one) for one in RunStrategy]))
     def begin(self, strategy: str) -> None:
@@ -49,7 +49,7 @@ class Life(RuleBasedStateMachine):
     @rule(event=st.sampled_from([Event.PARTS_READY, Event.PARTS_FAILED, Event.PARTS_IMPOSSIBLE]))
     def prepared(self, event: Event) -> None:
         self.doing.discard(Action.PREPARE)
-        if self.phase is Phase.PREPARING:  # else it was ended: its event is not posted
+        if self.phase is Phase.PREPARING:  # otherwise it was ended: its event is not posted
             self.take(event)
 
     @precondition(lambda self: Action.START in self.doing)
@@ -103,7 +103,7 @@ class Life(RuleBasedStateMachine):
             assert VISIBLE[self.phase] is VmState.DELETING
 
     def teardown(self) -> None:
-        """From wherever the walk ended, a delete comes to its end."""
+        """From every end of a walk, a delete completes."""
         if not hasattr(self, "phase"):
             return
         self.delete()

@@ -1,4 +1,4 @@
-"""Console logs over the bus: followers of a guest that is silent, and followers that leave."""
+"""Console logs over the bus: followers of a silent guest, and followers that leave."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A paused guest: what the record says of it holds over restarts of agent, guest and host."""
+"""A paused guest: the record's wish holds over restarts of agent, guest and host."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ A = uid(1)
 
 
 class Held(Domains):
-    """Libvirt holds a start before the guest is there."""
+    """libvirt blocks a start before the guest exists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Held(Domains):
 
 
 class Deaf(Domains):
-    """Libvirt does not answer the first request to suspend."""
+    """libvirt does not answer the first request to suspend."""
 
     deaf = True
 

@@ -1,4 +1,4 @@
-"""When a guest counts as ready."""
+"""The readiness of a guest."""
 
 import asyncio
 import os
@@ -103,7 +103,7 @@ async def test_a_flood_of_one_guests_replies_is_not_read_for_another(
             async with asyncio.timeout(2):
                 await reach.answers(UID, lambda: (interface("127.0.0.10/8"),))
         assert time.thread_time() - begun_s < 0.2
-        async with asyncio.timeout(5):  # who floods is ready, and costs one datagram
+        async with asyncio.timeout(5):  # the flooding guest is ready, and costs one datagram
             found = await reach.answers(UID, lambda: (interface("127.0.0.9/8"),))
         assert found == "AddressAnswers"
     finally:

@@ -1,4 +1,4 @@
-"""What the agent keeps on disk: whole or not there, whatever happens in between."""
+"""The agent's files are complete or missing, after a crash at any point."""
 
 import asyncio
 import stat
@@ -236,7 +236,7 @@ def test_a_ledger_cut_at_any_byte_keeps_the_lines_before_and_takes_more(tmp_path
         ledger.save(uid(9))
         ledger.close()
         found = {u: e.epoch for u, e in read_entries(path.read_text()).items()}
-        kept = (length + 1) // len(lines[0])  # a line without its newline is whole
+        kept = (length + 1) // len(lines[0])  # a line without its newline is complete
         assert found == {uid(9): 7} | {uid(n): n + 10 for n in range(1, kept + 1)}, length
 
 

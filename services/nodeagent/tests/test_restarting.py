@@ -1,4 +1,4 @@
-"""A restart acts once: however often its record comes, and whoever dies in the midst of it."""
+"""A restart acts once, for any repeats of its record and any crash during it."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ STRATEGIES = ["Always", "RerunOnFailure", "Once", "Manual"]
 
 
 class Stubborn(Domains):
-    """A guest that is asked to shut down and takes its time."""
+    """A guest that takes its time to shut down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Stubborn(Domains):
 
 
 class NoDestroy(Domains):
-    """Libvirt does not answer to the first `fails` calls that end a guest, or keeps one waiting."""
+    """libvirt does not answer the first `fails` calls that end a guest, or blocks one."""
 
     def __init__(self, fails: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ async def told(node: Node, state: str, power_epoch: int) -> bool:
 
 
 def vm(strategy: str = "Always", *, grace_s: int = 0, epoch: int = 0) -> VmRecord:
-    """The VM, `epoch`: restarted under that power epoch."""
+    """The VM, restarted under the power epoch `epoch`."""
     spec = {"run_strategy": strategy, "termination_grace_s": grace_s}
     return record(power_epoch=epoch, restart_epoch=epoch, spec=spec)
 
@@ -162,7 +162,7 @@ async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_it
     async with node.agent():
         await eventually(lambda: told(node, "Running", 0))
         await node.put(vm(epoch=1))
-        await eventually(lambda: domains.fails == 0)  # the third try is a second away
+        await eventually(lambda: domains.fails == 0)  # the third attempt is a second away
         domains.go.set()
         domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
         await eventually(lambda: told(node, "Running", 1))

@@ -1,4 +1,4 @@
-"""A node that cannot take a VM says so before anything begins, and lets go of what others began."""
+"""A node that cannot take a VM declines before any work, and releases others' preparations."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -76,7 +76,7 @@ async def test_a_drained_node_lets_go_of_what_comes_late_and_forgets_it_once_mov
 async def test_what_was_refused_is_refused_by_the_next_agent_and_taken_under_a_higher_epoch(
     node: Node,
 ) -> None:
-    """A controller may be moving it by what the first one told: two nodes would run it (I1)."""
+    """A controller may be moving it by the first refusal: two nodes would run it (I1)."""
     await node.join()
     await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, cordoned=True)))
     await node.put(record())

@@ -1,4 +1,4 @@
-"""Pictures of displays are held in the agent's memory: few at once, and none for long."""
+"""Pictures of displays are held in the agent's memory: few at once, and for a short time."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""NoCloud seeds: a user's text is kept, ours is beside it, and nothing is spliced into text."""
+"""NoCloud seeds: a user's text is kept, ours is added, and nothing is spliced into text."""
 
 import email
 import gzip
@@ -263,7 +263,7 @@ async def test_config_drives_and_files_are_isos_with_their_labels_and_folders(
 
 
 def read_iso(data: bytes) -> tuple[str, dict[str, bytes]]:
-    """The label, and contents by path; as told by both of the ISO's trees of names."""
+    """Return the label, and contents by path, as given by both of the ISO's name trees."""
     image = pycdlib.PyCdlib()
     image.open_fp(io.BytesIO(data))
     trees: list[dict[str, bytes]] = []

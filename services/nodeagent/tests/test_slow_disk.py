@@ -1,4 +1,4 @@
-"""A disk that takes seconds for each sync: the node stays alive to others (F29)."""
+"""A disk that takes seconds for each sync: the node's heartbeat continues (F29)."""
 
 import asyncio
 import os
@@ -88,7 +88,7 @@ async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
             return status is not None and status.released
 
         await eventually(released)
-        await asyncio.sleep(0.1)  # and for a thread that was left alone
+        await asyncio.sleep(0.1)  # and for an abandoned thread
         assert list(node.files.vms.iterdir()) == []
 
 

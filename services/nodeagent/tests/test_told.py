@@ -1,4 +1,4 @@
-"""A hostile netd or imaged: what contradicts the VM's record is not taken."""
+"""A hostile netd or imaged: a report that contradicts the VM's record is refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A guest whose end nobody heard, and a start that is asked for since: the start is done."""
+"""A guest whose end nobody noticed, and a start that was requested since: the start is done."""
 
 from pathlib import Path
 

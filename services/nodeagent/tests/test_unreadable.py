@@ -1,4 +1,4 @@
-"""A value that an agent cannot read ends no guest, starts none twice, and holds up no other VM."""
+"""An unreadable value ends no guest, starts none twice, and delays no other VM."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def damage(node: Node, key: str, how: str) -> None:
-    """Put bytes at a key as nobody's program would."""
+    """Put bytes at a key that no program of ours would write."""
     node.server.shelf(key).apply(key, DAMAGES[how](key))
 
 
@@ -127,7 +127,7 @@ async def test_the_purge_of_a_damaged_record_ends_its_guest_and_leaves_nothing(n
 
 
 async def test_a_damaged_join_record_holds_the_vms_of_an_agent_that_starts_anew(node: Node) -> None:
-    """It cannot know which bus this is; what runs goes on."""
+    """It cannot know which bus this is; running guests continue."""
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -141,7 +141,7 @@ async def test_a_damaged_join_record_holds_the_vms_of_an_agent_that_starts_anew(
 
 
 async def test_a_fence_holds_where_the_wish_becomes_unreadable(node: Node) -> None:
-    """Another node runs its VMs: to take the fence for lifted would start them twice."""
+    """Another node runs its VMs: to treat the fence as lifted would start them twice."""
     await node.join()
     fence = Fence(by="operator", why="it burns", time_ns=1)
     await node.bus.put(KEYS["wish"], encode(NodeWish(node=NODE, fenced=fence)))
@@ -159,7 +159,9 @@ async def test_a_fence_holds_where_the_wish_becomes_unreadable(node: Node) -> No
 
 
 async def test_secrets_of_the_largest_size_are_read(node: Node) -> None:
-    """They were once written up to the bound for reading, and a byte of frame made them unread."""
+    """They were once written up to the bound for reading, and a byte of frame made them
+    unreadable.
+    """
     text = "x" * (bounds.SECRET.written_bytes - 200)
     held = {"uid": A, "files": {"app": {"data": {"a": text}}}}
     body = encode({"schema_version": 1, **held})
