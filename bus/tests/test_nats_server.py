@@ -187,7 +187,7 @@ async def test_the_bodys_own_exception_leaves_the_connection_unwrapped(
             raise LookupError
 
 
-# --- the wire for others ----------------------------------------------------------------------
+# --- wire for others --------------------------------------------------------------------------
 
 
 async def test_any_nats_client_may_speak_json(

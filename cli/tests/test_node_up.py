@@ -88,7 +88,7 @@ def test_a_member_of_a_cluster_knows_the_others() -> None:
     assert found.peers(4222) == ["nats://b:4222", "nats://c:4222"]
 
 
-# --- the real thing -----------------------------------------------------------------------
+# --- real server --------------------------------------------------------------------------
 
 
 @asynccontextmanager

@@ -109,7 +109,7 @@ def test_terminal_relays_records_with_service_level_and_cause(
     assert "\x1b" not in last
 
 
-# --- the real thing -----------------------------------------------------------------------
+# --- real server --------------------------------------------------------------------------
 
 
 @asynccontextmanager

@@ -277,7 +277,7 @@ def test_the_hash_of_a_default_spec_is_what_it_was() -> None:
     )
 
 
-# --- the envelope ----------------------------------------------------------------------------
+# --- envelope --------------------------------------------------------------------------------
 def test_a_map_with_data_is_an_envelope() -> None:
     body = wire.encode({"id": "1", "data": {"name": "web"}, "timeout_ms": 500, "more": 1})
     opened = open_envelope(body)

@@ -42,7 +42,7 @@ class Field(Simulated):
     def _creds(self, user: str) -> Path:
         return self.bus_dir / "run" / f"{user}.creds"
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run both, until the node is ready."""
         sources = self.state_dir / "images" / "src"

@@ -122,7 +122,7 @@ class Platform:
         self.quiet: list[str] = []
         """The census of this platform without VMs."""
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run `virtbus up` until every service is ready, or only until the API answers."""
         sources = self.state_dir / "images" / "src"
@@ -189,7 +189,7 @@ class Platform:
         self.at_end.close()
         shutil.rmtree(self.base, ignore_errors=True)
 
-    # --- using it -------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------
     def cli(
         self,
         *argv: str,
@@ -304,7 +304,7 @@ class Platform:
         text = self.cli("vm", "events", name, "-o", "json")
         return [item["kind"] for item in _items(json.loads(text))]
 
-    # --- hurting it -----------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------
     def pids(self) -> dict[str, int]:
         """Return the running processes of the services and of the bus server, by name."""
         found = {}
@@ -355,7 +355,7 @@ class Platform:
 
         until(whole, "every service ready", within_s=within_s)
 
-    # --- inspecting it --------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------
     def census(self) -> list[str]:
         """Return the current objects of this platform on this host."""
         return host.take_census(self.state_dir, self.run_dir, self.uids)

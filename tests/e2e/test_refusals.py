@@ -267,7 +267,7 @@ def test_missing_vm_ends_the_command_with_3_and_says_where_to_look(
     assert "virtbus vm list" in refused.value.text
 
 
-# --- accepted, and then the image cannot be had ------------------------------------------------
+# --- accepted, and then the image is unavailable -----------------------------------------------
 
 
 def _qcow2(version: int = 3, backing: str = "", incompatible: int = 0) -> bytes:

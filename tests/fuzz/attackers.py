@@ -104,7 +104,7 @@ class Attackers:
         if code == "ok" and of[1].startswith(("vm.create", "aimed")):
             self._schedule.pool.seen |= _uids(message.data)
 
-    # --- the attack -----------------------------------------------------------------------
+    # --- attack ---------------------------------------------------------------------------
     async def attack(self, seconds: float, say: Callable[[str], None], first: int = 0) -> None:
         """Send turns until the time is over or `stop` is set."""
         self._begun_s = time.monotonic()

@@ -69,7 +69,7 @@ class Ground(Platform):
         conflist = {"cniVersion": "1.0.0", "name": NETWORK, "plugins": plugins}
         (self._conf / "fuzz.conflist").write_text(json.dumps(conflist))
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run both nodes until both are ready."""
         super().start(whole=whole)
@@ -122,7 +122,7 @@ class Ground(Platform):
                 evil.wait(10)
         super().stop()
 
-    # --- inspecting it --------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------
     def services(self) -> dict[str, int]:
         """Return each of our services with its process; the second agent is `nodeagent-evil`."""
         found = {name: pid for name, pid in self.pids().items() if name != "nats-server"}

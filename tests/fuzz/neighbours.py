@@ -123,7 +123,7 @@ class Neighbours:
             repeated = True
             await asyncio.sleep(0.05)
 
-    # --- what all share -------------------------------------------------------------------
+    # --- shared resources -----------------------------------------------------------------
     async def _shared(self) -> None:
         looks: dict[str, Callable[[], Awaitable[None]]] = {
             "vm.list": self._list,

@@ -50,7 +50,7 @@ class Watching:
     last: Callable[[], Iterable[str]]
     """The last messages, printed with each violation."""
     keep_on: bool = False
-    """Whether an attack continues after a service has ended."""
+    """True: an attack continues after a service has ended."""
     broken: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     slow: list[Json] = field(default_factory=list)

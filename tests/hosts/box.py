@@ -138,7 +138,7 @@ class Box:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    # --- its link -------------------------------------------------------------------------
+    # --- link -----------------------------------------------------------------------------
     def cut(self) -> None:
         """Pull the cable to the switch."""
         subprocess.run(["ip", "link", "set", f"vb-{self.name}", "down"], check=True)

@@ -202,7 +202,7 @@ class Fleet:
         creds = str(self._creds / f"node-{name}.creds")
         return ["node", "up", "--nats", self.urls, "--creds", creds]
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self) -> None:
         """Power everything on and wait until it is ready."""
         self._creds.mkdir()
@@ -252,7 +252,7 @@ class Fleet:
         page = NodePage.model_validate(self.ask("node.list", timeout_s=3))
         return {node.node for node in page.items if _whole(node)}
 
-    # --- using it -------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------
     @asynccontextmanager
     async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
         """Connect to any server, in a role."""
@@ -304,7 +304,7 @@ class Fleet:
         items: list[Json] = self.ask("vm.list", {"limit": 500}).get("items", [])
         return items
 
-    # --- inspecting it --------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------
     def nothing_left(self, within_s: float = GONE_S) -> None:
         """Delete all VMs and wait until the hosts are as before and the bus has no VM."""
         names = [(vm["namespace"], vm["name"]) for vm in self.vms()]

@@ -40,7 +40,7 @@ class Killer:
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Kill until told to end."""
+        """Kill until `end`."""
         try:
             while not self._over.wait(self._random.uniform(*PAUSE_S)):
                 self._strike()

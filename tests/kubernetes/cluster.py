@@ -117,7 +117,7 @@ class Cluster:
         self.ready_s = 0.0
         """The duration of the start, seconds."""
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def __enter__(self) -> Self:
         began = time.monotonic()
         try:
@@ -163,7 +163,7 @@ class Cluster:
         except OSError:
             return 0
 
-    # --- using it -------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------
     def kubectl(self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
         """Return the output of `kubectl ARGV…`; raise AssertionError with its whole output on
         failure.
@@ -224,7 +224,7 @@ class Cluster:
         path.write_text(json.dumps(config))
         return path
 
-    # --- its programs ---------------------------------------------------------------------
+    # --- programs -------------------------------------------------------------------------
     def _etcd(self) -> list[str]:
         # Sockets named `etcd:0` and `peer:0` in its folder: etcd requires host:port even for a
         # file.

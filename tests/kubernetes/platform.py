@@ -77,7 +77,7 @@ class Platform:
             run(self._nodes_ready())
             yield
 
-    # --- the bus --------------------------------------------------------------------------
+    # --- bus ------------------------------------------------------------------------------
     def _nats(self) -> Program:
         self.port, monitor = free_ports(2)
         config = CONFIG.format(

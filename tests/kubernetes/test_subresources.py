@@ -129,7 +129,7 @@ def _printed(desk: Desk, path: str) -> str:
     return desk.cluster.try_kubectl("get", "--raw", path).stdout
 
 
-# --- what it is ----------------------------------------------------------------------------------
+# --- kind ----------------------------------------------------------------------------------------
 async def test_virtctl_learns_whose_api_it_is(desk: Desk) -> None:
     assert (await desk.user.version())["gitVersion"] == KUBEVIRT
     async with desk.session.get(f"{desk.cluster.url}/apis/{GROUP}/v1/guestfs") as answer:

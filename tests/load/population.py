@@ -61,7 +61,7 @@ class Population:
         self.samples: list[tuple[float, int, int, int]] = []
         """Moment, accepted, running, gone: the data of the plot."""
 
-    # --- the watch ------------------------------------------------------------------------
+    # --- watch ----------------------------------------------------------------------------
     async def follow(self) -> None:
         """Follow until cancelled; restart a watch that ended (its controller was killed)."""
         while True:

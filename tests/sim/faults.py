@@ -211,7 +211,7 @@ class Nemesis:
     def _clock(self) -> None:
         self._some().skew_ns = int(self.world.rng.uniform(-3600, 3600) * 1e9)
 
-    # --- the end --------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------
     def heal(self) -> None:
         """End all faults; stopped parts return within seconds."""
         world = self.world

@@ -247,7 +247,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not step.dead:
                 self._enqueue(step)
 
-    # --- the end --------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------
     def bury(self) -> None:
         """Unwind every task; `over` tells the ports that effects no longer count."""
         self.over = True

@@ -309,7 +309,7 @@ class Host:
         self.tell(DomainEvent(domain.uid, change))
 
     def tell(self, event: DomainEvent) -> None:
-        """Send an event to every listening agent: soon, perhaps never, perhaps twice."""
+        """Send an event to every listening agent: soon, or never, or twice."""
         if not self.libvirt_up:
             return
         for process, hear in self.listeners:
@@ -344,7 +344,7 @@ class Host:
             if address not in used:
                 return address
 
-    # --- the disk ------------------------------------------------------------------------
+    # --- disk ----------------------------------------------------------------------------
     def free(self) -> None:
         """Free the disk."""
         self.full = False

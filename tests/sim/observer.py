@@ -95,7 +95,7 @@ class Observer(Watcher):
         self.all: list[str] = []
         self._hash = hashlib.sha256()
 
-    # --- the trace ------------------------------------------------------------------------
+    # --- trace ----------------------------------------------------------------------------
     def note(self, *what: object) -> None:
         line = f"{self.loop.time():.6f} {' '.join(map(str, what))}"
         self.count += 1
@@ -121,7 +121,7 @@ class Observer(Watcher):
     def _vm(self, uid: str) -> Seen:
         return self.vms.setdefault(uid, Seen())
 
-    # --- the bus --------------------------------------------------------------------------
+    # --- bus ------------------------------------------------------------------------------
     def wrote(self, stream: str, entry: Entry) -> None:
         """A message was stored."""
         if stream == "KV_node":
@@ -218,7 +218,7 @@ class Observer(Watcher):
             self.wrong("I15", f"{key}: a status of epoch {status.epoch} after a later one")
         seen.status_epoch[status.node] = status.epoch
 
-    # --- the hosts ------------------------------------------------------------------------
+    # --- hosts ----------------------------------------------------------------------------
     def defined(self, host: Host, domain: Domain) -> None:
         assert domain.metadata is not None
         self._acts(host, domain.uid, domain.metadata.epoch, "defines")
@@ -307,7 +307,7 @@ class Observer(Watcher):
         if not asked:
             self.wrong("I4", f"{host.name} ends {domain.uid} by {why}, and nobody asked")
 
-    # --- at rest --------------------------------------------------------------------------
+    # --- after all is healed --------------------------------------------------------------
     def schedule(self, lines: int = 60) -> str:
         """Return the end of the trace, for people."""
         return "\n".join(list(self.tail)[-lines:])

@@ -40,7 +40,7 @@ class GaveUpError(Exception):
 
 
 class User:
-    """The life of one VM slot: a VM, changes, perhaps its delete, perhaps another of its name."""
+    """The life of one VM slot: a VM, changes, then possibly a delete and another VM of its name."""
 
     def __init__(self, bus: SimBus, observer: Observer, plan: Plan, number: int) -> None:
         self._bus = bus
@@ -81,7 +81,7 @@ class User:
         self._observer.wanted[wanted.uid] = wanted
         return wanted
 
-    # --- asking ---------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------
     async def _ask(self, verb: str, data: dict[str, Any]) -> Any:
         """Return the answer after any number of attempts; VirtbusError for a permanent refusal."""
         once = self._bus.sources.uuid7()
@@ -130,7 +130,7 @@ class User:
         wanted.powered = view.get("powered", True)
         wanted.paused = view.get("paused") if wanted.powered else None
 
-    # --- a life ---------------------------------------------------------------------------
+    # --- one life -------------------------------------------------------------------------
     async def _live(self, wanted: Wanted) -> None:
         rng = self._rng
         steps: list[Callable[[Wanted], Any]] = [

@@ -35,7 +35,7 @@ def paths(data: Any) -> list[str]:
     return [detail.path for detail in refused(data).body.details]
 
 
-# --- what is filled in -----------------------------------------------------------------------
+# --- defaults --------------------------------------------------------------------------------
 def test_a_name_and_an_image_make_a_whole_vm() -> None:
     done = admitted()
     assert (done.uid, done.namespace, done.powered, done.secrets) == (

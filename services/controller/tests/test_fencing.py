@@ -122,7 +122,7 @@ def test_a_fence_by_one_whose_lease_has_gone_on_is_refused() -> None:
     run(body)
 
 
-# --- the command itself -------------------------------------------------------------------
+# --- command ------------------------------------------------------------------------------
 
 
 async def test_the_command_gets_the_node_as_an_argument_and_no_shell_sees_it() -> None:

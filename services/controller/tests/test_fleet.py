@@ -325,7 +325,7 @@ def test_what_is_forgotten_of_deleted_vms_is_bounded() -> None:
     assert fleet.forgotten_revision == 10
 
 
-# --- the view --------------------------------------------------------------------------------
+# --- view ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", VmState)
 def test_the_view_shows_the_nodes_word(state: VmState) -> None:
     one = record()

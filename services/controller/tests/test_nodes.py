@@ -30,7 +30,7 @@ from virtbus.schemas.wire import validate
 S = NodeState
 
 
-# --- the table -------------------------------------------------------------------------------
+# --- table -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("signs", "state"),
     [
@@ -83,7 +83,7 @@ def test_the_brake(since: list[float], nodes: int, braked: bool) -> None:
     assert brake(since, nodes) is braked
 
 
-# --- as users see it -------------------------------------------------------------------------
+# --- user-visible state ----------------------------------------------------------------------
 @asynccontextmanager
 async def beating(made: World, *names: str) -> AsyncIterator[None]:
     """These nodes send a heartbeat every 4 s."""

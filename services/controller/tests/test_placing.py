@@ -248,7 +248,7 @@ async def test_hundreds_of_creates_at_once_are_placed_as_room_appears_and_each_o
     assert vms == []
 
 
-# --- the node has the last word --------------------------------------------------------------
+# --- a node may decline ----------------------------------------------------------------------
 @played(nodes=3, controllers=2)
 async def test_what_a_node_did_not_take_goes_to_the_next_and_not_back(made: World) -> None:
     shown = await create(made, 1)

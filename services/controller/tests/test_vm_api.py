@@ -231,7 +231,7 @@ async def test_two_controllers_change_one_vm_and_lose_nothing(made: World) -> No
     assert (stored.powered, stored.power_epoch) == (True, 20)
 
 
-# --- the end ---------------------------------------------------------------------------------
+# --- end -------------------------------------------------------------------------------------
 async def let_go(made: World, **more: Any) -> None:
     stored = await made.stored(uid(1))
     assert stored is not None

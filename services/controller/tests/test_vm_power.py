@@ -21,7 +21,7 @@ def paused_by_spec(**more: Any) -> VmRecord:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"start_strategy": "Paused"})})
 
 
-# --- what a change makes of a record ---------------------------------------------------------
+# --- effects of a change on a record ---------------------------------------------------------
 def test_a_pause_is_not_a_start() -> None:
     after = changes.paused(record(power_epoch=3), up=True, on=True)
     assert (after.paused, after.pause_epoch, after.power_epoch) == (True, 1, 3)

@@ -153,7 +153,7 @@ async def test_two_controllers_give_two_watches_their_own_renewal(made: World) -
         assert first != second
 
 
-# --- taking up again -------------------------------------------------------------------------
+# --- resuming --------------------------------------------------------------------------------
 @played(controllers=2)
 async def test_a_resumed_watch_tells_only_what_changed(made: World) -> None:
     for number, name in enumerate(("a", "b", "c"), start=1):

@@ -35,7 +35,7 @@ def gone(uses: Iterable[NameUse], *wanted: NameUse, keep: Keep = KEEP) -> set[st
     return set(expired(uses, frozenset(one.name for one in wanted), NOW_S, keep))
 
 
-# --- the rule ----------------------------------------------------------------------------------
+# --- rule --------------------------------------------------------------------------------------
 def test_a_name_goes_when_nothing_used_it_for_long_and_no_vm_has_it() -> None:
     old, young, of_a_vm, on_a_disk = use("a", 15), use("b", 13), use("c", 99), use("d", 99)
     plain = NameUse("debian/12", 0.0, held=False)
@@ -70,7 +70,7 @@ def test_the_names_of_vms_never_expire(
     assert len({one.name for one in uses} - went) <= max(most, len(wanted))
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- reports -----------------------------------------------------------------------------------
 def image(digest: str) -> ImageInfo:
     return ImageInfo(digest=digest, format=ImageFormat.RAW, size_bytes=1, virtual_size_bytes=1)
 

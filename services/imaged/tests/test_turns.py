@@ -31,7 +31,7 @@ def held(pull: Pull, held_s: float, moved_bytes: int = 0) -> Pull:
     return replace(pull, held_s=held_s, moved_bytes=moved_bytes)
 
 
-# --- the rules ---------------------------------------------------------------------------------
+# --- rules -------------------------------------------------------------------------------------
 def test_half_of_the_slots_are_the_most_for_a_source_or_a_namespace() -> None:
     for first, second, third in (
         [pull(n, host="x") for n in range(3)],
@@ -228,7 +228,7 @@ async def test_a_pull_that_gives_way_goes_on_from_what_it_has(
         assert node.store.path(image.digest).read_bytes() == data
 
 
-# --- what reading an image costs ---------------------------------------------------------------
+# --- cost of reading an image ------------------------------------------------------------------
 async def test_layers_that_take_long_for_their_size_are_refused(
     make_node: NodeMaker, server: Web
 ) -> None:

@@ -220,7 +220,7 @@ class Node:
         finally:
             self.files.close()
 
-    # --- what the bus shows ---------------------------------------------------------------
+    # --- state on the bus -----------------------------------------------------------------
     async def put(self, wanted: VmRecord) -> None:
         await self.bus.put(subjects.vm_record(wanted.node, wanted.uid), encode(wanted))
 

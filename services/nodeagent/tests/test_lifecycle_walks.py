@@ -33,7 +33,7 @@ class Life(RuleBasedStateMachine):
                 self.doing.clear()
             self.doing.add(action)
 
-    # --- what users want ------------------------------------------------------------------
+    # --- requests of users ----------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
     @rule(event=st.sampled_from([Event.RUN, Event.HALT]))
     def wish(self, event: Event) -> None:
@@ -44,7 +44,7 @@ class Life(RuleBasedStateMachine):
         self.deleting = True
         self.take(Event.DELETE)
 
-    # --- what comes of actions ------------------------------------------------------------
+    # --- results of actions ---------------------------------------------------------------
     @precondition(lambda self: Action.PREPARE in self.doing)
     @rule(event=st.sampled_from([Event.PARTS_READY, Event.PARTS_FAILED, Event.PARTS_IMPOSSIBLE]))
     def prepared(self, event: Event) -> None:
@@ -72,7 +72,7 @@ class Life(RuleBasedStateMachine):
         self.doing.discard(Action.RELEASE)
         self.take(Event.RELEASED)
 
-    # --- what happens by itself -----------------------------------------------------------
+    # --- spontaneous events ---------------------------------------------------------------
     @precondition(lambda self: self.guest)
     @rule(event=GUEST_ENDS)
     def guest_ends(self, event: Event) -> None:
@@ -91,7 +91,7 @@ class Life(RuleBasedStateMachine):
         self.doing.discard(Action.SHUTDOWN)
         self.take(Event.GRACE_OVER)
 
-    # --- what holds -----------------------------------------------------------------------
+    # --- guarantees -----------------------------------------------------------------------
     @invariant()
     def a_guest_that_runs_is_known(self) -> None:
         if getattr(self, "guest", False):

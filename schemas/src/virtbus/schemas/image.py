@@ -40,7 +40,7 @@ class ImageSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a store knows it by. A file's digest says all, so no query counts beside it."""
+        """The name of the image in a store. With a file's digest the query does not count."""
         locator = self.locator.partition("?")[0] if self.digest else self.locator
         return self._replace(locator=locator).ref
 

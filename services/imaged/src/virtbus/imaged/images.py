@@ -159,10 +159,10 @@ class Images:
     async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
         """Return the source's current image; an unchanged one is not transferred.
 
-        All askers of one URL and digest with the same `pull_secret` (else the node's logins) share
-        one transfer: nobody gets what another's login opened. Who waited for the same file of a
-        pinned URL takes it from the store. Cancelled as the last of them, the transfer ends and its
-        bytes are gone.
+        All requests for one URL and digest with the same `pull_secret` (or the node's logins)
+        share one transfer: nobody gets content through another's login. Others that waited for
+        the same file of a pinned URL take it from the store. If the last of them is cancelled, the
+        transfer ends and its bytes are removed.
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
@@ -231,7 +231,7 @@ class Images:
 
         async def in_turn(seat: Seat) -> tuple[ImageInfo, Fetched]:
             stored = self._store.cached(of_file) if of_file is not None else None
-            if stored is not None:  # fetched meanwhile, by a URL that was signed anew
+            if stored is not None:  # fetched meanwhile, by a newly signed URL
                 return stored, Fetched(known)
             parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
             async with parts as part:

@@ -34,9 +34,9 @@ OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
 
 
 class WatchedDomains:
-    """Tells each actor of `guests`, the agent's own, live map, what became of its domain.
+    """Posts the events of each domain to its actor in `guests`, the agent's own, live map.
 
-    `blind` is told why that is not known, as libvirt does not answer; empty: it is known again.
+    `blind` gets the reason why libvirt does not answer; empty: it answers again.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ from virtbus.schemas.wire import validate
 CONSUMERS_SHOWN = 500
 """Number of shown consumers of a stream, those with the largest lag first; each node has four."""
 EVENTS_AT_ONCE = 200
-"""Most events in an answer, whatever the request's limit is: `next_after` requests the next."""
+"""Most events in an answer, even if the request's limit is higher; `next_after` continues."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
@@ -64,7 +64,7 @@ class FleetApi:
         self._storage = storage
         self._fleet = fleet
         self._pace = Pace()
-        """Each page of events is read in a turn: eight readers take no more of the loop than two."""
+        """Each page of events is read in a turn: eight readers take as much of the loop as two."""
 
     async def networks(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)

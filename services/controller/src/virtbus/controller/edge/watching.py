@@ -1,7 +1,7 @@
-"""Watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
+"""Serves watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
 
-What changed is a set of uids, not a queue of copies: a slow client gets the latest of each VM once
-it reads, and memory is bounded by the number of VMs. A change costs a set insertion for each watch
+Pending changes are a set of uids, not a queue of copies. A slow client gets the latest state of
+each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for each watch
 of its namespace and of all namespaces (ADR 0028).
 """
 
@@ -24,7 +24,7 @@ PAGE = 100
 RENEW_S = 30.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
-"""Purge markers live 24 h: what was deleted before an older position can no longer be told."""
+"""Purge markers live 24 h: deletes before an older position can no longer be reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Watches:
     async def serve(self, want: VmWatch, request: Request) -> None:
         """Answer one watch until it is no longer renewed.
 
-        Its renewal has a random token that only its client is told, and counts only where it comes
-        from the account that asked for the watch.
+        Its renewal has a random token, which only its client knows. It counts only from the
+        account that requested the watch.
         """
         with self._watcher(want, request) as watcher:
             if want.after is not None:

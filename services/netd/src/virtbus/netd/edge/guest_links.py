@@ -92,14 +92,14 @@ class GuestLinks:
         return opened
 
     def faults(self, attachment: Attachment) -> list[str]:
-        """What of it is missing inside its namespace, in words."""
+        """Return messages about missing parts inside its namespace."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
         return found + filters.faults(attachment.nics)
 
     def all_held(self, attachment: Attachment) -> bool:
-        """True while each tap of it is held open by a process."""
+        """Return True if a process holds each of its taps open."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             return all(_running(inside, nic.tap) for nic in attachment.nics)

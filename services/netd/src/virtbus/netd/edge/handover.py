@@ -338,7 +338,7 @@ class _Door:
                 await asyncio.sleep(0)
 
     async def _one(self, connection: socket.socket, owner: _Owner) -> None:
-        """Whatever a peer is or sends, it costs its own connection only."""
+        """Serve a connection; any peer or input can only cost its own connection."""
         try:
             await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:

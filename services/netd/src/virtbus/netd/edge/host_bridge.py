@@ -91,7 +91,7 @@ class HostBridge:
             host.do([links.delete_link(name)])
 
     def faults(self, *, needed: bool) -> list[str]:
-        """What of the host side is missing while it is `needed`, or left while it is not."""
+        """Return messages about missing parts if `needed`, or about remaining parts if not."""
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
@@ -102,7 +102,7 @@ class HostBridge:
         return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
 
     def _owned(self, host: Netlink) -> links.Link | None:
-        """The bridge, if it stands: ours, or unmarked and therefore to be adopted."""
+        """Return the bridge if it exists: ours, or an unmarked one to adopt."""
         link = links.find(host, self.name)
         if link is not None and self._is_foreign(link):
             owner = link.alias.removeprefix(names.OWNER_PREFIX)

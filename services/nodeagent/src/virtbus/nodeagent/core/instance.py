@@ -48,7 +48,7 @@ class Signs(NamedTuple):
 
     @property
     def unreadable(self) -> bool:
-        """What stands at the key names no life."""
+        """The key has a value that names no instance."""
         return self.held is not None and not self.held.instance
 
     @property
