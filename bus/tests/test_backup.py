@@ -40,7 +40,9 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(WISH, encode({"cordoned": True}))
 
 
-async def test_it_holds_what_is_wanted_and_nothing_of_this_bus_alone(bus: MemoryBus) -> None:
+async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
+    bus: MemoryBus,
+) -> None:
     await fill(bus)
     taken = await take(bus)
     assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH}

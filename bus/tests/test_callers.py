@@ -92,7 +92,7 @@ async def test_a_message_to_the_controllers_tells_its_account(
     assert [account_of(one.headers) for one in heard] == ["OBSERVER", "CLIENT"]
 
 
-async def test_history_ends_at_its_bytes_and_goes_on_behind(controller: NatsBus) -> None:
+async def test_history_ends_at_its_byte_limit_and_continues_after_it(controller: NatsBus) -> None:
     for number in range(30):
         subject = f"virtbus.evt.n1.0192f0c1-2d3e-7abc-8def-{number:012x}.vm.accepted"
         controller.emit(subject, {"message": "x" * 60_000}, message_id=f"id-{number}")

@@ -59,7 +59,7 @@ def _transport(link: NatsLink) -> asyncio.Transport:
     return transport
 
 
-async def test_a_connection_that_is_given_up_while_it_is_made_is_closed() -> None:
+async def test_a_connection_abandoned_while_connecting_is_closed() -> None:
     async with _wired(greets=False) as (wire, link):
         async with background() as tasks:
             tasks.start(link.first())

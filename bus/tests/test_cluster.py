@@ -78,7 +78,9 @@ async def test_a_nodes_watches_are_in_memory_and_outlive_all_servers_at_once(
 
 
 @pytest.mark.parametrize("user", ["agent", "netd"])
-async def test_a_nodes_list_is_whole_whoever_pulled_before(three: ThreeServers, user: str) -> None:
+async def test_a_nodes_list_is_complete_after_any_earlier_pull(
+    three: ThreeServers, user: str
+) -> None:
     """A cluster still sends to abandoned pulls: they would consume the list."""
     async with connect(three.settings("controller"), name="c") as bus:
         keys = {f"$KV.vm.n1.01900000-0000-7000-8000-{number:012}" for number in range(20)}
@@ -148,7 +150,7 @@ async def once_led(admin: NatsBus) -> None:
             await declaration.ensure(admin)
 
 
-async def test_a_single_servers_store_is_no_clusters(tmp_path: Path) -> None:
+async def test_a_single_servers_store_is_refused_by_a_cluster(tmp_path: Path) -> None:
     files = server.ServerFiles(tmp_path / "state", tmp_path / "run")
     async with (
         server.running(files, port=-1) as running,
@@ -161,7 +163,7 @@ async def test_a_single_servers_store_is_no_clusters(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_silent_server_is_passed_over(nats: server.Server) -> None:
+async def test_a_silent_server_is_skipped(nats: server.Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"nats://127.0.0.1:{silent.getsockname()[1]}"
         settings = nats.settings("controller", url=f"{mute},{nats.url}")

@@ -115,7 +115,7 @@ async def test_without_a_majority_a_write_ends_in_time_and_works_once_it_is_back
             assert await _read(bus, 1) is not None
 
 
-async def test_what_is_acknowledged_was_synced_to_the_disk_before(
+async def test_every_acknowledged_write_was_synced_to_the_disk_before(
     nats: server.Server, tmp_path: Path
 ) -> None:
     """A power cut therefore loses no acknowledged write (F17)."""

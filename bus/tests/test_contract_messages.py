@@ -95,7 +95,7 @@ async def test_a_request_without_an_answer_has_an_unknown_outcome(bus: Bus, othe
             await other.request(SUBJECT, {}, timeout_s=0.3)
 
 
-async def test_slow_requests_run_side_by_side_and_the_rest_is_told_when_to_come_back(
+async def test_slow_requests_run_in_parallel_and_the_rest_get_a_retry_time(
     bus: Bus, other: Bus
 ) -> None:
     running = 0

@@ -35,7 +35,7 @@ async def test_get_of_a_key_that_never_was_is_none(bus: Bus) -> None:
     assert await bus.get(KEY) is None
 
 
-async def test_put_is_read_back_with_its_revision(bus: Bus, other: Bus) -> None:
+async def test_a_put_is_read_back_with_its_revision(bus: Bus, other: Bus) -> None:
     revision = await bus.put(KEY, b"one")
     entry = await other.get(KEY)
     assert entry is not None
@@ -51,7 +51,7 @@ async def test_get_takes_a_wildcard_for_the_node(bus: Bus) -> None:
     assert entry.key == KEY
 
 
-async def test_compare_and_set_refuses_what_was_not_read(bus: Bus) -> None:
+async def test_compare_and_set_refuses_an_unread_revision(bus: Bus) -> None:
     first = await bus.put(KEY, b"one", expect=0)
     with pytest.raises(ConflictError):
         await bus.put(KEY, b"again", expect=0)
@@ -71,7 +71,7 @@ async def test_purge_leaves_a_marker_that_is_the_last_message(bus: Bus) -> None:
     await bus.put(KEY, b"two", expect=marker)
 
 
-async def test_a_marker_says_why_to_who_reads_and_who_watches(bus: Bus) -> None:
+async def test_a_purge_marker_gives_its_reason_to_readers_and_watchers(bus: Bus) -> None:
     """The marker of a delete has a body, that of a move is empty (ADR 0033)."""
     await bus.put(KEY, b"a")
     await bus.purge(KEY, why=b"deleted")
@@ -96,7 +96,7 @@ async def test_a_purge_at_an_old_revision_is_refused(bus: Bus) -> None:
         await bus.purge(KEY, expect=first)
 
 
-async def test_of_eight_writers_over_all_nodes_one_wins(bus: Bus, other: Bus) -> None:
+async def test_one_of_eight_writers_over_all_nodes_wins(bus: Bus, other: Bus) -> None:
     outcomes: list[str] = []
 
     async def commit(node: int) -> None:
@@ -189,7 +189,7 @@ async def test_three_mebibytes_are_refused_as_full(bus: Bus) -> None:
     assert await bus.get(KEY) is None
 
 
-async def test_a_command_that_waits_already_is_queued_once(bus: Bus) -> None:
+async def test_a_command_that_already_waits_is_queued_once(bus: Bus) -> None:
     subject = f"virtbus.cmd.n1.restart.{UID}.op1"
     assert await bus.put(subject, b"a") == await bus.put(subject, b"a")
 

@@ -52,7 +52,7 @@ async def test_write_whose_answer_is_garbled_has_an_unknown_outcome(
         await records.put(KEY, b"x")
 
 
-async def test_read_whose_answer_is_garbled_is_asked_again(nats: Server) -> None:
+async def test_a_read_with_a_corrupt_answer_is_repeated(nats: Server) -> None:
     raw = Raw("x", b"", headers={"Nats-Sequence": "1\x5a"})
     records = Records(_Garbling(raw), nats.settings("node-n1").resolved())  # type: ignore[arg-type]  # two methods are enough
     with pytest.raises(UnavailableError):

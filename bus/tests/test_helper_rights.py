@@ -46,9 +46,7 @@ def all_there_is() -> list[str]:
 
 
 @pytest.mark.parametrize("service", PARTS)
-async def test_a_helper_says_what_it_emits_and_nothing_else(
-    nats: server.Server, service: str
-) -> None:
+async def test_a_helper_publishes_only_its_own_subjects(nats: server.Server, service: str) -> None:
     every = all_there_is()
     async with stranger(nats, f"{service}-n1") as one:
         said = {x.replace(".x.", f".{UID}.") for x in await one.publish_all(every)}

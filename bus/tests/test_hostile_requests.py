@@ -81,7 +81,7 @@ async def asking(bus: Bus) -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("why", FAILURES)
-async def test_whatever_a_handler_raises_is_answered_and_the_next_is_served(
+async def test_every_exception_of_a_handler_is_answered_and_the_next_request_is_served(
     bus: Bus, other: Bus, why: str, *, as_json: bool
 ) -> None:
     async def handler(request: Request) -> Any:
@@ -134,9 +134,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_whatever_comes_is_answered_in_bounds_and_in_time(
-    bus: Bus, other: Bus, name: str
-) -> None:
+async def test_every_request_gets_a_bounded_answer_in_time(bus: Bus, other: Bus, name: str) -> None:
     async def create(request: Request) -> Any:
         return validate(VmCreate, request.data).name
 
@@ -149,7 +147,7 @@ async def test_whatever_comes_is_answered_in_bounds_and_in_time(
             assert len(raw.body) <= MAX_ERROR_BYTES
 
 
-def test_a_refusal_is_bounded_where_it_is_made_also_one_that_a_peer_sent() -> None:
+def test_a_refusal_is_bounded_even_if_a_peer_sent_it() -> None:
     body = ErrorBody(code=400, reason="r" * 999, message=CONTROLS, details=_details(300, CONTROLS))
     for error in (VirtbusError(Code.INVALID, "r", CONTROLS, details=body.details),
                   VirtbusError.of(body)):  # fmt: skip
@@ -186,9 +184,7 @@ def test_hints_are_given_for_the_first_unknown_fields_only() -> None:
         ({}, b"\xc1"),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_of_the_bus(
-    headers: dict[str, str], body: bytes
-) -> None:
+def test_an_invalid_answer_is_an_error_of_the_bus(headers: dict[str, str], body: bytes) -> None:
     with pytest.raises((BusError, VirtbusError)):
         data_of(Raw("x", body, headers=headers))
 

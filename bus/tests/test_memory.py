@@ -46,7 +46,7 @@ def bus(server: MemoryServer) -> MemoryBus:
     return MemoryBus(server)
 
 
-def test_it_is_a_bus(bus: MemoryBus) -> None:
+def test_the_memory_bus_implements_the_bus(bus: MemoryBus) -> None:
     typed: Bus = bus
     assert typed.connected
 
@@ -97,7 +97,7 @@ async def test_a_purge_marker_ends_without_another(
     await bus.put(KEY, b"again", expect=0)
 
 
-async def test_writes_fail_as_they_are_told_to(bus: MemoryBus) -> None:
+async def test_writes_fail_as_configured(bus: MemoryBus) -> None:
     bus.faults.extend([Fault.UNAVAILABLE, Fault.LOST, Fault.STORED])
     with pytest.raises(UnavailableError):
         await bus.put(KEY, b"1", expect=0)

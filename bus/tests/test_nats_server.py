@@ -234,7 +234,7 @@ async def test_discovery_answers_ping_info_and_stats(
 # --- declaration and server -------------------------------------------------------------------
 
 
-async def test_ensuring_twice_changes_nothing_and_a_drift_is_put_right(
+async def test_ensuring_twice_changes_nothing_and_drift_is_repaired(
     nats: server.Server,
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:

@@ -15,11 +15,11 @@ from virtbus.bus.refusals import why_again
         b'"err_code":10008,"description":"JetStream system temporarily unavailable"}}',
     ],
 )
-def test_a_server_that_is_starting_took_nothing(body: bytes) -> None:
+def test_a_server_that_is_starting_accepted_nothing(body: bytes) -> None:
     assert why_again(_raw(body))
 
 
-def test_no_responder_took_nothing() -> None:
+def test_without_a_responder_nothing_was_accepted() -> None:
     assert why_again(_raw(b"", status="503"))
 
 

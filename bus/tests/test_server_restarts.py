@@ -180,7 +180,7 @@ async def test_the_memory_bucket_is_declared_again_after_a_restart(
     assert entry.value == b"alive"
 
 
-async def test_a_write_that_is_repeated_after_a_lost_answer_finds_itself(
+async def test_a_write_repeated_after_a_lost_answer_succeeds(
     nats: server.Server,
 ) -> None:
     """The server compares before it deduplicates, so a naive repeat would get a conflict."""

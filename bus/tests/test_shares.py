@@ -21,17 +21,17 @@ def test_one_caller_alone_gets_three_quarters_and_the_next_ones_get_a_share_of_t
     assert shares.take("one more")
 
 
-def test_our_own_are_bounded_by_the_total_only() -> None:
+def test_the_controllers_account_is_bounded_by_the_total_only() -> None:
     shares = Shares(10)
     assert _greedy(shares, "") == 10
     assert not shares.take("other")
 
 
-def test_limits_of_one_to_three_can_be_used_whole() -> None:
+def test_limits_of_one_to_three_can_be_used_completely() -> None:
     assert [_greedy(Shares(total), "a") for total in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
 
 
-def test_what_is_given_back_is_free_again_and_nobody_is_remembered() -> None:
+def test_a_returned_share_is_free_again_and_nobody_is_remembered() -> None:
     rng = random.Random(1)
     shares, held = Shares(10_000), list[tuple[str, int]]()
     for _ in range(5000):

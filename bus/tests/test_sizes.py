@@ -36,7 +36,7 @@ async def test_a_value_is_stored_up_to_the_bound_of_its_kind_and_no_byte_more(
         await bus.batch([Write(key, b"x" * (most + 1), expect=revision)])
 
 
-async def test_an_event_that_is_too_large_loses_its_details_and_is_told(bus: Bus) -> None:
+async def test_an_event_that_is_too_large_is_emitted_without_its_details(bus: Bus) -> None:
     event = Event(
         kind=Kind.VM_FAILED,
         uid=UID,
@@ -56,7 +56,7 @@ async def test_an_event_that_is_too_large_loses_its_details_and_is_told(bus: Bus
 
 
 @pytest.mark.integration
-async def test_the_bus_itself_takes_no_status_of_a_node_that_no_reader_would_read(
+async def test_the_bus_itself_refuses_a_status_above_the_readers_bound(
     nats: Server,
 ) -> None:
     """Stolen credentials of a node may be used by a program without checks."""

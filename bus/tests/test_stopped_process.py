@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 
 
-async def test_a_watch_of_a_process_that_stood_still_does_not_list_again(
+async def test_a_watch_of_a_paused_process_does_not_list_again(
     controller: NatsBus,
 ) -> None:
     seen: list[Entry | WatchMark] = []

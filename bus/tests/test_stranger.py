@@ -74,7 +74,7 @@ async def tried(nats: server.Server, user: str) -> tuple[set[str], set[str]]:
     return set(said), set(heard)
 
 
-async def test_a_nodes_credentials_do_what_rules_7_and_8_say(
+async def test_a_nodes_credentials_have_exactly_the_rights_of_their_role(
     nats: server.Server, admin: Stranger
 ) -> None:
     said, heard = await tried(nats, "node-n1")
@@ -84,7 +84,7 @@ async def test_a_nodes_credentials_do_what_rules_7_and_8_say(
 
 
 @pytest.mark.parametrize("service", ["imaged", "netd"])
-async def test_a_nodes_helpers_may_less_than_its_agent(
+async def test_a_nodes_helpers_have_fewer_rights_than_its_agent(
     nats: server.Server, admin: Stranger, service: str
 ) -> None:
     said, heard = await tried(nats, f"{service}-n1")
@@ -127,7 +127,7 @@ BRIDGE_ASKS = {
 BRIDGE_OPENS = {"console", "vnc", "port", "screenshot", "guest"}
 
 
-async def test_a_bridge_asks_what_it_needs_for_vms_and_nothing_of_nodes(
+async def test_a_bridge_may_make_its_vm_requests_and_no_node_requests(
     nats: server.Server, admin: Stranger
 ) -> None:
     """It cannot fence, drain, cordon, forget, rebuild, move, or delete an image (M3)."""
@@ -142,7 +142,7 @@ async def test_a_bridge_asks_what_it_needs_for_vms_and_nothing_of_nodes(
     assert await sequences(admin) == before
 
 
-async def test_what_a_node_says_reaches_only_its_own_subjects(
+async def test_a_nodes_messages_reach_only_its_own_subjects(
     nats: server.Server, admin: Stranger
 ) -> None:
     before = await sequences(admin)
@@ -189,7 +189,7 @@ def hijacks(ack: str) -> list[str]:
     ]
 
 
-async def test_no_answer_can_be_led_to_another(nats: server.Server, admin: Stranger) -> None:
+async def test_no_answer_can_be_redirected(nats: server.Server, admin: Stranger) -> None:
     """BUS-06 and BUS-07: direct get, pub ack, pull, and a service's own answer."""
     taken = await admin.client.subscribe("_INBOX_admin.cmd")
     await admin.client.publish("$JS.API.CONSUMER.MSG.NEXT.CMD.n-n2-cmd", b"1", "_INBOX_admin.cmd")
@@ -222,7 +222,7 @@ async def test_no_answer_can_be_led_to_another(nats: server.Server, admin: Stran
     assert json.loads(info.data)["num_ack_pending"] == 1
 
 
-async def test_a_forged_identity_is_overwritten_and_traces_lead_nowhere(
+async def test_a_forged_identity_is_overwritten_and_reveals_nothing(
     nats: server.Server, admin: Stranger
 ) -> None:
     """BUS-08, BUS-09."""

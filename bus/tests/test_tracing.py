@@ -61,7 +61,7 @@ async def test_a_span_of_a_vm_is_stored_under_its_parent(
     assert start.end_ns >= define.end_ns >= define.start_ns >= start.start_ns
 
 
-async def test_a_failed_span_says_the_reason_and_not_the_text(
+async def test_a_failed_span_has_the_reason_and_not_the_text(
     bus: MemoryBus, finished: Finished
 ) -> None:
     with pytest.raises(VirtbusError), tracing.span("virtbus pull image", uid=UID):
@@ -80,7 +80,7 @@ async def test_a_span_continues_the_request_that_is_handled(
     assert create.parent_id == "b7ad6b7169203331"
 
 
-async def test_a_process_that_cannot_tell_has_its_span_told(
+async def test_the_span_of_a_process_that_cannot_publish_is_published_for_it(
     bus: MemoryBus, finished: Finished
 ) -> None:
     with tracing.span("virtbus attach network", uid=UID, parent=PARENT):
@@ -111,7 +111,7 @@ def test_without_setup_a_span_only_passes_the_traceparent_on() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", PARENT + "\r\nEvil: 1", PARENT.replace("0af7", "0AF7"), f"00-{'0' * 32}-1-1"]
 )
-def test_what_is_no_traceparent_is_not_passed_on(text: str) -> None:
+def test_an_invalid_traceparent_is_not_passed_on(text: str) -> None:
     with tracing.continued(text):
         assert tracing.current_traceparent() is None
 

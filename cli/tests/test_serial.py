@@ -147,14 +147,14 @@ async def test_the_log_of_an_agent_that_keeps_no_count_comes_whole(cli: Cli, gue
     assert (await cli("vm", "logs", "web")).out == "older\n"
 
 
-async def test_much_that_is_piped_in_arrives_whole(cli: Cli, guest: Guest) -> None:
+async def test_large_piped_input_arrives_complete(cli: Cli, guest: Guest) -> None:
     typed = "0123456789abcde\n" * 16 * 1024
     ended = await cli("vm", "console", "web", "--linger", "15", stdin=typed + "bye\n")
     assert ended.code == 0, ended.err
     assert guest.typed.decode() == typed + "bye\n"
 
 
-async def test_console_says_what_it_wants(cli: Cli, guest: Guest) -> None:
+async def test_the_console_opens_with_its_settings(cli: Cli, guest: Guest) -> None:
     await cli("vm", "console", "web", "--view", "--tail-bytes", "99", "--linger", "0", stdin="")
     assert guest.asked is not None
     assert (guest.asked.write, guest.asked.tail_bytes) == (False, 99)

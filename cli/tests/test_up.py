@@ -23,7 +23,7 @@ def test_dead_services_rest_longer_each_time_up_to_30_s() -> None:
     assert [rest_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_services_get_their_own_credentials_and_not_a_persons() -> None:
+def test_services_get_their_own_credentials_and_not_the_users() -> None:
     inherited = {"PATH": "/bin", "VIRTBUS_SERVER": "x", "VIRTBUS_CREDS": "y", "VIRTBUS_X": "z"}
     env = service_environment(PLACE, "netd", parent_fd=7, notify="@a", inherited=inherited)
     assert env["VIRTBUS_CREDS"] == "/r/netd-n1.creds"
@@ -39,7 +39,7 @@ def test_simulation_runs_the_agent_alone() -> None:
     assert env["VIRTBUS_SIMULATE"] == "1"
 
 
-def test_two_places_on_one_host_have_a_wrapper_each() -> None:
+def test_two_state_folders_on_one_host_have_a_wrapper_each() -> None:
     netd = service_environment(PLACE, "netd", parent_fd=7, notify="@a", inherited={})
     agent = service_environment(PLACE, "nodeagent", parent_fd=7, notify="@a", inherited={})
     assert netd["VIRTBUS_WRAPPER_DIR"] == "/s/libexec"
@@ -62,7 +62,7 @@ def test_directories_come_from_flags_then_data_then_environment() -> None:
         choose(data="/d", state_dir="/x", run_dir=None, environ=env)
 
 
-def test_a_simulation_without_a_place_is_apart_from_a_real_node() -> None:
+def test_a_simulation_uses_other_folders_than_a_real_node() -> None:
     def chosen(state_dir: str | None = None, **environ: str) -> tuple[Path, Path]:
         env = {"XDG_STATE_HOME": "/home/state", **environ}
         return choose(data=None, state_dir=state_dir, run_dir=None, environ=env, simulate=True)
@@ -219,7 +219,7 @@ async def test_second_instance_on_the_same_directory_is_refused(tmp_path: Path) 
 
 @pytest.mark.integration
 @pytest.mark.timeout(60)
-async def test_killed_service_is_started_again_and_said_so(tmp_path: Path) -> None:
+async def test_a_killed_service_is_restarted_with_a_message(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         assert process.stdout is not None
         first = await until_service(process.pid, "nodeagent")

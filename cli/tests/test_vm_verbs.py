@@ -45,7 +45,7 @@ async def test_get_shows_addresses_and_json_shows_all(script: Script, cli: Cli) 
     assert script.data("vm.get")[0] == {"name": "web", "namespace": "default"}
 
 
-async def test_uid_in_the_place_of_a_name_is_sent_as_uid(script: Script, cli: Cli) -> None:
+async def test_a_uid_given_as_a_name_is_sent_as_a_uid(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", vm_view())
     assert (await cli("vm", "get", UID.upper())).code == 0
     assert script.data("vm.get") == [{"uid": UID}]

@@ -41,7 +41,7 @@ def test_reading_accepts_more_than_writing(bound: bounds.Bound) -> None:
     assert bound.written_bytes < bound.read_bytes <= bounds.BUS_BYTES
 
 
-def test_the_largest_view_of_a_vm_fits_in_one_message_whatever_is_in_it() -> None:
+def test_the_largest_view_of_a_vm_fits_in_one_message_with_any_content() -> None:
     largest = bounds.RECORD.written_bytes + bounds.STATUS.read_bytes
     assert 6 * largest < bounds.BUS_BYTES  # JSON makes six bytes of a control character
     assert bounds.RECORD.written_bytes + bounds.LOGINS_BYTES < bounds.REQUEST_BYTES
@@ -59,7 +59,7 @@ def _status(**more: object) -> VmStatus:
     return VmStatus.model_validate(values | more)
 
 
-def test_a_status_that_fits_is_told_as_it_is() -> None:
+def test_a_status_that_fits_is_unchanged() -> None:
     status = _status(message="x" * 12_000)
     assert fitted(status) is status
 

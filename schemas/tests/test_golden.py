@@ -26,14 +26,14 @@ EDITIONS = [
 ]
 
 
-def test_what_is_generated_is_what_the_code_says() -> None:
+def test_generated_files_match_the_code() -> None:
     assert generate.differences(generate.wire_files(ROOT), ROOT) == [], (
         f"a model changed: run `{generate.COMMAND}` (make docs), and commit schemas/wire with it"
     )
 
 
 @pytest.mark.parametrize(("model", "written"), EDITIONS)
-def test_every_edition_decodes_to_what_it_said(
+def test_every_edition_decodes_to_its_values(
     model: type[BaseModel], written: dict[str, object]
 ) -> None:
     assert generate_wire.unread(model, {"": written}) == []
@@ -58,7 +58,7 @@ def test_equal_instances_have_equal_bytes(model: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_what_is_stored_says_its_version(model: type[BaseModel]) -> None:
+def test_a_stored_value_has_its_schema_version(model: type[BaseModel]) -> None:
     if "schema_version" in model.model_fields:
         said = decode(encode(generate_examples.minimal(model)))
         assert said["schema_version"] == 1
@@ -76,13 +76,13 @@ def test_a_changed_shape_adds_an_edition_and_keeps_the_old_one() -> None:
     assert generate_wire.editions(generate_wire.golden(model, kept)) == kept
 
 
-def test_a_field_that_vanished_is_told_with_its_path() -> None:
+def test_a_missing_field_is_reported_with_its_path() -> None:
     edition = generate_wire.edition(Tombstone)
     edition["full"]["value"]["reason"] = "taken over"
     assert generate_wire.unread(Tombstone, edition) == ["full.reason"]
 
 
-def test_a_stale_file_and_a_file_of_nothing_are_told(tmp_path: Path) -> None:
+def test_a_stale_file_and_an_empty_file_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("old")
     (tmp_path / "b.json").write_text("whose?")
     assert generate.differences({tmp_path / "a.json": "new"}, tmp_path) == [

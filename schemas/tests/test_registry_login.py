@@ -45,7 +45,7 @@ def test_user_and_password_apart_are_a_login_too() -> None:
     "text",
     ["hunter2", "[]", '{"auths": {"quay.io": {"auth": "hunter2"}}}', '{"auths": {"a": {}}}', "{}"],
 )
-def test_what_holds_no_login_for_it_is_refused_and_not_repeated(text: str) -> None:
+def test_a_pull_secret_without_the_login_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ContainerDisk(image="quay.io/a", image_pull_secret=text)
     errors = refused.value.errors(include_input=False, include_url=False)

@@ -113,7 +113,7 @@ def test_deep_nesting_is_refused(kind: str, depth: int) -> None:
     assert refusal(body).code in {Code.INVALID, Code.TOO_LARGE}
 
 
-def test_as_deep_as_allowed_is_read() -> None:
+def test_the_allowed_depth_is_read() -> None:
     value: Any = 1
     for _ in range(wire.MAX_DEPTH - 1):
         value = [value]
@@ -121,7 +121,7 @@ def test_as_deep_as_allowed_is_read() -> None:
 
 
 @pytest.mark.parametrize("filler", [b"\x80", b"\x90", b"\xc0", b"\x01"])
-def test_a_message_of_very_many_values_is_left_before_it_is_built(filler: bytes) -> None:
+def test_a_message_of_too_many_values_is_refused_before_it_is_built(filler: bytes) -> None:
     """The number of values bounds the work, not a clock: half a MiB of empty maps took 40 MB
     before.
     """
@@ -184,7 +184,7 @@ def test_exactly_the_allowed_number_of_values_is_read() -> None:
         b"\xca\xff\x80\x00\x00",
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(body: bytes) -> None:
+def test_ambiguous_archives_are_refused(body: bytes) -> None:
     assert refusal(body).reason == "malformed"
 
 
@@ -206,7 +206,7 @@ def test_a_refused_message_leaves_nothing_for_the_next() -> None:
         assert wire.decode(b"\x93\x01\x02\x03") == [1, 2, 3]
 
 
-def test_what_a_refusal_says_holds_none_of_a_long_key() -> None:
+def test_a_refusal_contains_no_part_of_a_long_key() -> None:
     body = b"{" + b",".join([b'"' + b"k" * 10_000 + b'":1'] * 2) + b"}"
     assert len(str(refusal(body))) < 300
 
@@ -234,7 +234,7 @@ def test_all_problems_come_in_one_answer_each_with_its_path() -> None:
     assert "(and 5 more)" in str(caught.value)
 
 
-def test_a_refusal_never_repeats_what_was_given() -> None:
+def test_a_refusal_never_repeats_the_input() -> None:
     secret = "hunter2-hunter2"
     for value in (
         {"volumes": [{"name": secret.upper()}]},
@@ -247,7 +247,7 @@ def test_a_refusal_never_repeats_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [], [["cores", 1]], b"x"])
-def test_what_is_no_map_is_no_model(value: object) -> None:
+def test_a_body_that_is_no_map_is_no_model(value: object) -> None:
     with pytest.raises(VirtbusError) as caught:
         wire.validate(Cpu, value)
     assert caught.value.code == Code.INVALID
@@ -270,7 +270,7 @@ def test_equal_meaning_has_an_equal_hash_and_other_meaning_another() -> None:
     assert wire.spec_hash(VmSpec()) != wire.spec_hash(VmSpec(termination_grace_s=31))
 
 
-def test_the_hash_of_a_default_spec_is_what_it_was() -> None:
+def test_the_hash_of_a_default_spec_is_unchanged() -> None:
     """Stored in records and in domains' metadata: a change makes every VM look changed."""
     assert wire.spec_hash(VmSpec()) == (
         "645abe6073ef5906dd4247487d0a05a597a28ab09c78191c3eed28a72ac50dbb"
@@ -291,7 +291,7 @@ def test_a_map_without_data_is_the_data(data: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"  \n"])
-def test_an_empty_body_asks_with_nothing(body: bytes) -> None:
+def test_an_empty_body_is_a_request_without_data(body: bytes) -> None:
     assert open_envelope(body).data == {}
 
 

@@ -39,7 +39,7 @@ def _create(platform: Simulated, name: str) -> Callable[[], object]:
 
 
 @pytest.mark.timeout(180)
-def test_full_disk_of_the_bus_is_told_and_mends_without_an_operator() -> None:
+def test_a_full_disk_of_the_bus_is_reported_and_recovers_without_an_operator() -> None:
     platform = Simulated(SWEEPS)
     store = platform.state_dir / "nats"
     platform.own_disk(store, DISK_BYTES)

@@ -31,7 +31,7 @@ DELETE_STEPS = ("vm.deleting", "domain.stopped", "network.released", "disks.rele
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_guests_run_on_when_a_service_is_killed_and_it_comes_back(
+def test_guests_continue_when_a_service_is_killed_and_it_returns(
     patient: Platform, service: str
 ) -> None:
     views = [patient.create(name, wait="") for name in ("one", "two")]

@@ -60,7 +60,7 @@ def _accept(field: Field, name: str) -> str:
 
 
 @pytest.mark.parametrize("state", [State.CUT, State.HALF_OPEN])
-def test_node_behind_a_broken_wire_rejoins_and_does_what_was_accepted_meanwhile(
+def test_a_node_behind_a_broken_link_rejoins_and_applies_changes_accepted_meanwhile(
     field: Field, state: State
 ) -> None:
     before = field.create("before")
@@ -82,7 +82,7 @@ def test_node_behind_a_broken_wire_rejoins_and_does_what_was_accepted_meanwhile(
 
 
 @pytest.mark.parametrize("state", [State.SLOW, State.GARBLED])
-def test_creates_and_deletes_end_over_a_bad_wire(field: Field, state: State) -> None:
+def test_creates_and_deletes_end_over_a_bad_link(field: Field, state: State) -> None:
     pids = field.pids()
     uids = []
     with wire(field, state, at_least_s=5):

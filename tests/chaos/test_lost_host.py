@@ -80,7 +80,7 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 
 
 @pytest.mark.timeout(240)
-def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: Platform) -> None:
+def test_a_recreated_bus_is_rebuilt_from_the_host_and_no_guest_notices(patient: Platform) -> None:
     runs = patient.create("runs")
     patient.create("stopped")
     patient.cli("vm", "stop", "stopped", "--grace", "0")
@@ -111,7 +111,7 @@ def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: 
 
 
 @pytest.mark.timeout(240)
-def test_a_restored_backup_and_a_rebuild_give_what_the_host_did_last(patient: Platform) -> None:
+def test_a_restored_backup_and_a_rebuild_restore_the_hosts_latest_state(patient: Platform) -> None:
     kept = patient.create("kept")
     patient.create("gone")
     later = patient.create("later", wait="running")

@@ -85,7 +85,7 @@ def test_ten_creates_wait_for_netd_and_all_run_once_it_is_back(
 
 
 @pytest.mark.parametrize("service", ["controller", "imaged", "nodeagent", "nats-server"])
-def test_service_that_hung_for_a_while_goes_on(patient: Platform, service: str) -> None:
+def test_a_service_that_hung_for_a_while_continues(patient: Platform, service: str) -> None:
     view = patient.create("there", wait="running")
     pid = patient.kill(service, signal.SIGSTOP)
     try:

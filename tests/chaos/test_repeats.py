@@ -93,7 +93,7 @@ def test_every_message_three_times_has_the_effect_of_one(platform: Simulated) ->
     assert shown == left
 
 
-def test_agent_that_slept_longer_than_every_lease_acts_on_what_is_true_now(
+def test_an_agent_that_slept_longer_than_every_lease_acts_on_the_current_state(
     platform: Simulated,
 ) -> None:
     platform.create("stays")

@@ -3,5 +3,5 @@
 from virtbus.schemas.generate import ROOT, differences, kubernetes_files
 
 
-def test_the_manifests_are_what_the_code_says() -> None:
+def test_the_manifests_match_the_code() -> None:
     assert differences(kubernetes_files(ROOT), ROOT) == []

@@ -59,14 +59,14 @@ def test_a_line_of_make_names_a_target(line: str) -> None:
     assert {word for word in line.split()[1:] if "=" not in word} <= TARGETS
 
 
-def test_the_readme_shows_how_to_begin() -> None:
+def test_the_readme_shows_the_first_commands() -> None:
     lines = list(commands(ROOT / "README.md"))
     assert any(line.startswith("make demo") for line in lines)
     assert any(line.startswith("virtbus vm create") for line in lines)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_within_the_tree_lead_somewhere(page: Path) -> None:
+def test_links_within_the_tree_resolve(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     inside = [
         target for target in targets if "://" not in target and not target.startswith("mailto")

@@ -140,7 +140,7 @@ def test_a_planted_effect_is_found(source: str) -> None:
 @pytest.mark.parametrize(
     "source", ["import os.path\nos.path.join(a, b)", "import asyncio\nloop.time()", "self.open(x)"]
 )
-def test_what_is_no_effect_is_not_found(source: str) -> None:
+def test_code_without_effects_is_not_found(source: str) -> None:
     assert list(used(ast.parse(source))) == []
 
 

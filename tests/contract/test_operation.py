@@ -34,7 +34,7 @@ def test_install_and_uninstall_know_a_service(service: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_what_compose_starts_has_a_dockerfile(name: str) -> None:
+def test_every_compose_service_has_a_dockerfile(name: str) -> None:
     assert (ROOT / COMPOSE[name]["build"]["dockerfile"]).is_file()
 
 
@@ -103,7 +103,7 @@ def test_compose_gives_a_service_the_state_of_its_unit() -> None:
     assert _binds(COMPOSE["nats"])["/var/lib/virtbus"] == "/var/lib/virtbus/nats"
 
 
-def test_compose_runs_as_root_only_what_its_unit_runs_as_root() -> None:
+def test_compose_runs_as_root_only_services_whose_unit_does() -> None:
     root = {name for name in SERVICES if "user" not in COMPOSE[name]}
     assert root == {name for name in SERVICES if _unit(name).get("User") == "root"}
     folders = COMPOSE["folders"]["command"][0]

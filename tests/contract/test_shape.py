@@ -75,7 +75,7 @@ def test_no_member_hides_the_others() -> None:
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=name)
-def test_a_package_says_what_belongs_in_it(path: Path) -> None:
+def test_a_package_defines_its_content(path: Path) -> None:
     said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     assert len(said.split()) >= 4
 

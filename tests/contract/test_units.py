@@ -33,7 +33,7 @@ def test_every_unit_has_an_exposure_limit() -> None:
 
 
 @pytest.mark.parametrize("service", EXPOSURE)
-def test_systemd_finds_nothing_to_say_about_the_unit(service: str, tmp_path: Path) -> None:
+def test_systemd_verifies_the_unit_without_a_message(service: str, tmp_path: Path) -> None:
     programs = re.findall(rf"^ExecStart={PREFIX}(\S+)", unit(service), re.MULTILINE)
     assert len(programs) == 1
     for name in programs:

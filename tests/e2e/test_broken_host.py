@@ -22,7 +22,7 @@ def _small_store(platform: Platform) -> None:
     platform.at_end.callback(host.run, "umount", "-l", str(images))
 
 
-def test_full_disk_fails_the_vm_with_its_cause_and_room_mends_it(stage: Stage) -> None:
+def test_a_full_disk_fails_the_vm_with_its_cause_and_free_space_repairs_it(stage: Stage) -> None:
     with stage.apart(NO_FLOOR, _small_store) as platform:
         pids = platform.pids()
         with pytest.raises(Refused) as refused:

@@ -41,7 +41,7 @@ def create(platform: Platform, path: Path, name: str, wait: str, **disk: Any) ->
     return platform.create(name, "-f", str(path), "--timeout", "90", wait=wait)
 
 
-def test_a_container_disk_boots_keeps_its_overlay_and_recovers_when_it_is_mended(
+def test_a_container_disk_boots_keeps_its_overlay_and_recovers_after_a_repair(
     stage: Stage, registry: Debian, tmp_path: Path
 ) -> None:
     tiny, wanted = tiny_image().read_bytes(), tmp_path / "vm.json"

@@ -103,7 +103,7 @@ def guest(platform: Platform, login: Login, tmp_path: Path) -> Json:
     return platform.get("full")
 
 
-def test_a_full_guest_takes_its_seed_and_is_logged_in_to(
+def test_a_full_guest_applies_its_seed_and_accepts_a_login(
     platform: Platform, login: Login, guest: Json
 ) -> None:
     log = platform.console_log("full")

@@ -174,7 +174,7 @@ spec:
     assert host.ping(address(view, 0))
 
 
-def test_console_takes_what_is_typed(platform: Platform) -> None:
+def test_the_console_accepts_typed_input(platform: Platform) -> None:
     platform.create("con", wait="ready")
     until(lambda: "GUEST-READY" in platform.console_log("con"), "its shell")
     done = platform.try_cli(
@@ -289,7 +289,7 @@ def test_guest_on_a_cni_network_takes_the_plugins_address(
     assert left == []
 
 
-def test_a_guest_without_an_agent_is_told_with_the_next_step(platform: Platform) -> None:
+def test_a_guest_without_an_agent_is_reported_with_the_next_step(platform: Platform) -> None:
     platform.create("mute", wait="ready")
     with pytest.raises(Refused) as refused:
         platform.cli("vm", "guest", "mute", "-o", "json")

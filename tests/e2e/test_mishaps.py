@@ -34,7 +34,7 @@ def create(platform: Platform, file: Path, login: Login, strategy: str, action: 
     return platform.create("own", "-f", str(file), wait="ready")
 
 
-def test_a_panic_and_a_watchdog_are_told_apart_from_a_crash(
+def test_panics_and_watchdogs_are_distinguished_from_crashes(
     platform: Platform, tmp_path: Path
 ) -> None:
     login, file = Login(tmp_path), tmp_path / "vm.json"

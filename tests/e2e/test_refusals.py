@@ -236,7 +236,7 @@ def test_taken_name_and_uid_are_refused_and_the_same_uid_again_is_the_same_vm(
         ({"spec": {"node_selector": {"zone": "mars"}}}, "no_"),
     ],
 )
-def test_what_no_node_can_hold_is_refused_with_the_reason_of_each_node(
+def test_a_vm_that_fits_on_no_node_is_refused_with_the_reason_of_each_node(
     platform: Platform, change: Json, reason: str
 ) -> None:
     with pytest.raises(VirtbusError) as refused:
@@ -257,7 +257,7 @@ def test_what_no_node_can_hold_is_refused_with_the_reason_of_each_node(
         ("vm", "console", "nobody"),
     ],
 )
-def test_missing_vm_ends_the_command_with_3_and_says_where_to_look(
+def test_a_missing_vm_exits_3_and_names_the_next_step(
     platform: Platform, argv: tuple[str, ...]
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -347,7 +347,7 @@ IMAGES: list[tuple[Callable[[Platform], str], str]] = [
 
 
 @pytest.mark.parametrize(("make", "word"), IMAGES, ids=[make.__name__ for make, _ in IMAGES])
-def test_image_that_cannot_be_had_fails_its_vm_alone_and_says_why(
+def test_an_unavailable_image_fails_only_its_vm_with_the_reason(
     platform: Platform, make: Callable[[Platform], str], word: str
 ) -> None:
     ref = make(platform)

@@ -46,7 +46,7 @@ def telling(folder: Path) -> list[str]:
     ]
 
 
-def test_a_guest_boots_from_a_signed_url_that_stands_in_no_file_but_the_bus(
+def test_a_guest_boots_from_a_signed_url_that_is_in_no_file_except_the_bus(
     stage: Stage, url: str
 ) -> None:
     with stage.apart({"VIRTBUS_IMAGE_ADDRESSES": '["127.0.0.0/8"]'}) as platform:

@@ -43,7 +43,9 @@ def runs_again(platform: OneHost, name: str) -> bool:
     return shown.get("restarts") == 1 and shown["state"] == "Running"
 
 
-def test_guests_outlive_libvirtd_and_the_agent_hears_and_lists_all_again(platform: OneHost) -> None:
+def test_guests_survive_libvirtd_and_the_agent_subscribes_and_lists_again(
+    platform: OneHost,
+) -> None:
     uids = [platform.create(name)["uid"] for name in ("stays", "dies-then", "dies-after")]
     guests, agent = platform.host.emulators(), platform.host.pids()["nodeagent"]
     platform.host.box.kill(platform.host.pids()["libvirtd"])
@@ -64,7 +66,7 @@ def test_guests_outlive_libvirtd_and_the_agent_hears_and_lists_all_again(platfor
     platform.nothing_left()
 
 
-def test_a_guest_that_died_with_libvirtd_is_unknown_and_then_told_as_it_is(
+def test_a_guest_that_died_with_libvirtd_is_unknown_and_then_shown_as_ended(
     platform: OneHost,
 ) -> None:
     """As in a restart of compose's container `libvirt`: the list showed Running meanwhile."""

@@ -95,7 +95,7 @@ ENDS: dict[str, tuple[Callable[[Host], None], Callable[[Host], None]]] = {
 
 @pytest.mark.parametrize("copied", ["credentials", "disk"])
 @pytest.mark.parametrize("end", ENDS)
-def test_a_second_host_starts_no_guest_whatever_becomes_of_the_first(
+def test_a_second_host_starts_no_guest_in_any_state_of_the_first(
     platform: Fleet, end: str, copied: str
 ) -> None:
     first = platform.hosts[NODE]
@@ -141,5 +141,5 @@ def test_a_person_gives_the_node_to_the_second_host_and_the_first_ends_its_guest
         assert word(first) == "refused"
 
 
-def test_the_logs_say_why(platform: Fleet) -> None:
+def test_the_logs_contain_the_cause(platform: Fleet) -> None:
     assert "another host" in Path(platform.hosts[NODE].box.base / "up.log").read_text()

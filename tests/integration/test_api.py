@@ -94,7 +94,7 @@ async def test_pages_follow_each_other_and_name_every_vm_once(tmp_path: Path) ->
     assert found == names
 
 
-async def test_a_watch_goes_on_where_it_ended_behind_another_controller(tmp_path: Path) -> None:
+async def test_a_watch_resumes_on_another_controller(tmp_path: Path) -> None:
     async with platform(tmp_path) as bus:
         await create(bus, "kept", "lost")
         running: set[str] = set()

@@ -195,7 +195,7 @@ async def until(true: Any, what: str, limit_s: float = 60) -> None:
         raise AssertionError(what) from None
 
 
-async def test_nothing_is_given_twice_or_lost_whoever_stops_or_dies(tmp_path: Path) -> None:
+async def test_nothing_is_given_twice_or_lost_if_a_controller_stops_or_dies(tmp_path: Path) -> None:
     async with stage(tmp_path) as (fleet, controllers, client):
         await until(lambda: controllers.holders(), "somebody holds the lease")
         (holder,) = controllers.holders()

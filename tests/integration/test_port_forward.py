@@ -150,7 +150,7 @@ async def test_stdio_carries_one_connection_and_ends_with_it(
     assert (done.code, done.out) == (0, "cba"), done.err
 
 
-async def test_stdio_says_that_nothing_listens(files: server.ServerFiles) -> None:
+async def test_stdio_reports_a_port_without_a_listener(files: server.ServerFiles) -> None:
     done = await run("vm", "port-forward", "web", "9", "--stdio", env=environment(files))
     assert done.code == 3 or done.code == 1
     assert "nothing listens on port 9 of the guest" in done.err
@@ -163,7 +163,9 @@ async def test_words_that_are_no_ports_are_refused(files: server.ServerFiles) ->
         assert said in done.err
 
 
-async def test_ssh_is_given_the_way_over_the_bus(files: server.ServerFiles, tmp_path: Path) -> None:
+async def test_ssh_gets_a_proxy_command_over_the_bus(
+    files: server.ServerFiles, tmp_path: Path
+) -> None:
     fake = tmp_path / "ssh"
     fake.write_text(f"#!{sys.executable}\nimport sys, json\nprint(json.dumps(sys.argv[1:]))\n")
     fake.chmod(0o755)

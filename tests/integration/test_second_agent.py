@@ -262,7 +262,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize(("end", "copied"), ORDERS)
-async def test_a_second_agent_starts_nothing_whatever_becomes_of_the_first(
+async def test_a_second_agent_starts_nothing_in_any_state_of_the_first(
     tmp_path: Path, end: str, copied: str
 ) -> None:
     async with site(tmp_path) as made:
@@ -288,7 +288,7 @@ async def test_a_second_agent_starts_nothing_whatever_becomes_of_the_first(
         assert sorted(second.vms) == before
 
 
-async def test_a_damaged_key_stops_no_agent_that_runs_and_lets_no_second_in(tmp_path: Path) -> None:
+async def test_a_damaged_key_stops_no_running_agent_and_admits_no_second(tmp_path: Path) -> None:
     async with site(tmp_path) as made:
         first, uid = await first_with_a_vm(made)
         holder = await made.holder()

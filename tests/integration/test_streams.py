@@ -133,7 +133,7 @@ async def test_ten_viewers_one_of_them_stalled_nine_see_every_byte(
         assert left.closed == FELL_BEHIND
 
 
-async def test_a_viewer_whose_connection_is_cut_ends_alone(
+async def test_cutting_a_viewers_connection_ends_only_that_viewer(
     nats: server.Server, serial: Serial
 ) -> None:
     async with AsyncExitStack() as stack, AsyncExitStack() as cut:

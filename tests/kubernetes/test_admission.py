@@ -180,7 +180,7 @@ def test_a_megabyte_of_annotations_is_refused_with_its_bound(admitting: Admittin
         ended(cluster, ns, VM)
 
 
-def test_without_a_bridge_nothing_begins_and_everything_ends(kubevirt: Cluster) -> None:
+def test_without_a_bridge_creates_wait_and_deletes_end(kubevirt: Cluster) -> None:
     """The webhooks are registered, but no server answers."""
     gone = Webhooks()
     gone.socket.close()

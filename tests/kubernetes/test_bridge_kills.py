@@ -107,7 +107,7 @@ def _emptied(platform: Platform, ns: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_whoever_is_killed_meanwhile_what_was_asked_for_is_there(platform: Platform) -> None:
+def test_every_request_is_fulfilled_despite_kills(platform: Platform) -> None:
     with platform.cluster.namespace("kills") as ns:
         _play(platform, ns, 8, _bridge, _nats, _apiserver, _etcd)
         _emptied(platform, ns)
@@ -115,7 +115,7 @@ def test_whoever_is_killed_meanwhile_what_was_asked_for_is_there(platform: Platf
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_hundred_come_and_a_hundred_go_under_kills(platform: Platform) -> None:
+def test_a_hundred_creates_and_deletes_complete_despite_kills(platform: Platform) -> None:
     kills = (_bridge, _nats, _apiserver, _etcd)
     with platform.cluster.namespace("kills-many") as ns:
         _play(platform, ns, 100, *kills, *kills, *kills)

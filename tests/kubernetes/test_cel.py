@@ -73,5 +73,5 @@ def test_a_rule_is_held_without_a_webhook(rule: Rule, told: dict[tuple[str, str]
             assert all(one in said for one in words), said
 
 
-def test_what_breaks_none_is_taken(kubevirt: Cluster) -> None:
+def test_an_object_that_breaks_no_rule_is_accepted(kubevirt: Cluster) -> None:
     kubevirt.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(SEED))

@@ -80,7 +80,7 @@ def test_helm_finds_nothing_wrong_with_the_chart() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_release_with_own_certificates_mounts_them_and_tells_nobody_of_them() -> None:
+def test_a_release_with_own_certificates_only_mounts_them() -> None:
     given = values()
     given["certificates"] = {"secret": "mine", "injectFrom": "kubevirt/mine"}
     given["bus"]["server"] = "tls://bus.example:4222"
@@ -105,7 +105,7 @@ def test_a_release_with_own_certificates_mounts_them_and_tells_nobody_of_them() 
         assert notes == {"cert-manager.io/inject-ca-from": "kubevirt/mine"}
 
 
-def test_every_object_says_whose_it_is() -> None:
+def test_every_object_has_its_owners_mark() -> None:
     for one in plain().values():
         assert MINE in one["metadata"]["labels"].items(), key(one)
 
@@ -140,7 +140,7 @@ def test_editors_may_all_verbs_and_viewers_change_and_enter_nothing(verb: Verb) 
     assert viewed == (verb.access == "get" and answers)
 
 
-def test_the_pod_may_nothing_on_its_host() -> None:
+def test_the_pod_has_no_rights_on_its_host() -> None:
     pod = plain()["Deployment", "virtbus-kubebridge"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["securityContext"] == {
@@ -153,7 +153,7 @@ def test_the_pod_may_nothing_on_its_host() -> None:
     assert {"hostNetwork", "hostPID", "hostIPC"} & set(pod) == set()
 
 
-def test_what_the_chart_uses_of_helm_is_read_or_refused() -> None:
+def test_every_helm_feature_of_the_chart_is_rendered_or_refused() -> None:
     given = {"Values": {"a": "1", "b": ""}}
     template = "x: {{ .Values.a }}\n{{- if .Values.b }}\ny: 1\n{{- end }}\nz: 2\n"
     assert rendered(template, given) == "x: 1\nz: 2\n"

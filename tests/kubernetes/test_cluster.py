@@ -47,7 +47,7 @@ def test_a_user_without_rights_is_refused_until_a_role_is_bound(cluster: Cluster
         until(lambda: cluster.try_kubectl(*asked, kubeconfig=stranger).returncode == 0, "the role")
 
 
-def test_what_an_object_owns_goes_with_it(cluster: Cluster) -> None:
+def test_the_garbage_collector_deletes_dependents(cluster: Cluster) -> None:
     with cluster.namespace("owners") as ns:
         cluster.kubectl("apply", "-n", ns, "-f", "-", stdin=CONFIG_MAP)
         uid = cluster.get("-n", ns, "configmap", "greeting")["metadata"]["uid"]
@@ -94,7 +94,7 @@ def aggregated(cluster: Cluster) -> Iterator[int]:
             thread.join()
 
 
-def test_an_aggregated_api_is_told_by_the_front_proxy_who_asks(cluster: Cluster) -> None:
+def test_the_front_proxy_names_the_user_to_an_aggregated_api(cluster: Cluster) -> None:
     ca = cluster.authority.certificate.read_bytes()
     with aggregated(cluster) as port:
         service = {

@@ -86,7 +86,7 @@ def test_a_vms_status_is_apart_and_a_vmis_is_written_with_it(kubevirt: Cluster) 
         assert kubevirt.get("-n", ns, "vmi/one")["status"] == {"phase": "Running"}
 
 
-def test_explain_tells_what_fields_mean_and_what_virtbus_refuses(kubevirt: Cluster) -> None:
+def test_explain_describes_fields_and_refusals(kubevirt: Cluster) -> None:
     domain = ("explain", "vm.spec.template.spec.domain")
     # The API server publishes a new kind's schema some time after it accepts its objects.
     until(lambda: kubevirt.try_kubectl(*domain).returncode == 0, "documents of the CRDs")

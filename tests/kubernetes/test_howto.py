@@ -48,7 +48,7 @@ def platform(kubevirt: Cluster) -> Iterator[Platform]:
         made.bridge.stop()  # again: a failed test left it running
 
 
-def test_what_the_page_says_works(platform: Platform, folder: Path) -> None:
+def test_the_commands_of_the_page_work(platform: Platform, folder: Path) -> None:
     """Two lines are replaced: this cluster has no network of pods, and no node for them."""
     (folder / "bridge.creds").write_bytes((platform.folder / "run" / "bridge.creds").read_bytes())
 

@@ -107,7 +107,7 @@ def alone() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_bad_images_are_told_and_recover_when_they_are_mended(
+def test_bad_images_are_reported_and_work_after_a_repair(
     alone: Cluster, registries: tuple[Debian, Debian], tmp_path: Path
 ) -> None:
     openly, private = registries

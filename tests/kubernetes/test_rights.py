@@ -89,7 +89,7 @@ def _until_policies_hold(one: Bridge) -> None:
             assert time.monotonic() < end_s, f"{key}: {one.said}"
 
 
-def test_of_a_node_the_bridge_changes_its_own_marks(bridge: Bridge) -> None:
+def test_the_bridge_changes_its_own_marks_of_a_node(bridge: Bridge) -> None:
     own = {"labels": {SCHEDULABLE: "true", OURS: "true"}, "annotations": {HEARTBEAT: "now"}}
     assert bridge.changes({"metadata": own})
     gone = {"labels": {SCHEDULABLE: None, OURS: None}, "annotations": {HEARTBEAT: None}}
@@ -110,7 +110,7 @@ def test_of_a_node_the_bridge_changes_its_own_marks(bridge: Bridge) -> None:
     ],
     ids=str,
 )
-def test_of_a_node_the_bridge_changes_nothing_else(bridge: Bridge, patch: dict[str, Any]) -> None:
+def test_the_bridge_changes_nothing_else_of_a_node(bridge: Bridge, patch: dict[str, Any]) -> None:
     assert not bridge.changes(patch)
     assert "the bridge changes" in bridge.said
 

@@ -41,7 +41,7 @@ def shown(platform: Platform, ns: str) -> dict[str, bool]:
     return {end["targetRef"]["name"]: end["conditions"]["ready"] for end in ends}
 
 
-def test_a_service_has_the_guests_that_it_selects_beside_kubernetes_own_slices(
+def test_a_service_has_its_selected_guests_next_to_kubernetes_own_slices(
     platform: Platform,
 ) -> None:
     cluster = platform.cluster
@@ -73,7 +73,7 @@ def test_a_service_has_the_guests_that_it_selects_beside_kubernetes_own_slices(
         until("nothing is left on the bus", lambda: not platform.vms(ns))
 
 
-def test_what_was_changed_behind_the_bridge_is_mended_and_a_named_port_is_told(
+def test_external_edits_are_reverted_and_a_named_port_is_reported(
     platform: Platform,
 ) -> None:
     cluster = platform.cluster

@@ -23,7 +23,7 @@ answer to a write.
 """
 
 
-async def test_vms_on_simulated_nodes_come_and_go() -> None:
+async def test_vms_on_simulated_nodes_are_created_and_deleted() -> None:
     """Two lots of creates, a killed controller under churn, all deleted; nothing is left.
 
     The controller's cost of a create does not grow with the number of VMs.

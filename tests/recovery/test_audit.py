@@ -68,7 +68,7 @@ async def one_vm(node: Node) -> None:
     await eventually(running)
 
 
-async def test_a_host_with_nothing_but_its_vms_is_well(tmp_path: Path) -> None:
+async def test_a_host_with_only_its_vms_has_no_findings(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
     async with node.agent(), controller(node) as client:
@@ -77,7 +77,7 @@ async def test_a_host_with_nothing_but_its_vms_is_well(tmp_path: Path) -> None:
         assert await audited(client, node=NODE, repair=True) == NodeFindings(node=NODE)
 
 
-async def test_each_thing_without_a_record_is_told_and_repaired(tmp_path: Path) -> None:
+async def test_each_object_without_a_record_is_reported_and_repaired(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
     async with node.agent(), controller(node) as client:
@@ -99,7 +99,7 @@ async def test_each_thing_without_a_record_is_told_and_repaired(tmp_path: Path) 
         assert (node.settings.state_dir / "quarantine" / LEFT / "seed-x.iso").exists()
 
 
-async def test_a_guest_that_runs_without_a_record_is_told_and_never_repaired(
+async def test_a_running_guest_without_a_record_is_reported_and_never_removed(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
@@ -116,7 +116,7 @@ async def test_a_guest_that_runs_without_a_record_is_told_and_never_repaired(
         assert (node.settings.state_dir / "vms" / LEFT / "seed-x.iso").exists()
 
 
-async def test_what_could_not_be_removed_is_removed_soon_after(
+async def test_a_failed_removal_is_retried_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The repair does not wait for the next full comparison, which is minutes away."""
@@ -145,7 +145,7 @@ async def test_what_could_not_be_removed_is_removed_soon_after(
         assert lost
 
 
-async def test_what_is_missing_of_a_network_is_told_and_netd_puts_it_right(
+async def test_missing_parts_of_a_network_are_reported_and_netd_repairs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = {A: ("tap0 is gone",), "": ("nftables virtbus: gone",)}
@@ -173,7 +173,7 @@ async def test_what_is_missing_of_a_network_is_told_and_netd_puts_it_right(
         assert set(node.domains.there) == {A}
 
 
-async def test_what_stays_for_the_grace_goes_by_itself_but_for_its_disks(tmp_path: Path) -> None:
+async def test_an_orphan_is_removed_after_its_grace_except_its_disks(tmp_path: Path) -> None:
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.3)
     await node.join()
     async with node.agent():
@@ -186,7 +186,7 @@ async def test_what_stays_for_the_grace_goes_by_itself_but_for_its_disks(tmp_pat
 
 
 @pytest.mark.parametrize(("why", "kept"), [(b"", [LEFT]), (DELETED, [])])
-async def test_what_was_made_for_a_record_that_is_purged_unseen_goes_at_once(
+async def test_preparations_for_a_record_purged_unseen_are_removed_at_once(
     tmp_path: Path, why: bytes, kept: list[str]
 ) -> None:
     """Disks with writes are removed only by a delete."""
@@ -206,7 +206,7 @@ async def test_what_was_made_for_a_record_that_is_purged_unseen_goes_at_once(
         await eventually(lambda: LEFT not in node.simulated.held)
 
 
-async def test_on_another_bus_nothing_is_called_left_over(tmp_path: Path) -> None:
+async def test_on_another_bus_nothing_counts_as_an_orphan(tmp_path: Path) -> None:
     node = Node(tmp_path, resync_s=0.05, orphan_grace_s=0.1)
     await node.join()
     async with node.agent():

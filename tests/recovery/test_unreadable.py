@@ -40,7 +40,7 @@ async def test_a_rebuild_writes_a_damaged_record_back_from_its_host(tmp_path: Pa
         assert [deed for deed in node.domains.done if deed[0] != "start"] == []
 
 
-async def test_a_rebuild_makes_a_damaged_join_record_anew(tmp_path: Path) -> None:
+async def test_a_rebuild_rewrites_a_damaged_join_record(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
     async with node.agent(), controller(node) as client:
@@ -71,7 +71,7 @@ async def test_a_rebuild_reads_hosts_whose_records_fill_many_answers(tmp_path: P
         assert [one.uid for one in (await rebuild(client)).vms] == [A]
 
 
-async def test_a_damaged_vm_is_deleted_by_a_person_and_its_node_lets_all_of_it_go(
+async def test_a_person_deletes_a_damaged_vm_and_its_node_releases_everything(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)

@@ -103,7 +103,7 @@ BACK: dict[str, Callable[[World], None]] = {
 
 @pytest.mark.parametrize("disk", DISKS)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_second_host_starts_nothing_whatever_became_of_the_first(disk: str, end: str) -> None:
+def test_a_second_host_starts_nothing_in_any_state_of_the_first(disk: str, end: str) -> None:
     async def story(world: World, user: User, wanted: Wanted, old: Disk) -> None:
         del user, wanted
         ENDS[end](world)
@@ -136,7 +136,7 @@ def test_a_second_host_that_is_there_first_after_a_reboot_starts_nothing(disk: s
     assert told(story) == []
 
 
-def test_an_agent_that_is_killed_is_followed_at_once() -> None:
+def test_a_killed_agent_is_replaced_at_once() -> None:
     async def story(world: World, user: User, wanted: Wanted, old: Disk) -> None:
         del old
         agent = world.services["n1-agent"]

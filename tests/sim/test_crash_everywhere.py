@@ -87,7 +87,7 @@ def crashed_at(scenario: Scenario, name: str, step: int, *, host: bool) -> list[
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["controller", "agent", "host"])
 @pytest.mark.parametrize("delete", [False, True], ids=["create", "delete"])
-def test_a_death_at_any_await_is_made_good(victim: str, delete: bool) -> None:
+def test_a_crash_at_any_await_is_recovered(victim: str, delete: bool) -> None:
     scenario = Scenario(delete)
     name = "c1" if victim == "controller" else "n1-agent"
     steps = count(scenario, name)

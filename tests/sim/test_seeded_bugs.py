@@ -29,7 +29,7 @@ def found(**more: Any) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_a_blind_put_where_a_compare_and_set_belongs_is_found() -> None:
+def test_a_put_without_the_required_compare_and_set_is_found() -> None:
     kinds = {one.split()[0] for one in found(controller_bus=BlindBus)}
     assert kinds & {"I2", "I3", "I15"}, "a change, a delete or a move is undone"
 

@@ -6,7 +6,7 @@ from tests.sim.run import run
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_without_faults_nothing_is_wrong() -> None:
+def test_without_faults_no_invariant_is_violated() -> None:
     verdict = run(1, only=frozenset())
     assert verdict.violations == []
     assert verdict.steps > 300

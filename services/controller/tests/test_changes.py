@@ -39,7 +39,9 @@ def update(of: VmRecord, spec: VmSpec | None = None, **more: Any) -> VmRecord:
     ],
     ids=str,
 )
-def test_what_may_change_raises_the_generation_and_the_hash(change: dict[str, Any]) -> None:
+def test_a_permitted_change_raises_the_generation_and_changes_the_hash(
+    change: dict[str, Any],
+) -> None:
     before = record()
     after = update(before, with_spec(before, **change))
     assert after.generation == before.generation + 1
@@ -55,7 +57,7 @@ def test_what_may_change_raises_the_generation_and_the_hash(change: dict[str, An
         ({"domain__devices": {}}, "spec.domain.devices.disks"),
     ],
 )
-def test_what_cannot_change_is_422_with_its_path(change: dict[str, Any], path: str) -> None:
+def test_an_immutable_field_is_422_with_its_path(change: dict[str, Any], path: str) -> None:
     before = record()
     with pytest.raises(VirtbusError) as caught:
         update(before, with_spec(before, **change, termination_grace_s=1))
@@ -65,7 +67,7 @@ def test_what_cannot_change_is_422_with_its_path(change: dict[str, Any], path: s
     assert "spec.termination_grace_s" not in found
 
 
-def test_a_change_deep_in_a_list_is_told_with_its_index() -> None:
+def test_a_change_deep_in_a_list_is_reported_with_its_index() -> None:
     before = record()
     plain = before.spec.model_dump()
     plain["volumes"][0]["image"]["ref"] = "other"
@@ -117,7 +119,7 @@ def test_start_and_stop_each_raise_the_power_epoch() -> None:
     assert powered(started, on=True).power_epoch == 3
 
 
-def test_a_delete_asked_twice_is_one() -> None:
+def test_a_repeated_delete_is_one_delete() -> None:
     once = deleting(record(), None)
     assert once.deleting
     assert deleting(once, None) == once
@@ -137,7 +139,7 @@ def test_a_delete_asked_twice_is_one() -> None:
         (None, 86_400, None),
     ],
 )
-def test_asking_again_may_only_shorten_the_grace(
+def test_a_second_request_may_only_shorten_the_grace(
     first: int | None, second: int | None, kept: int | None
 ) -> None:
     """The default grace is the spec's 30 s, and no second request makes it longer."""

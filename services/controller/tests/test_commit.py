@@ -141,7 +141,7 @@ async def test_a_name_and_a_uid_have_one_vm(rival: VmRecord, reason: str) -> Non
     check_clean(server)
 
 
-async def test_what_is_being_deleted_is_not_created_again() -> None:
+async def test_a_vm_that_is_being_deleted_is_not_created_again() -> None:
     server = MemoryServer()
     commits = Commits(MemoryBus(server))
     first = await commits.create(record(), secrets(1))

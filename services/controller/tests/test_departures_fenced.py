@@ -27,7 +27,7 @@ async def test_silence_alone_moves_nothing(there: Site) -> None:
 
 
 @site()
-async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_says_why_not(there: Site) -> None:
+async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_show_the_reason(there: Site) -> None:
     async with there.host("n2").on():
         async with there.host("n1").on():
             await _joined(there, "n1")
@@ -49,7 +49,7 @@ async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_says_why_not(ther
 
 
 @site()
-async def test_a_fenced_node_that_is_back_keeps_to_the_truth_and_rejoins_by_unfence(
+async def test_a_returned_fenced_node_starts_nothing_moved_and_rejoins_by_unfence(
     there: Site,
 ) -> None:
     """F21, F25: it starts nothing, cleans moved VMs up, and then takes part again."""

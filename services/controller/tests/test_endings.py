@@ -97,7 +97,7 @@ async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bo
     ],
     ids=["left behind", "node silent", "node fenced", "record lost by the bus"],
 )
-async def test_a_status_that_came_behind_its_purge_goes(
+async def test_a_status_stored_after_its_purge_is_removed(
     *, heard: bool, fenced: bool, deleted: bool, goes: bool
 ) -> None:
     bus = MemoryBus(MemoryServer())

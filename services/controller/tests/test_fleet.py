@@ -67,7 +67,7 @@ def test_a_claim_and_a_nonce_are_no_vms() -> None:
         subjects.vm_record("n1", uid(7)),
     ],
 )
-def test_the_purge_of_what_is_unknown_is_no_vm_that_went(key: str) -> None:
+def test_the_purge_of_an_unknown_key_is_no_deleted_vm(key: str) -> None:
     """A controller that has just started lists purge markers of claims that it never saw."""
     fleet = Fleet()
     assert fleet.purge_vm(key, 9) is None
@@ -106,7 +106,7 @@ def test_a_move_is_no_delete() -> None:
     assert uid(1) in fleet.vms
 
 
-def test_a_purge_without_a_delete_that_is_no_move_ends_the_vm_after_a_while() -> None:
+def test_an_empty_purge_marker_without_a_move_ends_the_vm_after_a_while() -> None:
     fleet = Fleet()
     put(fleet, record(), 5)
     fleet.purge_vm(subjects.vm_record("n1", uid(1)), 6)
@@ -185,7 +185,7 @@ def test_a_node_record_that_is_not_of_its_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["$KV.st.n1", "$KV.st.n1.x.y", "$KV.st.n1.nobody"])
-def test_a_strange_status_key_harms_nobody(key: str) -> None:
+def test_an_unexpected_status_key_is_ignored(key: str) -> None:
     fleet = Fleet()
     fleet.purge_status(key, 3)
     with pytest.raises(VirtbusError):
@@ -233,7 +233,7 @@ def test_a_node_is_silent_after_a_while_and_heard_again_at_once() -> None:
     assert not fleet.silent("n1", 200.0)
 
 
-def test_what_an_agent_has_not_compared_since_its_start_is_unknown() -> None:
+def test_a_vm_is_unknown_until_its_restarted_agent_has_compared_it() -> None:
     fleet, one = Fleet(), record()
     put(fleet, one, 1)
     say(fleet, status(one), 1)
@@ -253,7 +253,7 @@ def test_what_an_agent_has_not_compared_since_its_start_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("off_s", [-3600, 3600, 366 * 86_400])
-def test_a_node_whose_clock_is_wrong_is_told_and_never_silent_for_it(off_s: int) -> None:
+def test_a_wrong_clock_of_a_node_is_reported_and_never_counts_as_silence(off_s: int) -> None:
     fleet, now_ns = Fleet(), 2 * 10**18
     hear(fleet, node(time_ns=now_ns + off_s * 10**9), 100.0, now_ns)
     assert not fleet.silent("n1", 100.0)
@@ -269,7 +269,7 @@ def test_no_node_is_silent_while_the_bus_just_came_back() -> None:
     assert fleet.silent("n1", 1000.1 + SUSPECT_AFTER_S)
 
 
-def test_what_is_promised_on_a_node_is_counted() -> None:
+def test_allocations_on_a_node_are_counted() -> None:
     fleet = Fleet()
     hear(fleet, node(time_ns=2_500_000_000), 10.0, 1_000_000_000)
     put(fleet, record(1, "a"), 1)
@@ -317,7 +317,7 @@ def test_vms_are_listed_by_namespace_name_and_uid() -> None:
     assert fleet.sorted_uids(None, {"x": "2"}) == []
 
 
-def test_what_is_forgotten_of_deleted_vms_is_bounded() -> None:
+def test_the_memory_of_deleted_vms_is_bounded() -> None:
     fleet = Fleet()
     for number in range(1, fleet.GONE_KEPT + 11):
         fleet.drop_vm(uid(number), number)
@@ -327,7 +327,7 @@ def test_what_is_forgotten_of_deleted_vms_is_bounded() -> None:
 
 # --- view ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", VmState)
-def test_the_view_shows_the_nodes_word(state: VmState) -> None:
+def test_the_view_shows_the_nodes_status(state: VmState) -> None:
     one = record()
     assert visible_state(one, status(one, state), NodeState.READY) is state
 

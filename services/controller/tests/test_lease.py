@@ -84,7 +84,7 @@ def test_one_of_many_holds_it_for_as_long_as_it_lives() -> None:
     run(scenario)
 
 
-def test_who_leaves_gives_it_back_at_once() -> None:
+def test_a_holder_that_leaves_releases_its_lease_at_once() -> None:
     async def scenario() -> None:
         shared = server()
         async with Leases(MemoryBus(shared, "a"), "a").hold("fleet") as first:
@@ -138,7 +138,7 @@ def test_a_holder_that_was_stopped_acts_no_more() -> None:
     run(scenario)
 
 
-def test_a_lease_that_another_took_ends_the_tenure() -> None:
+def test_a_lease_taken_by_another_ends_the_term() -> None:
     async def scenario() -> None:
         shared = server()
         thief = MemoryBus(shared, "b")
@@ -169,7 +169,7 @@ def test_a_renewal_of_unknown_outcome_loses_nothing(fault: Fault) -> None:
     run(scenario)
 
 
-def test_a_lease_whose_ttl_never_passes_is_taken_all_the_same() -> None:
+def test_a_lease_whose_ttl_never_expires_is_still_taken_over() -> None:
     """As after a restore from a backup: nobody renews, and nothing expires."""
 
     async def scenario() -> None:

@@ -46,7 +46,7 @@ async def settled(server: MemoryServer) -> None:
     assert subjects.vm_secret(there.node, there.uid) in standing(server)
 
 
-async def test_of_two_moves_one_wins_and_no_secret_is_left_or_lost_in_every_order() -> None:
+async def test_one_of_two_moves_wins_and_no_secret_is_left_or_lost_in_every_order() -> None:
     async def scenario(gates: Gates) -> None:
         server, held = await with_a_vm()
         moves = {
@@ -73,7 +73,7 @@ async def test_a_move_and_a_sweep_lose_no_secret_in_any_order() -> None:
     assert await explore(scenario, pauses=3) > 10
 
 
-async def test_a_move_that_is_broken_off_anywhere_loses_no_secret() -> None:
+async def test_an_interrupted_move_loses_no_secret() -> None:
     async def prepare() -> MemoryServer:
         return (await with_a_vm())[0]
 

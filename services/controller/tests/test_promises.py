@@ -30,7 +30,7 @@ def _sized(one: VmRecord, cores: int) -> VmRecord:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"domain": domain})})
 
 
-def test_candidates_show_what_counting_all_vms_anew_would() -> None:
+def test_candidates_equal_a_new_count_of_all_vms() -> None:
     """Creates, resizes, moves, echoes, stale messages and deletes, in any order."""
     rng = random.Random(7)
     fleet, revision = Fleet(), 0

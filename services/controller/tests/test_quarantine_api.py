@@ -76,7 +76,7 @@ async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> Non
         assert node.domains.done == [("start", A)]
 
 
-async def test_what_was_kept_is_adopted_switched_off_and_starts_when_asked(node: Node) -> None:
+async def test_kept_disks_are_adopted_switched_off_and_start_on_request(node: Node) -> None:
     async with node.agent(), controller(node) as client:
         await held(node, client)
         kept = await call(client, "keep", entry=A)
@@ -127,7 +127,7 @@ async def test_a_name_that_is_taken_is_refused_before_anything_is_moved(node: No
         await call(client, "adopt", entry=A, name="rescued")
 
 
-async def test_what_was_moved_meanwhile_is_ended_where_it_is_held_and_its_disks_stay(
+async def test_a_held_vm_that_was_moved_meanwhile_is_ended_and_its_disks_stay(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host was off for longer than a purge marker lasts."""
@@ -151,7 +151,7 @@ async def test_an_older_record_elsewhere_ends_nothing_that_is_held(
         assert node.domains.done == [("start", A)]
 
 
-async def test_a_create_of_what_a_node_holds_is_refused_and_makes_no_second_runner(
+async def test_a_create_of_a_vm_that_a_node_holds_is_refused(
     node: Node,
 ) -> None:
     """As the Kubernetes bridge does, which finds no VM for its VMI on a restored bus."""

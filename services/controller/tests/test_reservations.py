@@ -65,7 +65,7 @@ def half(number: int) -> VmRecord:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"domain": domain})})
 
 
-def test_of_any_order_of_creates_by_stale_controllers_two_halves_fit_and_no_third() -> None:
+def test_in_any_order_of_stale_creates_two_halves_fit_and_no_third() -> None:
     async def scenario(gates: Gates) -> None:
         server = MemoryServer()
         await Commits(MemoryBus(server), fleet()).create(half(1), None)
@@ -80,7 +80,7 @@ def test_of_any_order_of_creates_by_stale_controllers_two_halves_fit_and_no_thir
     asyncio.run(explore(scenario, pauses=2))
 
 
-def test_a_create_and_a_delete_that_break_off_anywhere_keep_the_sum_true() -> None:
+def test_an_interrupted_create_or_delete_keeps_the_sum_right() -> None:
     async def prepare() -> MemoryServer:
         server = MemoryServer()
         await Commits(MemoryBus(server), fleet()).create(half(1), None)
@@ -184,7 +184,7 @@ async def test_a_node_with_a_strict_vm_shares_its_cpus_with_nobody(made: World) 
 
 
 @played(nodes=1)
-async def test_a_strict_vm_waits_beside_shared_ones_that_have_taken_its_cpus(made: World) -> None:
+async def test_a_strict_vm_waits_while_shared_ones_use_its_cpus(made: World) -> None:
     await create(made, 1, cpus=6)
     assert (await create(made, 2, cpus=4, **STRICT)).node == "_"
     await made.vm("stop", uid=uid(1))
@@ -212,7 +212,7 @@ async def test_a_strict_vm_grows_only_within_what_its_node_has(made: World) -> N
 
 
 @played(nodes=1)
-async def test_a_sum_that_is_lost_is_counted_anew(made: World) -> None:
+async def test_a_lost_sum_is_computed_again(made: World) -> None:
     await create(made, 1, memory=HALF, **STRICT)
     del made.server.shelf("$KV.vm.x").entries[subjects.node_reserved("n1")]  # a recreated bus
     await create(made, 2, memory=HALF, **STRICT)

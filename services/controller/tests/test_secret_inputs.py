@@ -102,7 +102,7 @@ def test_the_shorthand_goes_into_a_config_drive_where_that_is_the_seed() -> None
         ({"files": {"data": {f"f{n}": "" for n in range(129)}}}, "files.data", "128"),
     ],
 )
-def test_what_cannot_be_written_is_refused_with_its_path(
+def test_an_unwritable_value_is_refused_with_its_path(
     volume: dict[str, Any], path: str, words: str
 ) -> None:
     found = details(request({"name": "x"} | volume))
@@ -110,7 +110,7 @@ def test_what_cannot_be_written_is_refused_with_its_path(
     assert words in found[f"spec.volumes[1].{path}"]
 
 
-def test_more_than_the_bus_holds_is_refused() -> None:
+def test_secret_inputs_above_the_bound_are_refused() -> None:
     half = {"data": {"a": "x" * (MAX_BYTES // 2)}}
     found = details(request({"name": "a", "files": half}, {"name": "b", "files": half}))
     assert json.dumps(found) == json.dumps(

@@ -19,7 +19,7 @@ KEYS = ["ssh-ed25519 " + "A" * 8170 + str(number) for number in range(10, 73)]
 ANNOTATIONS = {f"note-{n}": "x" * 60_000 for n in range(3)}
 
 
-def test_the_largest_field_is_named_as_deep_as_it_makes_up_most() -> None:
+def test_the_largest_field_is_named_down_to_its_largest_part() -> None:
     value = {"labels": {"a": "b"}, "spec": {"volumes": [{"name": "a"}, {"name": "b" * 99}]}}
     assert largest(value) == "spec.volumes[1].name"
     assert largest({"annotations": {"a": "x" * 50, "b": "x" * 50, "c": "y" * 50}}) == "annotations"

@@ -124,7 +124,7 @@ async def alarms(made: World) -> str:
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("restarted", [False, True], ids=["known", "restarted"])
-def test_a_damaged_value_stops_nobody(kind: str, how: str, restarted: bool) -> None:
+def test_a_damaged_value_stops_no_other_vm(kind: str, how: str, restarted: bool) -> None:
     key, server = KEYS[kind], MemoryServer()
 
     async def body() -> None:
@@ -147,7 +147,7 @@ def test_a_damaged_value_stops_nobody(kind: str, how: str, restarted: bool) -> N
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("restarted", [False, True], ids=["known", "restarted"])
 @pytest.mark.parametrize("by", [{"uid": WEB}, {"name": "web"}], ids=["uid", "name"])
-def test_a_vm_whose_record_is_damaged_is_told_and_deleted(
+def test_a_vm_with_a_damaged_record_is_reported_and_deleted(
     how: str, restarted: bool, by: dict[str, str]
 ) -> None:
     server = MemoryServer()

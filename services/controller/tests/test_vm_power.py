@@ -29,7 +29,7 @@ def test_a_pause_is_not_a_start() -> None:
     assert (again.paused, again.pause_epoch) == (False, 2)
 
 
-def test_a_restart_is_a_start_that_ends_the_guest_of_before() -> None:
+def test_a_restart_is_a_start_that_ends_the_earlier_guest() -> None:
     after = changes.restarted(record(power_epoch=3, paused=True), up=True, grace_s=5)
     assert (after.power_epoch, after.restart_epoch, after.stop_grace_s) == (4, 4, 5)
     assert (after.powered, after.paused) == (True, False)
@@ -55,7 +55,7 @@ def test_a_start_says_whether_it_leaves_the_guest_paused_or_the_spec_does(
     assert changes.started(off, up=False, paused=asked).paused is paused
 
 
-def test_a_start_of_a_vm_that_is_up_neither_pauses_it_nor_lets_it_go_on() -> None:
+def test_a_start_of_a_running_vm_neither_pauses_nor_resumes_it() -> None:
     assert not changes.started(paused_by_spec(), up=True, paused=None).paused
     assert changes.started(record(paused=True), up=True, paused=None).paused
     with pytest.raises(VirtbusError, match="vm pause") as refusal:
@@ -76,7 +76,7 @@ def test_a_restart_pauses_where_the_spec_says_so() -> None:
         lambda r: changes.restarted(r, up=False, grace_s=None),
     ],
 )
-def test_what_is_off_or_has_ended_is_neither_paused_nor_restarted(
+def test_a_vm_that_is_off_or_has_ended_is_neither_paused_nor_restarted(
     change: Callable[[VmRecord], VmRecord], powered: bool
 ) -> None:
     with pytest.raises(VirtbusError, match="vm start") as refusal:
@@ -130,7 +130,7 @@ async def test_a_create_that_starts_paused_says_so(made: World) -> None:
 
 
 @played()
-async def test_a_guest_that_has_ended_is_refused_with_what_to_do(made: World) -> None:
+async def test_an_ended_guest_is_refused_with_the_next_step(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     stored = await made.stored(uid(1))
     assert stored is not None

@@ -107,7 +107,7 @@ def test_hostile_tables_cost_a_bounded_read() -> None:
     assert read <= clusters.MAX_L2_BYTES + qcow2.MAX_L1_BYTES
 
 
-def test_a_cluster_that_reads_as_zeros_need_not_be_there() -> None:
+def test_a_cluster_of_zeros_need_not_exist() -> None:
     data = with_l1(len(with_l1(0)))
     check(data + struct.pack(">Q", (1 << 40) | 1).ljust(65536, b"\0"))
     assert refusal(data + struct.pack(">Q", 1 << 40).ljust(65536, b"\0")) == "truncated"

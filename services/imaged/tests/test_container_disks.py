@@ -59,7 +59,7 @@ async def test_pull_policies_where_the_image_is_here_and_its_tag_has_moved(
         assert (registry.asked("manifests") > before) is asked
 
 
-async def test_always_asks_and_transfers_nothing_that_is_here(
+async def test_always_asks_the_registry_and_transfers_nothing_unchanged(
     make_node: NodeMaker, registry: Registry
 ) -> None:
     registry.push_index("a", "latest", {"amd64": (gz(tar(("disk/a", DISK))),)})
@@ -77,7 +77,7 @@ async def test_always_asks_and_transfers_nothing_that_is_here(
         assert caught.value.reason == "image_not_found"
 
 
-async def test_never_asks_nobody(make_node: NodeMaker, registry: Registry) -> None:
+async def test_never_makes_no_request(make_node: NodeMaker, registry: Registry) -> None:
     registry.push("a", "1", gz(tar(("disk/a", DISK))))
     wanted = record(container(registry, "a:1", image_pull_policy="Never"))
     async with make_node(registries=registry.known) as node:

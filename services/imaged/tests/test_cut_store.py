@@ -45,7 +45,7 @@ async def test_cut_data_or_link_is_fetched_again(
             assert node.parts() == []
 
 
-async def test_cut_part_or_note_is_resumed_or_begun_anew_and_never_wrong(
+async def test_a_truncated_part_or_note_is_resumed_or_restarted_and_never_wrong(
     make_node: NodeMaker, server: Web, tmp_path: Path
 ) -> None:
     data = qcow2_image(payload=256 * KIB)

@@ -82,7 +82,7 @@ async def test_a_private_repository_of_a_real_registry(
             assert (await node.images.ensure(source)).digest == digest_of(DISK)
 
 
-async def test_a_registry_that_dies_in_the_middle_costs_only_what_is_left(
+async def test_after_a_registry_dies_only_the_rest_is_fetched(
     make_node: NodeMaker, images: Registry, tmp_path: Path
 ) -> None:
     """The registry is killed while it sends, and another one continues at the same byte."""

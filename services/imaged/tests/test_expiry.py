@@ -36,14 +36,14 @@ def gone(uses: Iterable[NameUse], *wanted: NameUse, keep: Keep = KEEP) -> set[st
 
 
 # --- rule --------------------------------------------------------------------------------------
-def test_a_name_goes_when_nothing_used_it_for_long_and_no_vm_has_it() -> None:
+def test_a_name_expires_when_unused_for_long_and_no_vm_has_it() -> None:
     old, young, of_a_vm, on_a_disk = use("a", 15), use("b", 13), use("c", 99), use("d", 99)
     plain = NameUse("debian/12", 0.0, held=False)
     uses = [old, young, of_a_vm, on_a_disk._replace(held=True), plain]
     assert gone(uses, of_a_vm, keep=Keep(14 * DAY_S, 99)) == {old.name}
 
 
-def test_of_too_many_names_the_least_used_go_and_those_of_vms_stay() -> None:
+def test_the_least_used_names_are_removed_first_and_those_of_vms_stay() -> None:
     uses = [use(str(n), n / 10, held=True) for n in range(6)]
     plain = NameUse("debian/12", 0.0, held=False)
     assert gone(uses) == {use(n, 0).name for n in "543"}
@@ -89,7 +89,7 @@ def stored(count: int, length: int) -> tuple[dict[str, ImageInfo], list[Link]]:
 
 
 @pytest.mark.parametrize("length", [120, 4000])
-def test_telemetry_and_pages_are_bounded_however_many_names_there_are(length: int) -> None:
+def test_telemetry_and_pages_are_bounded_for_any_number_of_names(length: int) -> None:
     images, links = stored(4293, length)
     keys = keys_of(links, {}, frozenset(images))
     state = ServiceState(state=NodeState.READY)
@@ -112,7 +112,7 @@ def test_an_image_with_very_many_names_is_listed_with_some_of_them() -> None:
     assert len(one.names) + one.more_names == 500
 
 
-def test_placement_hears_of_the_names_used_last() -> None:
+def test_placement_learns_the_most_recently_used_names() -> None:
     images, links = stored(1000, 40)
     used_s = {link.name: float(n) for n, link in enumerate(links)}
     keys = keys_of(links, used_s, frozenset(images))
@@ -128,7 +128,7 @@ def age(node: Node, ref: str, days: float) -> None:
     os.utime(node.state / "images/links" / file_name(ref), (at_s, at_s))
 
 
-async def test_an_expired_name_lets_its_image_go_unless_a_disk_is_made_of_it(
+async def test_the_image_of_an_expired_name_is_removed_unless_a_disk_depends_on_it(
     make_node: NodeMaker, server: Web
 ) -> None:
     refs = {name: server.url(name) for name in ("unused", "of-disk", "of-record")}

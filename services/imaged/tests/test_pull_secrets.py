@@ -43,7 +43,7 @@ async def refused(disks: Disks, one: VmRecord, logins: dict[str, str]) -> Virtbu
     return caught.value
 
 
-async def test_a_private_image_is_pulled_with_the_vms_own_login_which_nobody_tells(
+async def test_a_private_image_is_pulled_with_the_vms_own_login_which_is_never_revealed(
     make_node: NodeMaker, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -77,7 +77,7 @@ async def test_refresh_of_an_unchanged_image_transfers_nothing(
         assert len(node.data()) == 2
 
 
-async def test_fifty_askers_share_one_download_though_half_of_them_leave(
+async def test_fifty_requests_share_one_download_though_half_are_cancelled(
     make_node: NodeMaker, server: Web
 ) -> None:
     data, release = qcow2_image(), asyncio.Event()
@@ -105,7 +105,7 @@ async def test_fifty_askers_share_one_download_though_half_of_them_leave(
         assert len(server.requests) == 1
 
 
-async def test_the_last_asker_to_leave_ends_the_download_and_its_bytes(
+async def test_the_last_cancelled_request_ends_the_download_and_removes_its_bytes(
     make_node: NodeMaker, server: Web
 ) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -303,7 +303,7 @@ async def test_one_byte_chunks_do_not_stall_the_loop(make_node: NodeMaker) -> No
     assert worst_s < 1.0  # the bound is 0.25 s on a quiet machine; this one is shared
 
 
-async def test_progress_is_told_to_each_asker(make_node: NodeMaker, server: Web) -> None:
+async def test_progress_is_reported_for_each_request(make_node: NodeMaker, server: Web) -> None:
     data = server.files["a"] = qcow2_image()
     seen: list[tuple[int, int | None]] = []
 

@@ -27,7 +27,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-async def test_a_disk_that_was_written_to_is_kept_whole_and_listed(make_node: NodeMaker) -> None:
+async def test_a_disk_with_writes_is_kept_whole_and_listed(make_node: NodeMaker) -> None:
     async with make_node() as node:
         await node.disks.ensure(WANTED)
         whole = write(node)
@@ -42,7 +42,7 @@ async def test_a_disk_that_was_written_to_is_kept_whole_and_listed(make_node: No
         assert digest(node.state / "disks" / "quarantine" / UID / "data.qcow2") == whole
 
 
-async def test_a_disk_that_nothing_was_written_to_is_not_kept(make_node: NodeMaker) -> None:
+async def test_a_disk_without_writes_is_not_kept(make_node: NodeMaker) -> None:
     async with make_node() as node:
         await node.disks.ensure(WANTED)
         assert (await node.disks.release(UID, 1, KEEP)).kept == ""
@@ -66,7 +66,7 @@ async def test_a_keep_that_is_repeated_finds_its_entry_and_another_gets_its_own(
         assert found == [first, second]
 
 
-async def test_a_release_without_keep_removes_what_is_there_and_no_entry(
+async def test_a_release_without_keep_removes_the_disks_and_no_entry(
     make_node: NodeMaker,
 ) -> None:
     async with make_node() as node:

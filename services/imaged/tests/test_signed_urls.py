@@ -60,7 +60,7 @@ async def refused(node: Node, one: VmRecord, secret: str) -> VirtbusError:
 
 
 @pytest.mark.parametrize("pin", ["", f"@{DIGEST}"], ids=["no pin", "pinned"])
-async def test_an_image_is_pulled_with_a_query_that_stands_nowhere_afterwards(
+async def test_an_image_is_pulled_with_a_query_that_is_stored_nowhere(
     make_node: NodeMaker, bucket: Web, caplog: pytest.LogCaptureFixture, pin: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -137,7 +137,7 @@ async def test_another_signature_of_a_pinned_file_transfers_it_once(
         assert image.names == (bucket.url(f"disk.qcow2@{DIGEST}"),)
 
 
-async def test_other_queries_are_other_images_where_no_digest_says_what_they_are(
+async def test_without_a_digest_other_queries_are_other_images(
     make_node: NodeMaker, server: Web
 ) -> None:
     other = qcow2_image(payload=2000)
@@ -166,7 +166,7 @@ async def test_a_record_of_an_older_controller_is_still_pulled(
         assert b"hunter" not in on_disk(node)
 
 
-async def test_names_that_were_stored_with_a_query_are_let_go_at_the_next_start(
+async def test_names_stored_with_a_query_are_removed_at_the_next_start(
     make_node: NodeMaker, bucket: Web
 ) -> None:
     ref = bucket.url(f"disk.qcow2?{QUERY}")

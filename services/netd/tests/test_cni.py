@@ -156,7 +156,7 @@ async def test_a_removed_plugin_does_not_stop_the_release(node: Node) -> None:
     without_bridge()
 
 
-async def test_after_a_reboot_the_plugins_are_run_anew(node: Node) -> None:
+async def test_after_a_reboot_the_plugins_run_again(node: Node) -> None:
     conflist(node, "lan", bridge(node))
     ready = await node.attach(A, networks=("lan",))
     node.stop()
@@ -223,7 +223,7 @@ async def test_plugins_that_choose_the_mac_are_attached_before_the_start_next_ti
         ("echo oops >&2; exit 3", "cni_failed", "oops"),
     ],
 )
-async def test_a_plugin_that_misbehaves_is_undone(
+async def test_the_effects_of_a_misbehaving_plugin_are_reverted(
     node: Node, script: str, reason: str, words: str
 ) -> None:
     plugin(node, "bad", f'[ "$CNI_COMMAND" = DEL ] && exit 0\n{script}')

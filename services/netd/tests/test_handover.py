@@ -178,7 +178,7 @@ async def test_refusals_are_one_line_that_libvirt_can_show(desk: Desk, language:
 
 
 @pytest.mark.parametrize("language", ["c", "python"])
-async def test_without_netd_the_wrapper_says_so(desk: Desk, language: str) -> None:
+async def test_without_netd_the_wrapper_reports_it(desk: Desk, language: str) -> None:
     wrapper = install(
         desk.node.host.tmp / "alone",
         desk.node.host.tmp / "nobody.sock",
@@ -203,7 +203,7 @@ async def test_without_netd_the_wrapper_says_so(desk: Desk, language: str) -> No
         (b"", b"netd_gone"),
     ],
 )
-async def test_a_wrapper_that_is_answered_nonsense_never_starts_qemu(
+async def test_a_wrapper_with_an_invalid_answer_never_starts_qemu(
     desk: Desk, language: str, answer: bytes, code: bytes
 ) -> None:
     path = desk.node.host.tmp / "fake.sock"
@@ -274,7 +274,7 @@ async def test_a_process_outside_the_domains_cgroup_is_denied(desk: Desk) -> Non
     writer.close()
 
 
-async def test_arming_what_cannot_start_is_refused(desk: Desk) -> None:
+async def test_a_grant_for_an_impossible_start_is_refused(desk: Desk) -> None:
     await desk.node.attach(A)
     unknown, older = await desk.arm(B), await desk.arm(A, epoch=9)
     assert unknown.error is not None
@@ -312,7 +312,7 @@ async def test_bad_frames_are_closed_and_others_served(desk: Desk, sent: bytes) 
     assert (await desk.start("c"))[0] == 0
 
 
-async def test_half_a_frame_is_given_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_frame_is_dropped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("virtbus.netd.edge.handover.READ_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_unix_connection(desk.server.wrapper_path)
     writer.write(b"\0\0\0\x50half")
@@ -440,7 +440,7 @@ async def test_a_cgroup_that_is_no_text_ends_nothing_but_its_connection(
     assert "connection_failed" not in caplog.text
 
 
-async def test_whatever_a_peer_makes_fail_costs_its_own_connection_only(desk: Desk) -> None:
+async def test_a_peers_failure_costs_only_its_own_connection(desk: Desk) -> None:
     def broken(_pid: int) -> tuple[bytes, str]:
         message = "something that nobody thought of"
         raise LookupError(message)
@@ -473,7 +473,7 @@ def _not_blocking(check: Callable[[], bool]) -> bool:
         return False
 
 
-async def test_the_sockets_have_the_permissions_of_the_design(desk: Desk) -> None:
+async def test_the_sockets_have_the_documented_permissions(desk: Desk) -> None:
     assert desk.server.admin_path.stat().st_mode & 0o777 == 0o600
     assert desk.server.wrapper_path.stat().st_mode & 0o777 == 0o666
     assert desk.server.admin_path.parent.stat().st_mode & 0o777 == 0o711

@@ -51,19 +51,19 @@ def over(wire: Wire) -> Netlink:
     return netlink
 
 
-def test_a_list_that_changed_while_it_was_told_is_asked_for_again() -> None:
+def test_a_list_that_changed_while_it_was_read_is_requested_again() -> None:
     wire = Wire(interrupted=2)
     assert links.list_links(over(wire)) == []
     assert wire.asked == 3
 
 
-def test_a_list_that_never_holds_still_is_an_error_that_names_it() -> None:
+def test_a_list_that_always_changes_is_an_error_that_names_it() -> None:
     with pytest.raises(NetlinkError, match="list links") as refused:
         links.list_links(over(Wire(interrupted=1000)))
     assert refused.value.errno == errno.EAGAIN
 
 
-def test_a_bridge_is_made_once_with_what_was_asked(host: Host) -> None:
+def test_a_bridge_is_made_once_with_the_requested_settings(host: Host) -> None:
     with Netlink() as netlink:
         bridge = links.new_bridge("vbtest0", index=1234, mac="02:00:00:00:00:07")
         netlink.do([bridge, bridge, host_end.no_ipv6("vbtest0")])

@@ -176,7 +176,7 @@ async def answers(guest: object, to: IPv4Address, port: int) -> bool:
     return True
 
 
-async def test_doing_it_twice_changes_nothing(node: Node) -> None:
+async def test_a_repeated_attach_changes_nothing(node: Node) -> None:
     first = await node.attach(A)
     links = node.host.census()["links"]
     assert await node.attach(A) == first
@@ -285,7 +285,7 @@ async def test_a_subnet_of_the_host_is_refused(node: Node) -> None:
         subprocess.run(["ip", "link", "del", "lan0"], check=True)
 
 
-async def test_a_vm_without_interfaces_is_ready_with_nothing_made(node: Node) -> None:
+async def test_a_vm_without_interfaces_is_ready_without_a_network(node: Node) -> None:
     ready = await node.attach(A, networks=())
     assert (ready.phase, ready.interfaces) == (NetPhase.READY, ())
     assert node.host.census()["netns"] == []
@@ -308,7 +308,7 @@ async def test_twenty_vms_at_once_get_twenty_addresses(node: Node) -> None:
     assert os.path.isdir("/proc/self")
 
 
-async def test_out_of_descriptors_is_an_error_and_passes_by_itself(node: Node) -> None:
+async def test_running_out_of_descriptors_is_an_error_and_recovers(node: Node) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     hogs = []

@@ -112,7 +112,7 @@ async def gone(host: Host, *, census: dict[str, Any]) -> None:
     }
 
 
-def test_killed_at_any_step_of_attach_the_next_attach_works_and_release_leaves_nothing(
+def test_after_a_kill_at_any_step_of_attach_the_next_attach_works_and_release_leaves_nothing(
     host: Host,
 ) -> None:
     before = host.census()
@@ -124,7 +124,7 @@ def test_killed_at_any_step_of_attach_the_next_attach_works_and_release_leaves_n
     asyncio.run(gone(host, census=before))
 
 
-def test_killed_at_any_step_of_release_nothing_is_left_by_the_next(host: Host) -> None:
+def test_after_a_kill_at_any_step_of_release_the_next_leaves_nothing(host: Host) -> None:
     before = host.census()
     step = 0
     asyncio.run(attach(host))
@@ -171,7 +171,7 @@ def forget_cni() -> None:
     forget_rules()
 
 
-def test_killed_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no_lease(
+def test_after_a_kill_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no_lease(
     host: Host,
 ) -> None:
     cni_on(host)
@@ -185,7 +185,7 @@ def test_killed_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no
     forget_cni()
 
 
-def test_killed_at_any_step_of_a_cni_release_the_address_is_never_given_twice(host: Host) -> None:
+def test_after_a_kill_at_any_step_of_a_cni_release_no_address_is_given_twice(host: Host) -> None:
     cni_on(host)
     step = 0
     asyncio.run(attach_cni(host))
@@ -196,7 +196,7 @@ def test_killed_at_any_step_of_a_cni_release_the_address_is_never_given_twice(ho
     forget_cni()
 
 
-def test_a_plugin_that_outlives_its_netd_is_ended_before_its_work_is_undone(host: Host) -> None:
+def test_a_plugin_that_outlives_netd_is_ended_before_its_effects_are_reverted(host: Host) -> None:
     node = Node(host)
     late = "sleep 60; touch $0.late"
     plugin(node, "slow", f'if [ "$CNI_COMMAND" = ADD ]; then echo $$ > $0.pid; {late}; fi')

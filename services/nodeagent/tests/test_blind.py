@@ -64,7 +64,7 @@ async def test_a_node_that_cannot_see_its_guests_is_recovering_until_it_has_comp
         await eventually(in_state(node, "Failed"))
 
 
-async def test_a_short_restart_of_libvirtd_is_not_told(tmp_path: Path) -> None:
+async def test_a_short_restart_of_libvirtd_is_not_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
     domains = await running(node)
     async with node.agent():
@@ -77,7 +77,7 @@ async def test_a_short_restart_of_libvirtd_is_not_told(tmp_path: Path) -> None:
         assert found.state is NodeState.READY
 
 
-async def test_a_list_that_fails_without_a_lost_connection_is_told_as_well(
+async def test_a_list_failure_without_a_lost_connection_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("virtbus.nodeagent.watched_domains.BLIND_AFTER_S", 0.05)

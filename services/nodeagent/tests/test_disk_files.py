@@ -186,7 +186,7 @@ HOSTILE: dict[str, Callable[[Host], object]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_what_is_not_the_vms_own_disk_is_refused(host: Host, what: str) -> None:
+async def test_a_file_other_than_the_vms_own_disk_is_refused(host: Host, what: str) -> None:
     HOSTILE[what](host)
     with pytest.raises(VirtbusError) as caught:
         await host.path()
@@ -204,13 +204,13 @@ def test_imaged_names_an_image_by_its_digest_only(digest: str) -> None:
     assert caught.value.reason in {"invalid", "disk_refused"}
 
 
-def test_no_path_of_imaged_is_taken() -> None:
+def test_no_path_from_imaged_is_used() -> None:
     said = {"path": "/etc/shadow", "format": "raw", "virtual_size_bytes": 1}
     told = {"uid": WANTED.uid, "epoch": 1, "disks": {"root": said, "more": said}}
     sources = disk_sources(Path("/s"), EMPTY, validate(ImageReady, told).disks)
     assert {source.path for source in sources.values()} == {f"/s/disks/{WANTED.uid}/root.qcow2"}
 
 
-def test_a_disk_that_imaged_left_out_is_told_by_name() -> None:
+def test_a_disk_that_imaged_omitted_is_named() -> None:
     with pytest.raises(VirtbusError, match="volume root is refused: imaged did not make it"):
         disk_sources(Path("/s"), WANTED, {})

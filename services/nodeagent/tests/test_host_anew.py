@@ -77,7 +77,7 @@ async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_pat
         await eventually(lambda: node.domains.done == [("start", A)])
 
 
-async def test_a_start_that_is_held_back_is_not_told_as_one_that_ended(tmp_path: Path) -> None:
+async def test_a_blocked_start_is_not_reported_as_an_end(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await started(node, "Once")
     async with node.agent() as agent:
@@ -115,7 +115,7 @@ async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_unti
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[2:])
-async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strategy: str) -> None:
+async def test_a_permanently_crashed_guest_stays_off(tmp_path: Path, strategy: str) -> None:
     node = Node(tmp_path)
     await crashed(node, strategy)
     async with node.agent() as agent:
@@ -156,7 +156,7 @@ async def test_a_status_that_cannot_be_read_yet_is_waited_for_not_guessed(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_what_may_have_run_once_is_not_started_where_its_status_is_unreadable(
+async def test_a_once_vm_with_an_unreadable_status_is_not_started(
     tmp_path: Path, strategy: str
 ) -> None:
     node = Node(tmp_path)

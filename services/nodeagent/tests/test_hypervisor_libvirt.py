@@ -167,7 +167,7 @@ async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
         assert await host.hypervisor.facts(record.uid) is None
 
 
-async def test_a_guest_that_powers_off_is_told_from_one_that_is_killed(host: Host) -> None:
+async def test_a_guest_that_powers_off_is_distinguished_from_a_killed_one(host: Host) -> None:
     async with host.hypervisor.events() as events:
         off = host.record()
         await host.define(off, POWERS_OFF)
@@ -278,7 +278,7 @@ async def _start_refused(host: Host, uid: str) -> None:
         await host.hypervisor.start(uid)
 
 
-async def test_the_console_takes_keys_and_the_log_keeps_what_was_said(host: Host) -> None:
+async def test_the_console_accepts_keys_and_the_log_keeps_the_output(host: Host) -> None:
     record = host.record()
     await host.define(record, ECHOES)
     await host.hypervisor.start(record.uid)
@@ -355,7 +355,7 @@ def _cut_connections() -> None:
                 peer.shutdown(socket.SHUT_RDWR)
 
 
-async def test_a_hung_qemu_holds_up_nobody_and_can_be_ended(
+async def test_a_hung_qemu_delays_no_other_call_and_can_be_ended(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("virtbus.nodeagent.edge.hypervisor.MONITOR_TIMEOUT_S", 3.0)

@@ -105,7 +105,7 @@ async def beat(server: MemoryServer, own: Ownership, state: NodeState = NodeStat
     await MemoryBus(server).put(subjects.node_record(NODE), encode(record))
 
 
-async def test_a_killed_agents_successor_takes_over_at_once(server: MemoryServer) -> None:
+async def test_the_successor_of_a_killed_agent_takes_over_at_once(server: MemoryServer) -> None:
     disk = Disk()
     first = await claimed(disk, server)
     await beat(server, first)
@@ -130,7 +130,7 @@ async def test_a_killed_agents_successor_takes_over_at_once(server: MemoryServer
 )
 @pytest.mark.parametrize("known", [True, False], ids=["joined", "not joined yet"])
 @pytest.mark.parametrize("alive", [True, False], ids=["heard", "silent"])
-async def test_a_second_host_is_refused_whether_the_first_is_heard_or_not(
+async def test_a_second_host_is_refused_even_if_the_first_is_silent(
     server: MemoryServer, stranger: Callable[[Disk], Disk], *, known: bool, alive: bool
 ) -> None:
     disk = Disk()
@@ -150,7 +150,7 @@ async def test_a_second_host_is_refused_whether_the_first_is_heard_or_not(
         await first.prove()
 
 
-async def test_a_disk_of_yesterday_on_the_same_hardware_is_refused(server: MemoryServer) -> None:
+async def test_an_old_disk_on_the_same_hardware_is_refused(server: MemoryServer) -> None:
     disk = Disk()
     yesterday = disk.clone()
     await claimed(disk, server)
@@ -202,7 +202,7 @@ async def test_a_person_gives_the_node_to_the_host_that_waits(server: MemoryServ
     assert (await claimed(other, server)).held  # and the new host's agent may be restarted
 
 
-async def test_the_word_is_void_once_the_holder_is_back(server: MemoryServer) -> None:
+async def test_a_takeover_is_void_once_the_holder_is_back(server: MemoryServer) -> None:
     disk, other = Disk(), Disk(key="other")
     first = await claimed(disk, server)
     await joined(server, disk)
@@ -236,7 +236,7 @@ async def test_a_host_that_was_replaced_ends_its_guests(server: MemoryServer) ->
         await ended.wait()
 
 
-async def test_a_life_that_was_copied_with_its_memory_ends_one_of_the_two(
+async def test_one_of_two_copies_with_the_same_memory_ends(
     server: MemoryServer,
 ) -> None:
     disk = Disk()
@@ -251,7 +251,9 @@ async def test_a_life_that_was_copied_with_its_memory_ends_one_of_the_two(
     await first.prove()
 
 
-async def test_a_bus_that_was_emptied_or_rolled_back_is_taken_again(server: MemoryServer) -> None:
+async def test_the_key_is_taken_again_on_an_emptied_or_rolled_back_bus(
+    server: MemoryServer,
+) -> None:
     disk, bus = Disk(), MemoryBus(server)
     old = await claimed(disk, server)
     own = await claimed(disk, server)
@@ -265,7 +267,7 @@ async def test_a_bus_that_was_emptied_or_rolled_back_is_taken_again(server: Memo
     assert own.held
 
 
-async def test_of_a_bus_that_was_emptied_no_copy_takes_what_a_backup_gives_the_host(
+async def test_after_a_restore_no_copy_takes_the_hosts_node(
     server: MemoryServer,
 ) -> None:
     disk = Disk()
@@ -274,7 +276,7 @@ async def test_of_a_bus_that_was_emptied_no_copy_takes_what_a_backup_gives_the_h
         assert (await claimed(disk, server)).held
 
 
-async def test_hosts_that_ask_at_once_are_one_winner(server: MemoryServer) -> None:
+async def test_hosts_that_ask_at_once_have_one_winner(server: MemoryServer) -> None:
     disks = [Disk(key=f"k{number}") for number in range(5)]
     lives = [disk.life(MemoryBus(server)) for disk in disks]
     async with asyncio.TaskGroup() as group:
@@ -285,7 +287,7 @@ async def test_hosts_that_ask_at_once_are_one_winner(server: MemoryServer) -> No
             task.cancel()
 
 
-async def test_a_key_that_cannot_be_read_is_held_by_nobody_who_is_known(
+async def test_an_unreadable_key_has_an_unknown_holder(
     server: MemoryServer,
 ) -> None:
     disk = Disk()
@@ -307,7 +309,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damaged", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("known", [True, False], ids=["joined", "not joined yet"])
-async def test_a_life_that_holds_the_node_writes_a_damaged_key_anew(
+async def test_the_holder_of_a_node_rewrites_a_damaged_key(
     server: MemoryServer, damaged: bytes, *, known: bool
 ) -> None:
     disk, bus = Disk(), MemoryBus(server)
@@ -324,7 +326,7 @@ async def test_a_life_that_holds_the_node_writes_a_damaged_key_anew(
     assert (await claimed(disk, server)).held  # and its successor takes over as usual
 
 
-async def test_a_damaged_key_may_be_of_a_host_that_was_given_the_node(
+async def test_a_damaged_key_may_belong_to_a_host_after_a_takeover(
     server: MemoryServer,
 ) -> None:
     for other in (Disk(key="other"), Disk()):  # the same host with another disk, too
@@ -339,7 +341,7 @@ async def test_a_damaged_key_may_be_of_a_host_that_was_given_the_node(
             await own.prove()
 
 
-def test_marks_that_a_machine_does_not_tell_say_nothing() -> None:
+def test_missing_identifiers_of_a_machine_are_not_compared() -> None:
     known, untold = HostMarks(key="k", machine="m", hardware="h"), HostMarks(key="k")
     assert known.same(untold)
     assert untold.same(known)

@@ -149,7 +149,7 @@ async def test_a_vm_with_a_record_is_not_ended_by_keep(node: Node) -> None:
         assert node.domains.done == [("start", A)]
 
 
-async def test_a_guest_without_any_record_is_ended_by_keep_only(node: Node) -> None:
+async def test_only_keep_ends_a_guest_without_any_record(node: Node) -> None:
     async with node.agent():
         await node.join()
         await node.start_another()
@@ -171,7 +171,7 @@ async def quarantined(node: Node) -> VmRecord:
     return record()
 
 
-async def test_an_entry_is_adopted_as_the_vm_that_it_was_and_comes_switched_off(
+async def test_an_entry_is_adopted_as_its_former_vm_switched_off(
     node: Node,
 ) -> None:
     async with node.agent():
@@ -210,7 +210,7 @@ async def test_an_entry_is_adopted_as_a_new_vm(node: Node) -> None:
         assert node.simulated.kept == {}
 
 
-async def test_an_entry_goes_back_to_its_vm_that_is_there_again_once_that_is_off(
+async def test_an_entry_returns_to_its_recreated_vm_once_that_is_off(
     node: Node,
 ) -> None:
     async with node.agent():

@@ -39,7 +39,7 @@ async def test_a_guest_is_ready_when_its_console_says_so(reach: Reach, log: Path
     assert await reach.answers(UID, tuple) == "GuestSaysReady"
 
 
-async def test_what_the_console_says_later_counts_too(reach: Reach, log: Path) -> None:
+async def test_later_console_output_counts_too(reach: Reach, log: Path) -> None:
     log.write_text("x" * 100_000)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         waiting = group.create_task(reach.answers(UID, tuple))
@@ -49,9 +49,7 @@ async def test_what_the_console_says_later_counts_too(reach: Reach, log: Path) -
     assert waiting.result() == "GuestSaysReady"
 
 
-async def test_what_the_console_said_before_a_reboot_does_not_count(
-    reach: Reach, log: Path
-) -> None:
+async def test_console_output_from_before_a_reboot_does_not_count(reach: Reach, log: Path) -> None:
     log.write_text("GUEST-READY\n")
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         waiting = group.create_task(reach.answers(UID, tuple, rebooted=True))

@@ -39,7 +39,7 @@ def opened(path: Path) -> StateFiles:
     return files
 
 
-async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_written_data_survives_a_restart(tmp_path: Path) -> None:
     files = opened(tmp_path)
     async with asyncio.TaskGroup() as group:
         for number in range(50):
@@ -64,7 +64,7 @@ async def test_an_epoch_never_goes_back_and_outlives_its_record(tmp_path: Path) 
     again.close()
 
 
-async def test_all_but_the_record_goes_with_the_work(tmp_path: Path) -> None:
+async def test_removing_a_vms_work_keeps_only_its_record(tmp_path: Path) -> None:
     files = opened(tmp_path)
     await files.write(record(1))
     (files.vms / uid(1) / "seed-a.iso").touch()
@@ -157,7 +157,7 @@ def test_a_clock_a_day_ahead_at_the_start_forgets_no_fence(
         again.close()
 
 
-def test_a_fence_goes_once_the_bus_is_a_day_further(tmp_path: Path) -> None:
+def test_a_fence_expires_after_a_day_of_the_buss_time(tmp_path: Path) -> None:
     path, removed_s = tmp_path / "ledger", 1_790_000_000
     ledger = EpochLedger(path)
     ledger.open()
@@ -241,7 +241,7 @@ def test_a_ledger_cut_at_any_byte_keeps_the_lines_before_and_takes_more(tmp_path
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5])
-def test_a_nonce_that_was_cut_is_another_bus_and_deletes_nothing(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_nonce_is_another_bus_and_deletes_nothing(tmp_path: Path, cut: int) -> None:
     files = opened(tmp_path)
     files.set_nonce("0123456789")
     path = tmp_path / "state" / "agent" / "nonce"

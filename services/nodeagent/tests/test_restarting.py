@@ -85,7 +85,7 @@ async def test_a_restart_ends_the_guest_and_starts_it_once(node: Node, strategy:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_an_agent_that_died_before_it_read_a_restart_does_it(
+async def test_the_agent_after_a_crash_performs_an_unread_restart(
     node: Node, strategy: str
 ) -> None:
     await node.join()
@@ -99,7 +99,7 @@ async def test_an_agent_that_died_before_it_read_a_restart_does_it(
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
-async def test_a_guest_that_an_older_agent_defined_runs_on_until_a_restart_is_asked(
+async def test_a_guest_of_an_older_agent_continues_until_a_restart_is_requested(
     node: Node, epoch: int
 ) -> None:
     started = record(power_epoch=epoch, spec={"termination_grace_s": 0})
@@ -122,7 +122,7 @@ async def test_a_guest_that_an_older_agent_defined_runs_on_until_a_restart_is_as
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_an_agent_that_died_between_end_and_start_starts_it(
+async def test_the_agent_after_a_crash_finishes_a_half_done_restart(
     node: Node, strategy: str
 ) -> None:
     node.domains = domains = Stubborn()
@@ -153,7 +153,7 @@ async def test_the_guest_gets_its_grace_before_it_is_started_again(node: Node) -
         assert ("destroy", A) not in domains.done
 
 
-async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_its_start(
+async def test_a_late_stop_of_an_ended_guest_does_not_end_its_next_run(
     node: Node,
 ) -> None:
     node.domains = domains = NoDestroy(fails=2)
@@ -172,7 +172,7 @@ async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_it
         assert starts(node) == 2
 
 
-async def test_a_start_waits_for_a_call_that_ends_the_run_before(node: Node) -> None:
+async def test_a_start_waits_for_a_call_that_ends_the_earlier_run(node: Node) -> None:
     node.domains = domains = NoDestroy(fails=0)
     await node.join()
     await node.put(vm())
@@ -189,7 +189,7 @@ async def test_a_start_waits_for_a_call_that_ends_the_run_before(node: Node) -> 
         assert starts(node) == 2
 
 
-async def test_a_stop_that_comes_in_the_midst_of_a_restart_wins(node: Node) -> None:
+async def test_a_stop_during_a_restart_wins(node: Node) -> None:
     node.domains = domains = Stubborn()
     await node.join()
     await node.put(vm(grace_s=3600))
@@ -216,7 +216,7 @@ async def test_a_restart_of_a_paused_guest_brings_one_that_runs(node: Node) -> N
         assert starts(node) == 2
 
 
-async def test_a_restart_that_meets_a_start_restarts_what_the_start_brings(node: Node) -> None:
+async def test_a_restart_during_a_start_restarts_that_starts_guest(node: Node) -> None:
     await node.join()
     async with node.agent():
         await node.start_another()
@@ -228,7 +228,7 @@ async def test_a_restart_that_meets_a_start_restarts_what_the_start_brings(node:
         assert domain.metadata.power_epoch == 1
 
 
-async def test_a_held_vm_is_restarted_once_it_is_let_go(node: Node) -> None:
+async def test_a_held_vm_is_restarted_once_it_is_released(node: Node) -> None:
     await node.join()
     await node.put(vm())
     async with node.agent() as agent:

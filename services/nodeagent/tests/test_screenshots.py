@@ -52,7 +52,7 @@ async def taken(stream: Any) -> bytes:
     return found
 
 
-async def test_clients_that_take_nothing_make_the_agent_hold_few_pictures(
+async def test_for_clients_that_read_nothing_the_agent_holds_few_pictures(
     client: MemoryBus,
 ) -> None:
     async with AsyncExitStack() as stalled:
@@ -63,7 +63,7 @@ async def test_clients_that_take_nothing_make_the_agent_hold_few_pictures(
         assert refused.value.code == Code.EXHAUSTED
 
 
-async def test_a_picture_that_nobody_takes_is_let_go_and_said_so(
+async def test_a_picture_that_nobody_reads_is_dropped_with_the_reason(
     client: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PICTURE_S", 0.05)
@@ -74,7 +74,7 @@ async def test_a_picture_that_nobody_takes_is_let_go_and_said_so(
         assert len(await taken(stream)) < len(PICTURE)
 
 
-async def test_a_picture_that_is_taken_comes_whole(client: MemoryBus) -> None:
+async def test_a_picture_that_is_read_arrives_complete(client: MemoryBus) -> None:
     async with opening(client, SUBJECT, WANT) as stream:
         assert await taken(stream) == PICTURE
         assert stream.closed == streams.END_OF_PICTURE

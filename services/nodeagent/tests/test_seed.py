@@ -130,7 +130,7 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         f"#cloud-config\nwords: [{'a,' * MAX_VALUES}]\n",
     ],
 )
-def test_a_cloud_config_that_is_none_reaches_the_guest_unchanged(text: str) -> None:
+def test_an_invalid_cloud_config_reaches_the_guest_unchanged(text: str) -> None:
     assert user_data(text.encode(), "web", (KEY,)) == text.encode()
 
 
@@ -206,7 +206,7 @@ async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: 
     assert b"CANARY" in path.read_bytes()
 
 
-def test_what_is_no_text_goes_as_it_is() -> None:
+def test_user_data_that_is_no_text_is_passed_unchanged() -> None:
     packed = gzip.compress(b"#cloud-config\n")
     assert user_data(packed, "web", (KEY,)) == packed
 

@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize("there", [False, True])
-async def test_a_stop_during_a_start_ends_what_the_start_brings(node: Node, there: bool) -> None:
+async def test_a_stop_during_a_start_ends_that_starts_guest(node: Node, there: bool) -> None:
     node.domains = domains = SlowToStart(there=there)
     await node.join()
     await node.put(record())

@@ -69,7 +69,7 @@ async def test_the_key_is_written_when_the_images_change_and_only_then() -> None
     assert (await stored(bus))[1] == revision + 1
 
 
-async def test_what_nobody_can_read_is_written_over_and_a_bus_that_is_away_is_asked_again() -> None:
+async def test_an_unreadable_value_is_overwritten_and_a_missing_bus_is_retried() -> None:
     class Flaky(MemoryBus):
         fails = 2
 

@@ -62,7 +62,7 @@ class Guest:
         self._why, self._deleted = "", False  # why it has no record, and if a delete removed it
         self._found: Event | None = None
         self._recalling = False
-        """The earlier agent's status is being read: it decides first whether the record asks for more."""
+        """True while the earlier status is read, which decides if the record asks for anything."""
         self._at_once = self._unreported = False
         self.refused = ""
         """The reason why this node rejects the VM; empty: it accepts it."""

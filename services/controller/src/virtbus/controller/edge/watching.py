@@ -1,8 +1,8 @@
 """Serves watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
 
 Pending changes are a set of uids, not a queue of copies. A slow client gets the latest state of
-each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for each watch
-of its namespace and of all namespaces (ADR 0028).
+each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for
+each watch of its namespace and of all namespaces (ADR 0028).
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
 The chain hangs on the tap's ingress, so it sees every frame before any bridge. It drops frames
-that no rule allows: IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own. DHCP from the
-guest is dropped too: netd's packet socket on the tap reads it before this hook.
+that no rule allows: IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own. DHCP from
+the guest is dropped too: netd's packet socket on the tap reads it before this hook.
 """
 
 import hashlib
