@@ -95,8 +95,8 @@ def shown_ref(ref: str) -> str:
 def sealed_ref(ref: str) -> tuple[str, str]:
     """A reference with the SHA-256 of its URL's query in place of that, and the query.
 
-    A query may be a signature, so it is in `$KV.sec` only. The query is empty where there is none,
-    or where the reference is sealed.
+    A query may be a signature, so it is in `$KV.sec` only. The query is empty if there is none,
+    or if the reference is sealed.
     """
     source = parse_image_ref(ref)
     locator, mark, query = source.locator.partition("?")

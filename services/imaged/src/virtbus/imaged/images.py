@@ -33,7 +33,7 @@ from virtbus.schemas.nodework import HeldImages
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
-"""An asker without a VM and without progress."""
+"""A request without a VM and without progress."""
 
 
 class FileSource(Protocol):
@@ -170,7 +170,7 @@ class Images:
                 `edge.containers`.
         """
         url, pin = await self._resolve(source)
-        url, query = sealed_ref(url)  # of images.d, whose rules have it
+        url, query = sealed_ref(url)  # of images.d, whose rules contain it
         secret = asker.pull_secret or query
         known = self._known(source, url)
 

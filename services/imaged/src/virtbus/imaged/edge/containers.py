@@ -59,7 +59,7 @@ class Registries:
     realms: tuple[tuple[str, str], ...] = ()
     """(registry, host that may receive its password in addition to itself)"""
     mirrors: tuple[tuple[str, str], ...] = ()
-    """(registry, the mirror that is asked instead, with its own login)"""
+    """(registry, the mirror that replaces it, with its own login)"""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
     """As in Go and images: amd64."""
 

@@ -22,7 +22,7 @@ _DHCP_SERVER_PORT = 67
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A tap and what its guest may call itself."""
+    """A tap and the addresses that its guest may use."""
 
     name: str
     mac: str

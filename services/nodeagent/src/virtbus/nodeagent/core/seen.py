@@ -45,8 +45,8 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Return the conditions of a VM.
 
-    `paused`: the record asks for that. `held`: why nothing is started or ended. `anew`: the spec
-    has changes that a running domain cannot apply.
+    `paused`: the record asks for a pause. `held`: the reason for the hold, or empty. `anew`: the
+    spec has changes that need a restart.
     """
     runs = phase is Phase.RUNNING
     found = [
