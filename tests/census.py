@@ -121,9 +121,7 @@ def _ip_forward() -> Iterator[str]:
 
 
 def _is_here(folder: Path, argv: Sequence[str]) -> bool:
-    """Guests run in libvirtd's network namespace; other processes count only in the caller's
-    own.
-    """
+    """Guests run in libvirtd's network namespace; others count only in the caller's own."""
     if Path(argv[0]).name.startswith("qemu-system-"):
         return True
     try:

@@ -24,9 +24,7 @@ def bus() -> MemoryBus:
 
 
 async def fill(bus: MemoryBus) -> None:
-    """A VM with a secret, a pending one, a deleted one, a moved one, a tombstone, a join, a
-    node's spec.
-    """
+    """A VM with a secret; pending, deleted and moved ones; a tombstone, a join, a node's spec."""
     await bus.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="x")))
     await bus.put(CLAIM, encode(NameClaim(uid=A)))
     await bus.put(SECRET, b"\x81\xa1s\x01")

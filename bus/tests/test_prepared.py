@@ -204,9 +204,7 @@ async def keep_writing(bus: NatsBus) -> None:
 @pytest.mark.integration
 @pytest.mark.timeout(60)
 async def test_a_server_of_another_bus_is_refused_with_the_cause(tmp_path: Path) -> None:
-    """SEC-04: another CA, an expired certificate, another host's name; both clients name the
-    cause.
-    """
+    """SEC-04: another CA, an expired certificate, another host's name; clients name the cause."""
     prepared = made(tmp_path, [["127.0.0.1"]], [])
     authority.ensure_ca(tmp_path / "other")
     pair = prepared.folder(1) / "server"

@@ -122,9 +122,7 @@ def test_the_allowed_depth_is_read() -> None:
 
 @pytest.mark.parametrize("filler", [b"\x80", b"\x90", b"\xc0", b"\x01"])
 def test_a_message_of_too_many_values_is_refused_before_it_is_built(filler: bytes) -> None:
-    """The number of values bounds the work, not a clock: half a MiB of empty maps took 40 MB
-    before.
-    """
+    """The number of values bounds the work: 0.5 MiB of empty maps took 40 MB before."""
     count = wire.MAX_MESSAGE_BYTES - 5
     flat = b"\xdd" + struct.pack(">I", count) + filler * count
     rows = 1000

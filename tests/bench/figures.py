@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. `value` and `bound` share `unit`; without a bound there is no
-    verdict.
-    """
+    """One line of the table. `value` and `bound` share `unit`; without a bound: no verdict."""
 
     name: str
     value: float

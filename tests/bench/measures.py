@@ -39,9 +39,7 @@ async def raw_of(stage: Stage) -> RawVirt:
 async def create_and_delete(
     stage: Stage, raw: RawVirt, network: str, runs: int, *, bound: float, label: str
 ) -> list[Figure]:
-    """Request until Running is reported, and delete until gone is reported, interleaved with
-    raw.
-    """
+    """Request until Running is reported, delete until gone is reported; interleaved with raw."""
     ours, floor, ends, raw_ends = [], [], [], []
     await stage.delete((await stage.create(network))[1])  # warm
     for _ in range(runs):
@@ -187,9 +185,7 @@ async def cpu_per_create(stage: Stage, network: str, runs: int, bound: float) ->
 
 
 def wrapper_start_ms(stage: Stage, runs: int = 40) -> float:
-    """CPU of one start of the wrapper without its successor: the wrapper's probe path runs
-    `true`.
-    """
+    """CPU of a start of the wrapper without its successor: the wrapper's probe path runs `true`."""
     wrapper = next(stage.folder.rglob("libexec/vmwrapper"), None)
     if wrapper is None:
         return 0.0

@@ -37,9 +37,7 @@ class Run:
         sys.stdout.flush()
 
     async def on(self, field: Field) -> Holding:
-        """Inject faults on a running field under load until the time is over; then check
-        recovery.
-        """
+        """Inject faults on a loaded field until the time is over; then check recovery."""
         lives = Lives(self.seed, self.simulate)
         holding = Holding(field, lives)
         striking = Strikes(field, lives, self.say)

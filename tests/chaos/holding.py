@@ -57,9 +57,7 @@ class Holding:
                 self._must("I4 guests run on", before in pids, f"{life.name} ended: {before}")
 
     async def at_the_end(self, bus: NatsBus) -> None:
-        """After the last fault: everything is as accepted, and after the deletes nothing is
-        left.
-        """
+        """After the last fault: all is as accepted, and after the deletes nothing is left."""
         await asyncio.to_thread(self.ground.wait_whole)
         await self._converged(bus)
         await self._accepted(bus)

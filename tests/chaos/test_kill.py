@@ -1,6 +1,4 @@
-"""kill -9 of each service: guests continue, and the service returns to the same state (F1-F4,
-F13).
-"""
+"""kill -9 of each service: guests continue, the service returns to the same state (F1-F4, F13)."""
 
 import asyncio
 import os

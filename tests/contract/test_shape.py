@@ -68,9 +68,7 @@ def test_every_member_is_a_dependency_of_the_root() -> None:
 
 
 def test_no_member_hides_the_others() -> None:
-    """`virtbus` is a namespace (PEP 420): a single `virtbus/__init__.py` hides all other
-    members.
-    """
+    """`virtbus` is a namespace (PEP 420): a single `virtbus/__init__.py` hides all members."""
     assert [name(path) for path in PACKAGES if path.parent.name == "virtbus"] == []
 
 

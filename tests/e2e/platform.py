@@ -60,9 +60,7 @@ def tiny_image() -> Path:
 
 @functools.cache
 def _accelerator() -> str:
-    """The result of the agent's KVM probe, cached: if KVM hangs, a probe takes seconds per
-    start.
-    """
+    """The cached result of the agent's KVM probe: if KVM hangs, a probe takes seconds."""
     return "auto" if asyncio.run(usable(QEMU)) else "tcg"
 
 
@@ -228,9 +226,7 @@ class Platform:
         )
 
     def create(self, name: str, *argv: str, wait: str = "running") -> Json:
-        """Create a VM of the image tiny by the CLI; return its view once it is `wait` (empty:
-        accepted).
-        """
+        """Create a VM of tiny by the CLI; return its view once it is `wait` (empty: accepted)."""
         uid = uuid7()
         self.uids.add(uid)
         image = () if "--image" in argv or "-f" in argv else ("--image", "tiny")

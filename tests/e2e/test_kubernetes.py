@@ -84,9 +84,7 @@ async def a_display_is_seen(user: Virtctl) -> None:
 
 
 async def rfb_size(display: Socket) -> tuple[int, int]:
-    """Return the display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update of
-    it.
-    """
+    """Return the display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update."""
     assert await display.exactly(12) == b"RFB 003.008\n"
     await display.write(b"RFB 003.008\n")
     assert await display.exactly(2) == b"\x01\x01"  # one security type: None

@@ -69,9 +69,7 @@ def document(out: IO[str]) -> Any:
 
 
 def _rfb_size(address: str, port: int) -> tuple[int, int]:
-    """Return the display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update of
-    it.
-    """
+    """Return the display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update."""
     with socket.create_connection((address, port), timeout=30) as viewer:
         into = viewer.makefile("rb")
         assert into.read(12) == b"RFB 003.008\n"

@@ -1,5 +1,4 @@
-"""`python -m tests.fuzz.neighbours RUN_DIR FILE`: well-behaved tenants, in a process of their
-own.
+"""`python -m tests.fuzz.neighbours RUN_DIR FILE`: honest tenants, in their own process.
 
 Each creates a VM on the honest node, waits until it runs, and deletes it. FILE gets a line for
 each life: its start, the time until the VM ran, or the failure. A further task uses shared

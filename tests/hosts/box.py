@@ -1,6 +1,4 @@
-"""Boxes: simulated hosts on this machine, each with its own processes, mounts, links and
-cgroups.
-"""
+"""Boxes: simulated hosts on this machine, with their own processes, mounts, links and cgroups."""
 
 import os
 import signal

@@ -357,9 +357,7 @@ def _server_argv(number: int, servers: int, nodes: list[str]) -> list[str]:
 
 
 def prepare() -> None:
-    """Make the shared parts of fleets: the wrapper once, so that libvirt need not probe QEMU
-    again.
-    """
+    """Make the shared parts of fleets: the wrapper once, so that libvirt probes QEMU once."""
     sources = SEED / "images/src"
     sources.mkdir(parents=True, exist_ok=True)
     image = tiny_image()

@@ -1,5 +1,4 @@
-"""Two hosts: a drain, a power cut, a fence, and the return of the host (ADR 0014; F21, F24,
-F25).
+"""Two hosts: a drain, a power cut, a fence, and the host's return (ADR 0014; F21, F24, F25).
 
 The emulators of both hosts are counted all the time: no VM ever has two (I1).
 """

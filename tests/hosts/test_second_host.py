@@ -36,9 +36,7 @@ def word(host: Host) -> str:
 
 @contextmanager
 def second(platform: Fleet, *, copied: str) -> Iterator[Host]:
-    """Add one more host with the credentials of n1, powered off; `disk`: its disk is a copy of
-    n1's.
-    """
+    """Add one more host with n1's credentials, powered off; `disk`: its disk is a copy of n1's."""
     first = platform.hosts[NODE]
     box = Box(first.box._boxes, OTHER, 9)
     host = Host(box, first._environ, first._argv)

@@ -155,9 +155,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Controllers, NatsB
 
 
 async def ask(bus: NatsBus, verb: str, data: dict[str, Any]) -> Any:
-    """Return the answer after any number of attempts: the same request settles an unknown
-    outcome.
-    """
+    """Return the answer after any number of attempts: a repeat settles an unknown outcome."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OutcomeUnknownError, UnavailableError):

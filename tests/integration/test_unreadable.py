@@ -86,9 +86,7 @@ class Stage:
         return "\n".join((await self.ask("bus.status"))["alarms"])
 
     async def other_vms_are_served(self, number: int) -> None:
-        """Run a whole life of another VM, with secrets, a name and a node; and read a whole
-        list.
-        """
+        """Run a life of another VM, with secrets, a name and a node; and read a whole list."""
         other, name = uid(number), f"vm-{number}"
         made = await self.ask(
             "vm.create", name=name, image="tiny", uid=other, user_data="#!/bin/sh"

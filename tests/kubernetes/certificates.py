@@ -23,9 +23,7 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """One CA in a folder; `<name>.crt` and `<name>.key` are its own, the signed ones lie next to
-    it.
-    """
+    """One CA in a folder; `<name>.crt` and `<name>.key` are its own, signed ones lie next to it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -41,9 +39,7 @@ class Authority:
     def sign(
         self, name: str, user: str, *, groups: Sequence[str] = (), hosts: Sequence[str] = ()
     ) -> Pair:
-        """Make a pair `<name>.*` for a Kubernetes user of these groups, or a server of these
-        hosts.
-        """
+        """Make a pair `<name>.*` for a Kubernetes user in these groups, or a server of hosts."""
         key = ec.generate_private_key(ec.SECP256R1())
         parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject = x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, user)])

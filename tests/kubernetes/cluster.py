@@ -165,9 +165,7 @@ class Cluster:
 
     # --- use ------------------------------------------------------------------------------
     def kubectl(self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
-        """Return the output of `kubectl ARGV…`; raise AssertionError with its whole output on
-        failure.
-        """
+        """Return the output of `kubectl ARGV…`; raise AssertionError on failure."""
         done = self.try_kubectl(*argv, stdin=stdin, kubeconfig=kubeconfig)
         assert done.returncode == 0, f"kubectl {' '.join(argv)}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -198,9 +196,7 @@ class Cluster:
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """Make a namespace with a unique name; on exit its deletion begins, with everything in
-        it.
-        """
+        """Make a namespace with a unique name; on exit its deletion begins."""
         self.kubectl("create", "namespace", name)
         try:
             yield name

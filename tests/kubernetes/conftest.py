@@ -31,17 +31,13 @@ def kubevirt(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def platform(kubevirt: Cluster) -> Iterator[Platform]:
-    """The cluster with the bridge in it, and virtbus next to it; its webhooks end with the
-    module.
-    """
+    """The cluster with the bridge in it, virtbus next to it; its webhooks end with the module."""
     with bridged(kubevirt) as running:
         yield running
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print results that are otherwise hidden: a fixture's output is shown only for failed
-    tests.
-    """
+    """Print results that are otherwise hidden: pytest shows a fixture's output only on failure."""
     ready_s = terminalreporter.config.stash.get(READY_S, None)
     if ready_s is not None:
         terminalreporter.write_line(f"kubernetes: a control plane was ready after {ready_s:.1f} s")

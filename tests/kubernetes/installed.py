@@ -21,8 +21,7 @@ Json = dict[str, Any]
 
 @contextmanager
 def installed(cluster: Cluster, port: int, *, webhooks: bool = True) -> Iterator[Path]:
-    """Apply the manifests, with their Service pointing to a port of this machine; remove them on
-    exit.
+    """Apply the manifests, with a port of this machine as their Service; remove them on exit.
 
     Yields a kubeconfig of the bridge's service account: its user has exactly that account's
     rights. Without webhooks objects are as users made them: a bridge must handle those too.

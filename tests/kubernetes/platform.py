@@ -1,5 +1,4 @@
-"""virtbus next to a test cluster: nats-server, controller, simulated nodes, the bridge's
-program.
+"""virtbus next to a test cluster: nats-server, controller, simulated nodes, the bridge.
 
 All are processes of their own, which tests may kill and start again.
 """

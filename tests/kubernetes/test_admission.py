@@ -38,9 +38,7 @@ class Admitting(NamedTuple):
     bridge: Path
 
     def calls(self) -> tuple[int, int]:
-        """Return the number of calls of each webhook so far: the mutating one, the validating
-        one.
-        """
+        """Return the number of calls of each webhook so far: mutating, validating."""
         return self.webhooks.asked[MUTATE], self.webhooks.asked[VALIDATE]
 
 

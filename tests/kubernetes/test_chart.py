@@ -22,9 +22,7 @@ Json = dict[str, Any]
 
 
 def helm() -> str | None:
-    """The path of Helm, if it is installed; building it takes a minute, and only this test needs
-    it.
-    """
+    """The path of Helm, if it is installed; building it takes a minute."""
     return os.environ.get("VIRTBUS_HELM") or shutil.which("helm")
 
 
@@ -45,9 +43,7 @@ def values() -> Json:
 
 
 def chart(given: Json, *options: str) -> dict[tuple[str, str], Json]:
-    """Return all objects of the chart: by Helm if it is installed, otherwise as the manifests
-    are made.
-    """
+    """Return all objects of the chart: by Helm, or without it as the manifests are made."""
     program = helm()
     if program is None:
         release = {"Values": given, "Release": {"Namespace": NAMESPACE}}

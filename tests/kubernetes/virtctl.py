@@ -62,9 +62,7 @@ class Virtctl:
     async def stream(
         self, resource: str, name: str, verb: str, protocol: str = PROTOCOL
     ) -> AsyncIterator["Socket"]:
-        """Open `console`, `vnc`, `portforward/<port>/<protocol>`; WSServerHandshakeError:
-        refused.
-        """
+        """Open `console`, `vnc` or `portforward/…`; raise WSServerHandshakeError if refused."""
         protocols = (protocol,) if protocol else ()
         async with self._session.ws_connect(
             f"{self._base}/{resource}/{name}/{verb}", protocols=protocols, max_msg_size=0

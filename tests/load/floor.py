@@ -36,9 +36,7 @@ The events are accepted, scheduled, defined, started, ready, and its spans.
 
 
 async def one(js: JetStreamContext, node: str, writes: Writes) -> None:
-    """Write claim, record, statuses and events of one VM, with the product's compare-and-set
-    headers.
-    """
+    """Write claim, record, statuses and events of one VM, with the product's headers."""
     uid = uuid7()
     message_id = {"Nats-Msg-Id": uid}
     claim = subjects.name_claim("floor", f"f-{uid[-12:]}")

@@ -64,9 +64,7 @@ async def _tell(world: World, say: Say) -> None:
 
 
 async def churn(world: World, say: Say) -> Figures:
-    """Keep a steady state with some deletes and creates; kill a controller half way and restart
-    it.
-    """
+    """Keep a steady state with some deletes and creates; restart a killed controller half way."""
     population, shape = world.population, world.shape
     before, begun = world.read(), time.monotonic()
     victims = iter([vm for vm in population.vms.values() if not vm.delete_asked_s])

@@ -1,5 +1,4 @@
-"""nats-servers of a run: one or three on loopback, synced by default or always; one user for
-all.
+"""nats-servers of a run: one or three on loopback, synced by default or always; one user.
 
 Permissions have tests of their own. Here every role logs in as the same user, so a run needs no
 server configuration for two hundred nodes.

@@ -50,9 +50,7 @@ class Rounds:
     """CPU of our processes per start."""
 
     def shares(self, took: list[float]) -> dict[str, Any]:
-        """The product's rate over plain libvirt's, per round, because a round sees one machine
-        state.
-        """
+        """The product's rate over libvirt's, per round, as a round sees one machine state."""
         shares = sorted(round(a / b, 3) for a, b in zip(self.plain, took, strict=True))
         return {"share": round(statistics.median(shares), 3), "shares": shares}
 

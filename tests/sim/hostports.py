@@ -59,9 +59,7 @@ class Threads:
     async def run(
         self, work: Callable[[], Result], span_s: tuple[float, float], *, through: bool = False
     ) -> Result:
-        """Return the result of `work`, done on the host after a delay; `through`: even if
-        cancelled.
-        """
+        """Return the result of `work`, done on the host later; `through`: even if cancelled."""
         self.alive()
         done: asyncio.Future[Result] = self.host.loop.create_future()
 

@@ -109,9 +109,7 @@ class Observer(Watcher):
         return self._hash.hexdigest()[:16]
 
     def wrong(self, invariant: str, what: str) -> None:
-        """Record a violation. Unfinished work of dead processes, unwound at the end, does not
-        count.
-        """
+        """Record a violation. Unwound work of dead processes does not count."""
         if self.loop.over:
             return
         line = f"{invariant} at {self.loop.time():.3f} s: {what}"
@@ -253,9 +251,7 @@ class Observer(Watcher):
             self.wrong("I2", f"{uid} boots on {host.name} without the user-data it was given")
 
     def _started_again(self, host: Host, uid: str, seen: Seen) -> None:
-        """A VM that starts only on request, and was reported running, needs another request
-        (I2).
-        """
+        """A VM that starts only on request, and was reported running, needs a new one (I2)."""
         entry = self.server.shelf("$KV.st.x").entries.get(subjects.vm_status(host.node, uid))
         told = read(VmStatus, entry.value) if entry is not None and entry.value else None
         record = seen.record

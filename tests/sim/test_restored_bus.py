@@ -1,5 +1,4 @@
-"""A bus restored to yesterday's backup, without a person for a day: no guest ends, no byte is
-lost.
+"""A bus restored to an old backup, without a person for a day: no guest ends, no byte is lost.
 
 Then a person adopts or purges, and only the named VMs change (ADR 0033).
 """

@@ -224,9 +224,7 @@ class User:
             return
 
     async def move(self, wanted: Wanted) -> None:
-        """Move it off its node and lose its disks; a refusal (no room elsewhere) leaves it in
-        place.
-        """
+        """Move it off its node and lose its disks; a refusal leaves it in place."""
         try:
             await self._change(wanted, "move", discard_local_disks=True)
         except VirtbusError as error:

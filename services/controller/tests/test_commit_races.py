@@ -103,9 +103,7 @@ async def test_a_hundred_races_of_two_controllers_have_one_winner_each() -> None
 
 
 async def left_by_a_crash(server: MemoryServer) -> None:
-    """The claim of a create that died before its commit, and a tombstone of a rival that died
-    too.
-    """
+    """The claim of a create that died before its commit, and a dead rival's tombstone."""
     bus = MemoryBus(server)
     await bus.put(CLAIM, encode(NameClaim(uid=uid(1))), expect=0)
     await bus.put(subjects.vm_record("_", uid(1)), encode(Tombstone(uid=uid(1))), expect=0)
@@ -113,9 +111,7 @@ async def left_by_a_crash(server: MemoryServer) -> None:
 
 @pytest.mark.parametrize("against", ["another uid", "a sweep"])
 async def test_a_repeated_create_with_a_tombstone_races_for_its_name(against: str) -> None:
-    """Its claim still exists, so either the rival's compare-and-set on the claim or its own must
-    fail.
-    """
+    """Its claim still exists, so one of the two compare-and-sets on the claim must fail."""
 
     async def scenario(gates: Gates) -> None:
         server = MemoryServer()

@@ -25,9 +25,7 @@ LEASE = "$KV.lease."
 
 
 class MortalBus(MemoryBus):
-    """A connection whose process is killed at its write number `at`, before it or right after
-    it.
-    """
+    """A connection whose process is killed at its write number `at`, before or right after it."""
 
     def __init__(self, server: MemoryServer, at: int, *, behind: bool) -> None:
         super().__init__(server, "mortal", SOURCES)

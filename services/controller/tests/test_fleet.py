@@ -148,9 +148,7 @@ def test_a_status_of_an_older_epoch_shows_nothing_of_the_vm() -> None:
 
 
 def test_another_node_cannot_speak_for_a_vm() -> None:
-    """A node may write everything below its own prefix: its data about others' VMs does not
-    count.
-    """
+    """A node may write below its own prefix: its data about others' VMs does not count."""
     fleet, one = Fleet(), record()
     put(fleet, one, 5)
     say(fleet, status(one), 3)

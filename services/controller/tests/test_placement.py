@@ -1,6 +1,4 @@
-"""Placement: each filter refuses for its own reason, and the order of the fitting nodes is
-stable.
-"""
+"""Placement: each filter refuses for its own reason, and the order of fitting nodes is stable."""
 
 import random
 from dataclasses import replace

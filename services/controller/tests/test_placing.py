@@ -220,9 +220,7 @@ async def test_a_holder_of_the_lease_that_dies_is_followed_by_another_that_place
 async def test_hundreds_of_creates_at_once_are_placed_as_room_appears_and_each_once(
     made: World,
 ) -> None:
-    """Three controllers, room for 4 per node: the rest waits, and is placed by age as others
-    end.
-    """
+    """Three controllers, room for 4 per node: the rest waits, and is placed by age."""
     await alive(made, "n1", "n2")
     numbers = range(1, 61)
 

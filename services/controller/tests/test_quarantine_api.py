@@ -1,6 +1,4 @@
-"""`node.quarantine`: the controller writes the record of an adopted entry, or refuses with a
-reason.
-"""
+"""`node.quarantine`: the controller writes an adopted entry's record, or refuses with a reason."""
 
 import asyncio
 from pathlib import Path

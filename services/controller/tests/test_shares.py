@@ -57,9 +57,7 @@ async def nats(tmp_path: Path) -> AsyncIterator[server.Server]:
 
 
 async def _flood(thief: Stranger, subject: str, mib: int) -> None:
-    """Store this much, at 12 MiB/s at most: a fifth of the stream per second, as 200 MiB/s would
-    be.
-    """
+    """Store this much, at 12 MiB/s at most: a fifth of the stream per second."""
     began_s = time.monotonic()
     for number in range(mib * MIB // len(BODY)):
         await thief.client.publish(subject.format(number), BODY)

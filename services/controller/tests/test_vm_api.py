@@ -316,9 +316,7 @@ async def test_an_orphan_claim_is_swept_after_its_grace(made: World) -> None:
 
 @played()
 async def test_requests_that_waited_in_a_stopped_controller_are_not_executed(made: World) -> None:
-    """Its client may have retried on another controller: a late create would belong to nobody
-    (F41).
-    """
+    """The client may have retried elsewhere: a late create would belong to nobody (F41)."""
     await asyncio.sleep(5)
     loop = asyncio.get_running_loop()
     loop._jump.now_s += 30  # type: ignore[attr-defined]  # SIGSTOP, on the virtual clock

@@ -22,8 +22,7 @@ DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
 def tar(*members: tuple[str, bytes | str], kind: bytes = tarfile.REGTYPE) -> bytes:
-    """A layer: (name, bytes) is a file, (name, text) a symlink, a name that ends in `/` a
-    folder.
+    """A layer: (name, bytes) is a file, (name, text) a symlink, a name with a final `/` a folder.
 
     `kind` is the type of files.
     """
@@ -130,9 +129,7 @@ class Registry:
         return self.push_manifest(repository, tag, value, MANIFEST)
 
     def push_index(self, repository: str, tag: str, images: Mapping[str, tuple[bytes, ...]]) -> str:
-        """Store an image by architecture, as `buildx` pushes them, with an attestation among
-        them.
-        """
+        """Store an image by architecture, as `buildx` pushes them, with an attestation."""
         entries = []
         for architecture, layers in images.items():
             value = self.manifest(repository, layers, architecture=architecture)

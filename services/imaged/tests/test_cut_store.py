@@ -1,6 +1,4 @@
-"""An image store truncated at any byte: never a wrong byte, and the next request repairs it
-(I11).
-"""
+"""An image store truncated at any byte: never a wrong byte, the next request repairs it (I11)."""
 
 from pathlib import Path
 

@@ -165,9 +165,7 @@ async def test_a_login_does_not_follow_a_redirect_to_another_server(
     monkeypatch: pytest.MonkeyPatch,
     same: bool,
 ) -> None:
-    """That other server is this one under another name, which is refused unless the test allows
-    it.
-    """
+    """The other server is this one under another name, which only the test's setting allows."""
     registry.challenge, registry.login = 'Basic realm="r"', LOGIN
     elsewhere = server.base.replace("127.0.0.1", "localhost")
     server.files["cdn"] = LAYER

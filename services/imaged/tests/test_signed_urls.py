@@ -1,6 +1,4 @@
-"""Queries of URLs are secrets of their VMs: used for the pull, and never revealed or stored
-(L4).
-"""
+"""Queries of URLs are secrets of their VMs: used for the pull, never revealed or stored (L4)."""
 
 import asyncio
 import hashlib

@@ -1,5 +1,4 @@
-"""Prints netd's figures, one JSON line each: `python services/netd/tests/bench_attach.py`, as
-root.
+"""Prints netd's figures, one JSON line each. Run this file as root.
 
 Everything runs in a network namespace of its own. CPU is that of this process and its children.
 Medians reduce the effect of other load.

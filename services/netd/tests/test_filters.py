@@ -122,9 +122,7 @@ async def test_the_filter_holds_after(node: Node, event: str) -> None:
 
 
 async def test_the_filter_is_there_before_the_tap_is_up(node: Node) -> None:
-    """The netdev chain names its device and the tap comes up last: both are visible together or
-    never.
-    """
+    """The netdev chain names its device, and the tap comes up last: both appear together."""
     await node.attach(A)
     rules = node.inside(A, "nft list ruleset")
     assert 'hook ingress device "tap0" priority filter; policy drop' in rules

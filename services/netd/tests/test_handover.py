@@ -73,9 +73,7 @@ class Desk:
     async def start(
         self, language: str, *arguments: str, uid: str = A, domain: str = DOMAIN
     ) -> tuple[int, list[str], str]:
-        """Run the wrapper as libvirt does, in the domain's cgroup; return exit code, stdout,
-        stderr.
-        """
+        """Run the wrapper as libvirt does, in the domain's cgroup; return its code and output."""
         with machine_cgroup(domain) as procs:
             process = await asyncio.create_subprocess_exec(
                 "/bin/sh",

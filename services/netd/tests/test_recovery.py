@@ -1,6 +1,4 @@
-"""netd is killed at every step of attach and release; the next one continues from the host's
-state.
-"""
+"""Kills netd at every step of attach and release; the next one continues from the host."""
 
 import asyncio
 import os

@@ -1,6 +1,4 @@
-"""A full disk: guests wait and report the reason, and everything continues once there is space
-(F30).
-"""
+"""A full disk: guests wait and report the reason, and continue once there is space (F30)."""
 
 import errno
 import logging

@@ -157,9 +157,7 @@ async def test_a_fence_holds_while_the_node_spec_is_unreadable(node: Node) -> No
 
 
 async def test_secrets_of_the_largest_size_are_read(node: Node) -> None:
-    """They were once written up to the bound for reading, and a byte of frame made them
-    unreadable.
-    """
+    """They were once written up to the reader's bound, and a byte of frame made them unreadable."""
     text = "x" * (bounds.SECRET.written_bytes - 200)
     held = {"uid": A, "files": {"app": {"data": {"a": text}}}}
     body = encode({"schema_version": 1, **held})
