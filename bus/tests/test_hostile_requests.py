@@ -169,7 +169,7 @@ def test_hints_are_given_for_the_first_unknown_fields_only() -> None:
     details = caught.value.body.details
     assert len(details) == MAX_DETAILS
     assert 0 < sum(bool(one.hint) for one in details) <= MAX_HINTS
-    assert details[-1].message == "18902 more are not listed; mend these first"
+    assert details[-1].message == "18902 more are not listed; fix these first"
 
 
 @pytest.mark.parametrize(

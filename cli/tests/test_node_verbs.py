@@ -69,7 +69,7 @@ async def test_a_drain_that_takes_too_long_is_unknown_and_continues(
     script.answer("node", "get", going)
     ended = await cli("node", "drain", "n1", "--timeout", "0.1")
     assert ended.code == 4
-    assert "it goes on by itself" in ended.err
+    assert "it continues by itself" in ended.err
 
 
 async def test_fence_needs_a_confirmation_and_shows_waiting_vms(script: Script, cli: Cli) -> None:

@@ -86,7 +86,7 @@ def test_a_stale_file_and_an_empty_file_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("old")
     (tmp_path / "b.json").write_text("whose?")
     assert generate.differences({tmp_path / "a.json": "new"}, tmp_path) == [
-        "a.json is not what the code says",
+        "a.json differs from the generated text",
         "b.json is of nothing in the code",
     ]
 

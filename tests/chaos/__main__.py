@@ -47,7 +47,7 @@ class Run:
             hearing = group.create_task(striking.hear())
             with awake(field):
                 await self._strike(striking, living)
-            self.say("no more faults; what is under way ends")
+            self.say("no more faults; running faults end")
             lives.over.set()
             await living
             await holding.at_the_end(bus)

@@ -39,10 +39,10 @@ class Vm:
         if self.delete_asked_s:
             if not self.delete_accepted_s:
                 return "its delete is not accepted"
-            return "" if self.gone_s else "nobody told that it is gone"
+            return "" if self.gone_s else "nobody reported that it is gone"
         if not self.accepted_s:
             return "its create is not accepted"
-        return "" if self.running_s else "nobody told that it runs"
+        return "" if self.running_s else "nobody reported that it runs"
 
 
 class Population:

@@ -70,7 +70,7 @@ async def test_a_picture_that_nobody_reads_is_dropped_with_the_reason(
     async with opening(client, SUBJECT, WANT) as stream:
         while not stream.closed:
             await asyncio.sleep(0.01)
-        assert "ask for it anew" in stream.closed
+        assert "ask for it again" in stream.closed
         assert len(await taken(stream)) < len(PICTURE)
 
 

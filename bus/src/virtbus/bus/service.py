@@ -297,7 +297,7 @@ class Served:
             if task is None or task.cancelling():
                 raise
             # Shared work was cancelled, for example because its VM is deleted.
-            message = "what the request waited for was given up; repeat it"
+            message = "the work that the request waited for was abandoned; repeat it"
             given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
             failure = await self._failed(answers, given_up)
         except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged

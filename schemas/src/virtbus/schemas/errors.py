@@ -120,7 +120,7 @@ def _size_bytes(*texts: str) -> int:
 
 def unlisted(count: int) -> Detail:
     """Return the detail that replaces `count` others."""
-    return Detail(message=f"{count} more are not listed; mend these first")
+    return Detail(message=f"{count} more are not listed; fix these first")
 
 
 class VirtbusError(Exception):

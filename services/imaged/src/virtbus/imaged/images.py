@@ -290,7 +290,7 @@ class Images:
         raise VirtbusError(
             Code.UNAVAILABLE,
             "image_lost",
-            f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it anew",
+            f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it",
         )
 
     @contextlib.asynccontextmanager
@@ -320,7 +320,7 @@ def _with_query(url: str, query: str) -> str:
     if not query:
         message = (
             f"the query of {shown(url)} is a secret of the VM, which its agent brings and imaged "
-            "does not keep; if the bus has lost the VM's secrets, create it anew"
+            "does not keep; if the bus has lost the VM's secrets, create it again"
         )
         raise VirtbusError(Code.UNAVAILABLE, "image_query_missing", message)
     return f"{url.partition('?')[0]}?{query}"

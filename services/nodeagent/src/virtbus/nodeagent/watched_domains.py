@@ -129,7 +129,7 @@ class WatchedDomains:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             if not self._hypervisor.healthy:
                 break
-        message = "too many libvirt calls never came back; the agent starts anew"
+        message = "too many libvirt calls never came back; the agent restarts"
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
 
 

@@ -296,6 +296,6 @@ class _Reading:
         if self._cpu_s > limits.free_decode_s + self._bytes / limits.least_decode_bytes_s:
             msg = (
                 f"its {self._bytes} bytes took {self._cpu_s:.0f} s of CPU time to read; "
-                "build the image anew, with fewer entries and one stream of compressed data"
+                "build the image again, with fewer entries and one stream of compressed data"
             )
             raise DamagedError(msg)

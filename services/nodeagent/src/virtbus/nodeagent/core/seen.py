@@ -77,5 +77,5 @@ def _paused(seen: Seen, *, asked: bool) -> Condition:
     """Return the condition that names the cause of the pause, in KubeVirt's words."""
     if seen.disk_waits and not asked:
         return Condition(type=PAUSED, status=True, reason="PausedIOError", message=seen.disk_waits)
-    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` lets it go on"
+    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` resumes it"
     return Condition(type=PAUSED, status=True, reason="PausedByUser", message=why)
