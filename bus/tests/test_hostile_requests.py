@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -170,6 +171,28 @@ def test_hints_are_given_for_the_first_unknown_fields_only() -> None:
     assert len(details) == MAX_DETAILS
     assert 0 < sum(bool(one.hint) for one in details) <= MAX_HINTS
     assert details[-1].message == "18902 more are not listed; fix these first"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {f"nam{n}": 1 for n in range(19_000)},
+        {"spec": {"volumes": [1] * 19_000}},
+        {"spec": {"volumes": [{"name": "a", "x": 1}] * 9_000}},
+    ],
+    ids=["unknown fields", "wrong items", "wrong items of maps"],
+)
+def test_a_refusal_of_thousands_of_problems_takes_little_memory(wanted: dict[str, object]) -> None:
+    with pytest.raises(VirtbusError):
+        validate(VmCreate, {"name": "a b"})  # what is made once
+    tracemalloc.start()
+    try:
+        with pytest.raises(VirtbusError, match="more") as caught:
+            validate(VmCreate, wanted)
+        assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert "more are not listed" in caught.value.body.details[-1].message
 
 
 @pytest.mark.parametrize(

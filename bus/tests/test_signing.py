@@ -10,6 +10,7 @@ from virtbus.bus.ports import Bus, EntryKind, Write
 from virtbus.bus.signing import RecordKeys, Signer, signing, unsigned
 from virtbus.schemas import subjects
 from virtbus.schemas.generate_examples import full, minimal
+from virtbus.schemas.hosts import SigningKey
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import encode, read
 
@@ -117,9 +118,10 @@ async def test_a_damaged_key_affects_only_its_own_signatures() -> None:
     record: VmRecord = RECORDS[0].values[0]  # type: ignore[assignment]  # a parameter set
     there = await stored(bus, record)
     await bus.put(subjects.signing_key("damaged"), b"\xc1")
+    await bus.put(subjects.signing_key("empty"), encode(SigningKey(seed="")))
     assert await keys.good([there])
     kept = [e for e in server.shelf("$KV.sec.x").entries.values() if e.kind is EntryKind.PUT]
-    assert len(kept) == 2
+    assert len(kept) == 3
 
 
 def test_a_seed_has_one_id() -> None:

@@ -4,13 +4,13 @@ import pytest
 
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.fitting import MARK, cut_text, fitted
+from virtbus.schemas.fitting import MARK, cut_text, fitted_bytes
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import Condition, NameClaim, VmStatus
-from virtbus.schemas.wire import encode
+from virtbus.schemas.wire import encode, read
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEYS = {
@@ -34,6 +34,12 @@ KEYS = {
 @pytest.mark.parametrize("subject", KEYS)
 def test_each_kind_of_key_has_its_bound(subject: str) -> None:
     assert bounds.bound_of(subject) is KEYS[subject]
+
+
+@pytest.mark.parametrize("bound", bounds.KINDS, ids=lambda bound: bound.kind)
+def test_what_is_small_enough_for_every_kind_is_so_for_this_one(bound: bounds.Bound) -> None:
+    assert bound.written_bytes >= bounds.LEAST_WRITTEN_BYTES
+    assert bound.read_bytes >= bounds.LEAST_READ_BYTES
 
 
 @pytest.mark.parametrize("bound", bounds.KINDS, ids=lambda bound: bound.kind)
@@ -61,7 +67,7 @@ def _status(**more: object) -> VmStatus:
 
 def test_a_status_that_fits_is_unchanged() -> None:
     status = _status(message="x" * 12_000)
-    assert fitted(status) is status
+    assert fitted_bytes(status) == encode(status)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +92,9 @@ def test_a_status_that_fits_is_unchanged() -> None:
 def test_a_status_that_is_too_large_loses_texts_and_stays_of_its_vm(
     more: dict[str, object],
 ) -> None:
-    status = fitted(_status(**more))
-    assert len(encode(status)) <= bounds.STATUS.written_bytes
+    body = fitted_bytes(_status(**more))
+    assert len(body) <= bounds.STATUS.written_bytes
+    status = read(VmStatus, body)
     assert (status.uid, status.node, status.epoch, status.state) == (UID, "n1", 3, VmState.RUNNING)
 
 
@@ -102,8 +109,9 @@ def test_a_heartbeat_that_is_too_large_loses_texts_and_keeps_its_networks() -> N
         networks=("blue", "default"),
         services={"imaged": ServiceState(message="x" * 90_000)},
     )
-    told = fitted(record)
-    assert len(encode(told)) <= bounds.HEARTBEAT.written_bytes
+    body = fitted_bytes(record)
+    assert len(body) <= bounds.HEARTBEAT.written_bytes
+    told = read(NodeRecord, body)
     assert (told.networks, told.state, told.cpus) == (record.networks, NodeState.READY, 8)
     assert told.services["imaged"].message.startswith("xxx")
 

@@ -1,5 +1,7 @@
 """Valid requests for a VM: hostile texts are refused before they reach XML, argv or files."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -312,3 +314,11 @@ def test_a_code_says_whether_to_try_again(code: Code, retry: Retry) -> None:
 
 def test_only_our_own_defects_are_unexpected() -> None:
     assert [code for code in Code if not VirtbusError(code, "r", "m").expected] == [Code.INTERNAL]
+
+
+@pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
+def test_a_pattern_counts_no_long_repetition(model: type[BaseModel]) -> None:
+    """The regex engine copies what repeats: `{16,8192}` took 10 MiB in each process."""
+    patterns = re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', json.dumps(model.model_json_schema()))
+    counts = [int(one) for text in patterns for one in re.findall(r"(\d+)\}", text)]
+    assert max(counts, default=0) <= 256

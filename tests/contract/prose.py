@@ -1,6 +1,7 @@
 """Reads the prose of the tree and reports what breaks the rules of plain technical English.
 
-Prose is every docstring, comment and log message, and every Markdown page. Code is not prose.
+Prose is every docstring, comment and log message, every CRD description (`said`, `must`), and every
+Markdown page. Code is not prose.
 `python -m tests.contract.prose` prints all findings; with `--write` it rewrites the allow-list.
 """
 
@@ -18,6 +19,8 @@ MAX_WORDS = 40
 SOURCES = ("schemas", "bus", "cli", "services", "tests", "images")
 PAGES = ("*.md", "docs/**/*.md", "images/**/*.md")
 TABLES = "docs/reference/*.md"
+_DESCRIBES = frozenset({"said", "must"})
+"""Functions of kubebridge's models. `kubectl explain` shows their first argument."""
 _LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 
 _HEADLINE = re.compile(r"\W*(What|Who|Whose|Whom|Whether|How|Where|When|Which|Why)\b")
@@ -57,6 +60,7 @@ class Text:
     line: int
     text: str
     docstring: bool = False
+    """True for a CRD description, too: both open with the words that say what the thing is."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ def _logged(node: ast.Call) -> ast.Constant | None:
     return _string(node.args[0]) if is_log and node.args else None
 
 
+def _described(node: ast.Call) -> ast.Constant | None:
+    is_field = isinstance(node.func, ast.Name) and node.func.id in _DESCRIBES
+    return _string(node.args[0]) if is_field and node.args else None
+
+
 def _comments(lines: list[str], strings: set[int]) -> Iterator[Text]:
     """Yield each comment; consecutive whole-line comments are one."""
     start, words = 0, list[str]()
@@ -104,13 +113,15 @@ def _comments(lines: list[str], strings: set[int]) -> Iterator[Text]:
 
 
 def python_prose(source: str) -> Iterator[Text]:
-    """Yield the docstrings, comments and log messages of a module."""
+    """Yield the docstrings, comments, log messages and CRD descriptions of a module."""
     strings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and (text := _string(node)):
             yield Text(node.lineno, str(text.value), docstring=True)
         elif isinstance(node, ast.Call) and (text := _logged(node)):
             yield Text(text.lineno, str(text.value))
+        elif isinstance(node, ast.Call) and (text := _described(node)):
+            yield Text(text.lineno, str(text.value), docstring=True)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.end_lineno:
             strings.update(range(node.lineno, node.end_lineno + (node.end_lineno > node.lineno)))
     yield from _comments(source.splitlines(), strings)

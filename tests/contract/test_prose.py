@@ -1,4 +1,4 @@
-"""Docstrings, comments, log messages and pages follow the rules of plain technical English."""
+"""Docstrings, comments, log messages, CRD descriptions and pages are plain technical English."""
 
 import pytest
 from tests.contract import prose
@@ -49,6 +49,14 @@ def test_code_is_not_prose() -> None:
         (6, "told"),
         (1, "told"),
     ]
+
+
+def test_crd_descriptions_are_prose() -> None:
+    source = 'a = said("What told.", told="told")\nb = must(\n    "Whom to tell."\n)\n'
+    texts = list(prose.python_prose(source))
+    assert [(one.line, one.text) for one in texts] == [(1, "What told."), (3, "Whom to tell.")]
+    rules = [rule for one in texts for rule, _ in prose.judge(one, frozenset())]
+    assert rules == ["headline", "archaic", "headline"]
 
 
 def test_code_blocks_of_pages_are_not_prose() -> None:

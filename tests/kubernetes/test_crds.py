@@ -91,6 +91,6 @@ def test_explain_describes_fields_and_refusals(kubevirt: Cluster) -> None:
     # The API server publishes a new kind's schema some time after it accepts its objects.
     until(lambda: kubevirt.try_kubectl(*domain).returncode == 0, "documents of the CRDs")
     said = kubevirt.kubectl(*domain)
-    assert "The machine that the guest sees." in said
-    assert "How many CPUs the guest has, and which." in " ".join(said.split())
+    assert "Machine that the guest sees." in said
+    assert "Number and model of the guest's CPUs." in " ".join(said.split())
     assert "Refused by virtbus" in kubevirt.kubectl("explain", "vm.spec.instancetype")

@@ -7,6 +7,7 @@ import pytest
 from services.controller.tests.fleets import GIB, node, record, status, uid
 
 from virtbus.controller.core.fleet import Fleet, Held
+from virtbus.controller.core.held import HELD
 from virtbus.controller.core.node_views import node_views
 from virtbus.controller.core.nodes import DOWN_AFTER_S, SUSPECT_AFTER_S
 from virtbus.controller.core.view import view, visible_state
@@ -15,7 +16,7 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState, NodeWish
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import JoinNonce, NameClaim, Tombstone, VmRecord, VmStatus
+from virtbus.schemas.vm import Condition, JoinNonce, NameClaim, Tombstone, VmRecord, VmStatus
 from virtbus.schemas.wire import encode
 
 
@@ -44,6 +45,18 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
     put(fleet, record(labels={"v": "2"}), 6)
     assert put(fleet, record(labels={"v": "1"}), 5) is None
     assert fleet.vms[uid(1)].record.labels == {"v": "2"}
+
+
+def test_what_nodes_hold_is_known_by_uid_until_they_say_otherwise() -> None:
+    fleet = Fleet()
+    holds = (Condition(type=HELD, status=True),)
+    for number, name in enumerate(("n2", "n1"), start=1):
+        say(fleet, status(record(node=name), conditions=holds), number)
+    assert (fleet.holding.node_of(uid(1)), fleet.holding.node_of(uid(2))) == ("n1", "")
+    fleet.purge_status(subjects.vm_status("n1", uid(1)), 3)
+    assert fleet.holding.node_of(uid(1)) == "n2"
+    say(fleet, status(record(node="n2")), 4)
+    assert fleet.holding.node_of(uid(1)) == ""
 
 
 def test_a_claim_and_a_nonce_are_no_vms() -> None:

@@ -9,14 +9,26 @@ from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
 from virtbus.controller.core.admission import admit
-from virtbus.controller.core.sizes import largest
+from virtbus.controller.core.sizes import largest, size_estimate
 from virtbus.schemas import bounds, subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.vm import VmSecrets
+from virtbus.schemas.vm import VmRecord, VmSecrets
 from virtbus.schemas.wire import encode, read
 
 KEYS = ["ssh-ed25519 " + "A" * 8170 + str(number) for number in range(10, 73)]
 ANNOTATIONS = {f"note-{n}": "x" * 60_000 for n in range(3)}
+MANY = 8
+GROWING: tuple[dict[str, Any], ...] = (
+    {"image": "tiny", "annotations": {"a": "\U0001f600" * 9000}},
+    {"image": "tiny", "labels": {f"l{n}": "" for n in range(60)}},
+    {
+        "spec": {
+            "volumes": [{"name": f"v{n}", "image": {"ref": f"http://a/{n}?x"}} for n in range(MANY)]
+        }
+    },
+    {"image": "tiny", "spec": {"networks": [{"name": f"n{n}"} for n in range(MANY)]}},
+)
+"""Requests that are much smaller than their records."""
 
 
 def test_the_largest_field_is_named_down_to_its_largest_part() -> None:
@@ -115,3 +127,22 @@ async def test_pull_secrets_leave_room_for_the_record_in_one_request(made: World
     error = await refused(request)
     assert error.code == Code.TOO_LARGE
     assert error.body.details[0].path.endswith("container_disk.image_pull_secret")
+
+
+@pytest.mark.parametrize("given", GROWING, ids=lambda given: "-".join(given))
+def test_a_record_is_at_most_as_large_as_its_estimate(given: dict[str, Any]) -> None:
+    """So a record that is not encoded for its size is not too large."""
+    admitted = admit({"name": "web", **given}, uid(1))
+    record = VmRecord(
+        uid=admitted.uid,
+        namespace=admitted.namespace,
+        name=admitted.name,
+        labels=admitted.labels,
+        annotations=admitted.annotations,
+        spec=admitted.spec,
+        spec_hash=admitted.spec_hash,
+        node="n1",
+        created_ns=1,
+    )
+    size = len(encode(record))
+    assert size <= size_estimate(record, admitted.spec_bytes) + bounds.KIB

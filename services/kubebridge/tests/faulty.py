@@ -1,4 +1,4 @@
-"""An API server that keeps ConfigMaps in memory, and does what is asked of it wrong on demand."""
+"""A fake API server that keeps ConfigMaps in memory and injects faults on demand."""
 
 import asyncio
 import json
@@ -14,9 +14,9 @@ Fault = Callable[[web.Request], "web.StreamResponse | None"]
 
 
 class Faulty:
-    """Lists in pages, watches from a version; `faults` are answered first, one a request each.
+    """Lists in pages and watches from a version. Each request takes one of the `faults` first.
 
-    `forget` makes every version before now a 410, as a compacted etcd does.
+    `forget` makes every earlier version a 410, like a compacted etcd.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,10 @@ class Faulty:
         self.version = 1
         self.floor = 0
         self.faults: list[tuple[str, int, dict[str, str]]] = []
-        """(list or watch, status, headers): 0 hangs up, 1 ends in the middle of a line, 200 ends
-        at once."""
+        """(list or watch, status, headers).
+
+        Status 0 closes the connection, 1 ends within a line, and 200 ends at once.
+        """
         self.asked: list[str] = []
         self._log: list[tuple[int, str, Json]] = []
         self._news = asyncio.Event()
@@ -33,9 +35,9 @@ class Faulty:
         self._runner: web.AppRunner | None = None
         self._port = 0
 
-    # --- its life -------------------------------------------------------------------------
+    # --- life cycle ---------------------------------------------------------------------------
     async def open(self) -> int:
-        """Serve, on the port that it had before, if any."""
+        """Serve on the previous port, if there was one."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01)
@@ -45,12 +47,12 @@ class Faulty:
         return self._port
 
     async def close(self) -> None:
-        """Hang up, and answer nobody."""
+        """Close all connections, and answer no requests."""
         self.hang_up()
         if self._runner is not None:
             await self._runner.cleanup()
 
-    # --- what changes ---------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------
     def put(self, name: str, value: str = "") -> None:
         self.version += 1
         kind = "MODIFIED" if name in self.objects else "ADDED"
@@ -79,7 +81,7 @@ class Faulty:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    # --- what is answered -----------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------
     async def answer(self, request: web.Request) -> web.StreamResponse:
         what = "watch" if "watch" in request.query else "list"
         self.asked.append(what)
@@ -146,7 +148,7 @@ async def _line(response: web.StreamResponse, kind: str, obj: Json) -> None:
 
 @asynccontextmanager
 async def served(faulty: Faulty, folder: Path) -> AsyncIterator[Path]:
-    """Its kubeconfig, for as long as it serves."""
+    """Serve while the context is open, and yield a kubeconfig."""
     port = await faulty.open()
     path = folder / "kubeconfig"
     config = {

@@ -1,4 +1,4 @@
-"""Manifests for tests: KubeVirt's smoke VM, and what a test says otherwise of it."""
+"""Manifests for tests: KubeVirt's smoke VM, with changes."""
 
 import copy
 from pathlib import Path
@@ -14,19 +14,19 @@ SEED = yaml.safe_load((Path(__file__).parent / "kubevirt-smoke-fedora.yaml").rea
 
 
 def vm(**spec: Any) -> dict[str, Any]:
-    """The smoke VM, its fields replaced (None: removed)."""
+    """Return the smoke VM with some fields of its spec replaced. None removes a field."""
     whole: dict[str, Any] = copy.deepcopy(SEED)
     whole["metadata"] |= {"namespace": "default", "uid": VM_UID, "generation": 1}
     return put(whole, {f"spec.{key}": value for key, value in spec.items()})
 
 
 def template(changes: dict[str, Any]) -> dict[str, Any]:
-    """The smoke VM, fields of its template's spec replaced by path (None: removed)."""
+    """Return the smoke VM with changes to its template's spec, by path. None removes a field."""
     return put(vm(), {f"spec.template.spec.{key}": value for key, value in changes.items()})
 
 
 def vmi(changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A VMI of the smoke VM, with its defaults."""
+    """Return a VMI of the smoke VM with its defaults."""
     made = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -37,7 +37,7 @@ def vmi(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def put(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Set values by path, such as `spec.volumes.0.name`; None removes."""
+    """Set values by path, such as `spec.volumes.0.name`. None removes a field."""
     for path, value in changes.items():
         here: Any = whole
         *way, last = path.split(".")

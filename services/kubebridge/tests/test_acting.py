@@ -1,4 +1,4 @@
-"""What the API server refuses comes again, though nothing that is watched changes."""
+"""Refusals of the API server are retried even if no watched object changes."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -23,7 +23,7 @@ KEY = "default/kubevirt-smoke-fedora"
 
 
 class Refusing:
-    """One VM, whose VMI is refused; what is told of it."""
+    """A cluster with one VM. It refuses the VM's VMI and records the events."""
 
     def __init__(self, **refusal: Any) -> None:
         self.refusal = refusal
@@ -56,7 +56,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("code", [403, 422])
-async def test_a_vmi_that_was_refused_is_asked_for_again_and_again(code: int) -> None:
+async def test_a_refused_vmi_is_retried(code: int) -> None:
     here = Refusing(code=code, reason="Forbidden", message="exceeded quota")
     again_s = [await here.look(KEY) for _ in range(4)]
     assert here.asked == 4
@@ -64,20 +64,20 @@ async def test_a_vmi_that_was_refused_is_asked_for_again_and_again(code: int) ->
     assert here.told == ["FailedCreate"]
 
 
-async def test_a_conflict_over_a_quota_makes_no_vmi() -> None:
+async def test_a_quota_conflict_ends_the_actions() -> None:
     here = Refusing(code=409, reason="Conflict", message="resourcequotas: modified")
     assert 0 < await here.look(KEY) <= 10
     assert here.told == []
 
 
-async def test_a_vmi_that_is_there_already_is_waited_for() -> None:
+async def test_an_existing_vmi_counts_as_created() -> None:
     here = Refusing(code=409, reason="AlreadyExists", message="it is there")
     assert await here.look(KEY) == 0
     assert here.told == ["SuccessfulCreate"]
 
 
-async def test_a_vmi_is_deleted_as_it_was_when_that_was_decided() -> None:
-    """Somebody else's change, while the VM's status is written, may have let it go."""
+async def test_a_delete_has_the_version_that_was_read() -> None:
+    """Another client may have released the VMI while the VM's status was written."""
     deleted: list[tuple[str, ...]] = []
 
     class Changing(Refusing):
@@ -99,7 +99,7 @@ async def test_a_vmi_is_deleted_as_it_was_when_that_was_decided() -> None:
     assert (uid, version) == (owned["metadata"]["uid"], "7")
 
 
-def test_a_refusal_that_quotes_a_megabyte_is_told_in_short() -> None:
+def test_a_long_refusal_is_cut() -> None:
     answer = Answer({"code": 422, "message": f"annotations: {'k' * 1_000_000}: invalid"})
     assert answer.message.startswith("annotations: kkk")
     assert len(answer.message) < 10_000

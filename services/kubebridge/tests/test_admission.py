@@ -1,4 +1,4 @@
-"""The webhooks: defaults as a patch, all problems at once, nothing in the way of an end."""
+"""The webhooks: defaults as a patch, all problems together, and no delay of deletions."""
 
 import base64
 import copy
@@ -20,7 +20,7 @@ OLD = {"kubevirt.io/nodeName": "n1"}
 def asked(
     obj: Any, old: Any = None, *, mutating: bool = True, kind: str = "", **more: Any
 ) -> dict[str, Any]:
-    """What the webhook says of an object that is created, or changed from `old`."""
+    """Return the webhook's answer about an object that is created, or changed from `old`."""
     request = {
         "uid": "u1",
         "kind": {"group": "kubevirt.io", "version": "v1", "kind": kind or obj["kind"]},
@@ -38,13 +38,13 @@ def asked(
 
 
 def causes(said: dict[str, Any]) -> list[str]:
-    """The fields that are refused."""
+    """Return the fields that are refused."""
     assert said["allowed"] is False
     return [one["field"] for one in said["status"]["details"]["causes"]]
 
 
 def patched(obj: Any, said: dict[str, Any]) -> Any:
-    """The object after the patch, as the API server makes it; list items are never patched."""
+    """Return the object after the patch, as the API server makes it. Lists are not patched."""
     whole = copy.deepcopy(obj)
     for step in json.loads(base64.b64decode(said["patch"])) if "patch" in said else ():
         *way, last = (
@@ -78,7 +78,7 @@ def test_a_new_vmi_gets_its_defaults_and_finalizer() -> None:
     assert patched(plain_vmi(), said) == of_vmi(plain_vmi())
 
 
-def test_what_is_whole_is_not_patched() -> None:
+def test_a_complete_object_is_not_patched() -> None:
     assert asked(of_vm(vm())) == {"allowed": True}
     assert asked(of_vm(vm()), of_vm(vm())) == {"allowed": True}
 
@@ -88,8 +88,8 @@ def test_the_validating_webhook_patches_nothing() -> None:
 
 
 @pytest.mark.parametrize("mutating", [True, False])
-def test_all_problems_are_told_at_once_in_kubevirts_words(mutating: bool) -> None:
-    """Of a rule that CEL has too, of one that only the webhook has, and of a refused field."""
+def test_all_problems_are_reported_together_in_kubevirts_words(mutating: bool) -> None:
+    """One rule is checked by CEL, too, one only by the webhook, and one field is refused."""
     broken = template(
         {
             "domain.devices.disks.3": {"name": "other", "disk": {}},
@@ -116,8 +116,8 @@ def test_all_problems_are_told_at_once_in_kubevirts_words(mutating: bool) -> Non
     }
 
 
-def test_an_update_is_refused_for_what_it_brings_only() -> None:
-    """A VM of before a rule became stricter can still be halted, and labelled."""
+def test_an_update_is_refused_only_for_new_problems() -> None:
+    """A VM from before a rule became stricter can still be halted and labelled."""
     old = template({"domain.launchSecurity": {"sev": {}}})
     assert asked(put(copy.deepcopy(old), {"spec.running": False}), old)["allowed"]
     assert asked(put(copy.deepcopy(old), {"metadata.labels": {"a": "b"}}), old)["allowed"]
@@ -129,7 +129,7 @@ def test_a_replaced_vm_gets_its_machine_and_uuid_again() -> None:
     assert patched(vm(), asked(vm(), of_vm(vm()))) == of_vm(vm())
 
 
-def test_a_vmis_spec_stays_and_so_do_the_bridges_labels_and_status() -> None:
+def test_users_cannot_change_a_vmis_spec_status_or_reserved_labels() -> None:
     old = put(vmi(), {"metadata.labels": OLD, "status": {"phase": "Running"}})
     changed = put(copy.deepcopy(old), {"spec.domain.cpu.cores": 4, "metadata.labels": {}})
     said = asked(changed, old, mutating=False)
@@ -142,14 +142,14 @@ def test_a_vmis_spec_stays_and_so_do_the_bridges_labels_and_status() -> None:
     assert asked(claims, old, mutating=False) == {"allowed": True}
 
 
-def test_a_users_new_vmi_has_neither_a_status_nor_the_bridges_labels() -> None:
+def test_users_cannot_create_a_vmi_with_a_status_or_reserved_labels() -> None:
     claims = put(plain_vmi(), {"status": {"phase": "Running"}})
     assert "status" not in patched(claims, asked(claims))
     assert causes(asked(put(vmi(), {"metadata.labels": {NODE_LABEL: "n1"}}))) == ["metadata.labels"]
 
 
 @pytest.mark.parametrize("mutating", [True, False])
-def test_nothing_keeps_a_deleted_object_from_going(mutating: bool) -> None:
+def test_updates_of_a_deleted_object_are_admitted(mutating: bool) -> None:
     for old in (template({"domain.launchSecurity": {"sev": {}}}), vmi()):
         old = put(old, {"metadata.deletionTimestamp": "2026-11-22T10:00:00Z"})
         freed = put(copy.deepcopy(old), {"metadata.finalizers": [], "spec.terminationGrace": 1})
@@ -160,7 +160,7 @@ def test_nothing_keeps_a_deleted_object_from_going(mutating: bool) -> None:
     "review",
     [None, [], {}, {"request": []}, {"kind": "AdmissionReview", "request": {"uid": "a"}}],
 )
-def test_what_is_no_review_is_told_so(review: Any) -> None:
+def test_an_invalid_review_is_an_error(review: Any) -> None:
     with pytest.raises(ValueError, match="not an AdmissionReview"):
         answer(review, mutating=True)
 
@@ -173,25 +173,27 @@ def test_what_is_no_review_is_told_so(review: Any) -> None:
         ("VirtualMachine", {"subResource": "status"}),
     ],
 )
-def test_what_is_not_asked_for_is_refused_with_what_to_mend(kind: str, more: Any) -> None:
+def test_an_unexpected_kind_or_operation_is_refused_with_the_next_step(
+    kind: str, more: Any
+) -> None:
     said = asked({"kind": kind}, kind=kind, **more)
     assert (said["allowed"], said["status"]["code"]) == (False, 400)
-    assert "mend the webhooks' rules" in said["status"]["message"]
+    assert "correct the webhooks' rules" in said["status"]["message"]
 
 
 @pytest.mark.parametrize(
     "spec",
     [None, 1, [], "x", {"template": 1}, {"template": {"spec": []}}, {"template": {"metadata": 1}}],
 )
-def test_an_object_of_any_shape_is_answered(spec: Any) -> None:
-    """The API server looks at the schema after the mutating webhook."""
+def test_an_object_of_any_shape_gets_an_answer(spec: Any) -> None:
+    """The API server checks the schema after the mutating webhook."""
     for kind in ("VirtualMachine", "VirtualMachineInstance"):
         said = asked({"kind": kind, "metadata": {"name": "a"}, "spec": spec})
         assert not said["allowed"]
         assert asked({"kind": kind, "metadata": None, "spec": spec})["allowed"] is False
 
 
-def test_an_answer_stays_small_whatever_is_asked() -> None:
+def test_an_answer_has_a_bounded_size() -> None:
     names = [{"name": "x" * 100_000, "disk": {}} for _ in range(15)]
     small = [{"name": f"d{index}", "disk": {}} for index in range(256)]
     for disks in (names, small):
@@ -200,8 +202,8 @@ def test_an_answer_stays_small_whatever_is_asked() -> None:
         assert len(json.dumps(said)) < (MAX_CAUSES + 2) * LONGEST * 5
 
 
-def test_a_megabyte_costs_no_more_than_a_moment() -> None:
-    """CPU seconds; a webhook has ten seconds, and shares its process."""
+def test_a_megabyte_is_reviewed_in_bounded_time() -> None:
+    """The bound is in CPU seconds. A webhook has ten seconds, and shares its process."""
     notes = {f"note-{index}": "x" * 50 for index in range(16_000)}
     disks = [{"name": f"d{index}", "disk": {}} for index in range(36_000)]
     noted, crowded = put(vm(), {"metadata.annotations": notes}), {"domain.devices.disks": disks}

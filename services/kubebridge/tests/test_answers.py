@@ -1,4 +1,4 @@
-"""Whatever goes wrong on the way to an answer is a Status that its reader can act on."""
+"""Every error on the way to an answer becomes a Status with the next step."""
 
 import json
 from typing import Any
@@ -57,7 +57,7 @@ async def test_an_error_is_answered_with_its_code_and_words(
     assert (told["kind"], told["status"]) == ("Status", "Failure")
 
 
-async def test_a_mistake_of_ours_is_in_the_log_and_not_in_the_answer(
+async def test_an_internal_error_is_logged_and_not_shown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     status, told = await said(KeyError("secret"))
@@ -66,6 +66,6 @@ async def test_a_mistake_of_ours_is_in_the_log_and_not_in_the_answer(
     assert "secret" in caplog.text
 
 
-async def test_a_client_that_is_gone_gets_no_answer() -> None:
+async def test_a_disconnected_client_gets_no_answer() -> None:
     with pytest.raises(ConnectionResetError):
         await said(ConnectionResetError())

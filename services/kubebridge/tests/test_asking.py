@@ -1,4 +1,4 @@
-"""Whom to believe is looked up anew, whatever is in the way at one time."""
+"""The front proxy's configuration is read again after a failure."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from virtbus.kubebridge.edge.web.door import Door
 
 
 class Saying:
-    """The cluster's ConfigMap."""
+    """A cluster with the ConfigMap of the front proxy."""
 
     def __init__(self, ca: str) -> None:
         self.ca = ca
@@ -22,10 +22,10 @@ class Saying:
         return {"data": {"requestheader-client-ca-file": self.ca}}
 
 
-async def test_files_of_a_certificate_that_are_away_for_a_moment_end_nothing(
+async def test_missing_certificate_files_do_not_stop_the_bridge(
     tmp_path: Path,
 ) -> None:
-    """Whoever keeps them puts others in their place, just as the front proxy's CA changes."""
+    """The tool that maintains the files replaces them just as the front proxy's CA changes."""
     authority = Authority(tmp_path, "front")
     own = authority.sign("own", "own", hosts=["localhost"])
     door = Door()

@@ -1,4 +1,4 @@
-"""Certificates over the years: always valid, always of an authority that is long known."""
+"""Certificates stay valid over the years, and clients know each authority in advance."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -46,12 +46,12 @@ def authority(left: timedelta, age: timedelta = 30 * DAY) -> Life:
         ([authority(200 * DAY)], Life(NOW, NOW), Due(authority=False, serving=True)),
     ],
 )  # fmt: skip
-def test_what_is_due(authorities: list[Life], serving: Life | None, expected: Due) -> None:
+def test_due_certificates(authorities: list[Life], serving: Life | None, expected: Due) -> None:
     assert due(tuple(authorities), serving, NOW) == expected
 
 
 class Year(NamedTuple):
-    """What one replica after another keeps; who signed is told by its begin."""
+    """The state that replicas keep one after another. A begin identifies the signing authority."""
 
     authorities: tuple[Life, ...] = ()
     serving: Life | None = None
@@ -70,8 +70,8 @@ def look(kept: Year, now: datetime) -> Year:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_for_years_nobody_meets_an_authority_that_is_not_known_yet(seed: int) -> None:
-    """Looks at any distance up to twenty days, by clocks that are an hour apart at the most."""
+def test_clients_know_each_authority_before_it_signs(seed: int) -> None:
+    """Checks happen at intervals of up to twenty days, by clocks that differ by up to an hour."""
     chance = random.Random(seed)
     kept = look(Year(), NOW)
     now = NOW
@@ -92,17 +92,17 @@ def test_for_years_nobody_meets_an_authority_that_is_not_known_yet(seed: int) ->
         assert len(kept.authorities) <= 2
 
 
-def test_an_authority_outlives_what_it_signs_by_far() -> None:
+def test_an_authority_outlives_its_certificates() -> None:
     assert SERVING_LIFE + SETTLED < AUTHORITY_LEFT
     assert SETTLED < SERVING_LEFT
 
 
-# --- the certificates themselves ---------------------------------------------------------------
+# --- real certificates -------------------------------------------------------------------------
 def certificates(pem: str) -> list[x509.Certificate]:
     return x509.load_pem_x509_certificates(pem.encode())
 
 
-def test_what_is_made_is_kept_until_it_is_due() -> None:
+def test_certificates_are_kept_until_renewal_is_due() -> None:
     assert renewed(FIRST, NAMES, NOW) == FIRST
     assert renewed(FIRST, NAMES, NOW + 59 * DAY) == FIRST
     (served,), (signer,) = certificates(FIRST.tls_crt), certificates(FIRST.ca_crt)
@@ -113,14 +113,14 @@ def test_what_is_made_is_kept_until_it_is_due() -> None:
     assert tuple(listed.get_values_for_type(x509.DNSName)) == NAMES
 
 
-def test_a_renewed_certificate_is_of_the_same_authority() -> None:
+def test_a_renewed_certificate_has_the_same_authority() -> None:
     later = renewed(FIRST, NAMES, NOW + 61 * DAY)
     assert (later.ca_crt, later.ca_key) == (FIRST.ca_crt, FIRST.ca_key)
     assert later.tls_crt != FIRST.tls_crt
     assert later.tls_key != FIRST.tls_key
 
 
-def test_a_new_authority_is_known_beside_the_old_one_before_it_signs() -> None:
+def test_a_new_authority_is_published_before_it_signs() -> None:
     before = kept = FIRST
     now = NOW
     while len(certificates(kept.ca_crt)) == 1:
@@ -151,7 +151,7 @@ def test_a_new_authority_is_known_beside_the_old_one_before_it_signs() -> None:
     ],
     ids=["no ca", "no key", "other key", "no pem", "other tls key", "a ca", "foreign", "names"],
 )
-def test_what_does_not_fit_together_is_made_anew(broken: Kept) -> None:
+def test_mismatched_certificates_are_replaced(broken: Kept) -> None:
     mended = renewed(broken, NAMES, NOW)
     assert mended.tls_crt != broken.tls_crt
     served, signer = certificates(mended.tls_crt)[0], certificates(mended.ca_crt)[0]

@@ -1,4 +1,4 @@
-"""Names that users write lead to no other place of the API server."""
+"""Names from users cannot reach other paths of the API server."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from virtbus.kubebridge.edge.kinds import SECRET
 
 
 class Listening(Faulty):
-    """Has every object, and remembers where it was looked for."""
+    """Has every object, and records the requested paths."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.raw_path)
@@ -31,9 +31,7 @@ class Listening(Faulty):
         ("theirs", ".."),
     ],
 )
-async def test_a_name_never_leads_out_of_its_namespace(
-    tmp_path: Path, name: str, namespace: str
-) -> None:
+async def test_a_name_cannot_leave_its_namespace(tmp_path: Path, name: str, namespace: str) -> None:
     server = Listening()
     async with served(server, tmp_path) as kubeconfig, cluster.connect(kubeconfig) as client:
         assert await client.get(SECRET, name, namespace) is None

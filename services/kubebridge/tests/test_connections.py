@@ -1,4 +1,4 @@
-"""Idle connections hold a share of the port, for a while, and the rest is others'."""
+"""Idle connections hold a bounded share of the port for a bounded time."""
 
 import asyncio
 import ssl
@@ -16,7 +16,7 @@ from virtbus.kubebridge.edge.web.door import Door, serving
 
 
 class Port:
-    """The port, and who connects to it."""
+    """The port and its clients."""
 
     def __init__(self, authority: Authority, port: int) -> None:
         self.context = ssl.create_default_context(cafile=str(authority.certificate))
@@ -69,7 +69,7 @@ async def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 @pytest.mark.parametrize("greets", [True, False])
-async def test_who_only_connects_leaves_room_for_others(port: Port, *, greets: bool) -> None:
+async def test_idle_connections_leave_room_for_other_sources(port: Port, *, greets: bool) -> None:
     refused = 0
     for _ in range(20):
         try:
@@ -80,7 +80,7 @@ async def test_who_only_connects_leaves_room_for_others(port: Port, *, greets: b
     assert refused > 0 or not greets
 
 
-async def test_who_connects_and_asks_nothing_is_ended(port: Port) -> None:
+async def test_a_connection_without_a_request_is_closed(port: Port) -> None:
     idle = [await port.idle("127.0.0.2") for _ in range(12)]
     with pytest.raises(OSError):  # noqa: PT011  its share is used up
         await port.idle("127.0.0.2")
@@ -91,14 +91,14 @@ async def test_who_connects_and_asks_nothing_is_ended(port: Port) -> None:
     assert await port.ask("127.0.0.2") == "hello"
 
 
-async def test_who_asked_may_be_idle(port: Port) -> None:
+async def test_a_connection_may_be_idle_after_a_request(port: Port) -> None:
     connector, callers = aiohttp.TCPConnector(ssl=port.context), set[str]()
     async with aiohttp.ClientSession(connector=connector) as session:
         for _ in range(2):
             async with session.get(f"{port.url}/caller") as answer:
                 callers.add(await answer.text())
             await asyncio.sleep(0.4)
-            assert await port.ask("127.0.0.3") == "hello"  # which looks who is idle
+            assert await port.ask("127.0.0.3") == "hello"  # this closes idle connections
     assert len(callers) == 1, "both came on one connection"
 
 

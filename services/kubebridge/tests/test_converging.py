@@ -1,4 +1,4 @@
-"""Whatever was seen late or not at all, what is there in the end is what was asked for."""
+"""The final state equals the requested one, even if inputs are late or missing."""
 
 from datetime import timedelta
 from typing import Any
@@ -55,7 +55,7 @@ def play(  # noqa: C901  a row a step
             w.user(running=None, runStrategy=str(strategy))
 
 
-@settings(max_examples=25, deadline=None)  # a restart of what is halted is refused (`power`)
+@settings(max_examples=25, deadline=None)  # a restart of a halted VM is refused (`power`)
 @given(st.lists(st.tuples(STEPS, st.integers(0, 50)), max_size=40), st.sampled_from(RunStrategy))
 def test_any_order_of_stale_inputs_converges(
     steps: list[tuple[str, int]], strategy: RunStrategy
@@ -105,7 +105,7 @@ def test_a_bridge_that_sees_only_the_end_of_a_create_writes_less() -> None:
     assert 1 + w.writes + len(w.events) <= 8
 
 
-def test_an_applied_vm_runs_and_says_so() -> None:
+def test_an_applied_vm_runs_and_its_status_shows_it() -> None:
     w = world()
     w.settle()
     assert w.vm is not None
@@ -124,7 +124,7 @@ def test_an_applied_vm_runs_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("well", "on_failure"), [(True, (1, "Stopped")), (False, (2, "Running"))])
-def test_a_guest_that_shuts_down_or_crashes_is_made_anew_or_not(
+def test_the_run_strategy_decides_about_an_ended_guest(
     *, well: bool, on_failure: tuple[int, str]
 ) -> None:
     made = {}
@@ -145,7 +145,7 @@ def test_a_guest_that_shuts_down_or_crashes_is_made_anew_or_not(
     }
 
 
-def test_a_restart_is_another_vmi() -> None:
+def test_a_restart_replaces_the_vmi() -> None:
     w = world()
     w.settle()
     first = w.uid
@@ -157,7 +157,7 @@ def test_a_restart_is_another_vmi() -> None:
     assert first in w.gone
 
 
-def test_a_paused_start_is_one_of_the_vmi_alone() -> None:
+def test_a_paused_start_changes_only_the_vmi() -> None:
     w = world(running=None, runStrategy="Manual")
     w.settle()
     w.asks({"action": "Start", "data": {"paused": "true"}})
@@ -166,7 +166,7 @@ def test_a_paused_start_is_one_of_the_vmi_alone() -> None:
     assert w.vmi["spec"]["startStrategy"] == "Paused"
 
 
-def test_an_orphaned_vmi_stays() -> None:
+def test_an_orphaned_vmi_is_kept() -> None:
     w = world()
     w.settle()
     w.deletes(orphan=True)
@@ -176,7 +176,7 @@ def test_an_orphaned_vmi_stays() -> None:
     assert w.views[w.uid].state is VmState.RUNNING
 
 
-def test_a_failed_image_is_tried_again_ever_more_rarely() -> None:
+def test_a_failed_image_is_retried_with_growing_delays() -> None:
     w = world()
     w.settle()
     w.step(to=VmState.FAILED, reason="image_not_found", message="no such image")
@@ -192,7 +192,7 @@ def test_a_failed_image_is_tried_again_ever_more_rarely() -> None:
     assert starts == pytest.approx(11, abs=2)
 
 
-def test_a_vm_deleted_behind_the_bridge_is_a_failed_vmi_and_made_anew() -> None:
+def test_a_vm_that_was_deleted_on_the_bus_fails_its_vmi_and_is_replaced() -> None:
     w = world()
     w.settle()
     first = w.uid
@@ -202,7 +202,7 @@ def test_a_vm_deleted_behind_the_bridge_is_a_failed_vmi_and_made_anew() -> None:
     assert (w.made, w.printable) == (2, "Running")
 
 
-def test_a_create_is_repeated_for_as_long_as_no_vm_is_seen() -> None:
+def test_a_create_is_repeated_until_the_vm_is_seen() -> None:
     w = world()
     w.reconcile_vm(w, w)
     before = w.copy()

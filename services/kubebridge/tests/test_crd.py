@@ -1,4 +1,4 @@
-"""The CRDs: every field of KubeVirt's is named, and all of it is what an API server takes."""
+"""The CRDs have every field of KubeVirt, and API servers accept them."""
 
 import json
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from virtbus.kubebridge.core.rules import CROWD_RULES, SPEC_RULES, VM_RULES, VMI
 HERE = Path(__file__).parent
 SPEC = (HERE / "kubevirt_fields.txt").read_text().split()
 OBJECTS = (HERE / "kubevirt_objects.txt").read_text().split()
-"""All but the spec of a VMI, after its kind; KubeVirt at d923fdb8 (August 2026)."""
+"""All fields except the spec of a VMI, after their kind; KubeVirt at d923fdb8 (August 2026)."""
 DEFINITIONS = definitions()
 KINDS = {one["spec"]["names"]["kind"]: plural for plural, one in DEFINITIONS.items()}
 MANIFEST_BYTES = 200 * 1024
-"""`kubectl apply` keeps an object a second time in an annotation, of 256 KiB at the most."""
+"""`kubectl apply` stores the object again in an annotation, which may have 256 KiB."""
 
 
 def schema(plural: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def schema(plural: str) -> dict[str, Any]:
 
 
 def nodes(value: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each value's path and schema; a list's path ends in `[]`."""
+    """Yield each value's path and schema. The path of a list ends in `[]`."""
     inner = value.get("items", value)
     here = path if inner is value else f"{path}[]"
     yield here, value
@@ -42,13 +42,13 @@ def paths(plural: str, kind: str) -> set[str]:
     return {path for path, _ in nodes(schema(plural), kind)}
 
 
-def test_every_field_of_a_spec_is_named() -> None:
+def test_the_crds_have_every_field_of_kubevirts_spec() -> None:
     ours = paths("virtualmachineinstances", "VMI")
     ours |= {path.removesuffix("[]") for path in ours}
     assert {f"VMI.spec.{name}" for name in SPEC} - ours == set()
 
 
-def test_every_field_around_it_is_named_and_none_is_our_own() -> None:
+def test_the_crds_have_exactly_kubevirts_other_fields() -> None:
     ours = {
         path
         for kind, plural in KINDS.items()
@@ -60,7 +60,7 @@ def test_every_field_around_it_is_named_and_none_is_our_own() -> None:
     assert ours - {"KubeVirt.spec"} - kubernetes == set(OBJECTS)
 
 
-def test_no_object_of_a_user_is_nested_deeper_than_a_bridge_reads() -> None:
+def test_objects_cannot_be_nested_deeper_than_the_bridge_reads() -> None:
     open_ = {
         path
         for kind, plural in KINDS.items()
@@ -71,7 +71,7 @@ def test_no_object_of_a_user_is_nested_deeper_than_a_bridge_reads() -> None:
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_every_field_has_a_type_and_says_what_it_is(plural: str) -> None:
+def test_every_field_has_a_type_and_a_description(plural: str) -> None:
     own = {f".{name}" for name in ("apiVersion", "kind", "metadata")}
     for path, value in nodes(schema(plural), ""):
         assert "type" in value or "x-kubernetes-int-or-string" in value, path
@@ -79,11 +79,11 @@ def test_every_field_has_a_type_and_says_what_it_is(plural: str) -> None:
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_a_definition_leaves_room_for_what_kubectl_adds(plural: str) -> None:
+def test_a_definition_fits_into_kubectls_annotation(plural: str) -> None:
     assert len(json.dumps(DEFINITIONS[plural])) < MANIFEST_BYTES
 
 
-def test_each_rule_that_cel_can_hold_has_its_row() -> None:
+def test_each_rule_marked_for_cel_has_a_cel_row() -> None:
     rows = {(row.number, row.field) for row in (*cel.VM_ROWS, *cel.SPEC_ROWS)}
     rules = {
         (rule.number, rule.field)
@@ -103,7 +103,7 @@ def test_only_a_machines_status_is_a_subresource() -> None:
     assert with_status == {"virtualmachines", "kubevirts"}
 
 
-def test_what_virtbus_refuses_is_said_where_the_field_is_explained() -> None:
+def test_descriptions_of_refused_fields_give_the_reason() -> None:
     spec = schema("virtualmachines")["properties"]["spec"]["properties"]
     assert "Refused by virtbus" in spec["instancetype"]["description"]
     domain = spec["template"]["properties"]["spec"]["properties"]["domain"]["properties"]
@@ -113,14 +113,14 @@ def test_what_virtbus_refuses_is_said_where_the_field_is_explained() -> None:
 class Inner(Part):
     """Something."""
 
-    size: Quantity = must("How large.")
+    size: Quantity = must("Its size.")
 
 
 class Outer(Part):
     """Something with things in it."""
 
-    inner: Inner | None = said("The one.", **WHOLE)
-    many: list[Inner] | None = said("The others.", max_length=3)
+    inner: Inner | None = said("One inner object.", **WHOLE)
+    many: list[Inner] | None = said("Many inner objects.", max_length=3)
     word: str | None = said("A word.", default="yes", nullable=True)
 
 
@@ -129,12 +129,12 @@ def test_a_model_becomes_a_schema_without_references_and_nulls() -> None:
     inner = made["properties"]["inner"]
     assert (inner["type"], inner["required"]) == ("object", ["size"])
     assert inner["x-kubernetes-map-type"] == "atomic"
-    assert inner["description"] == "The one."
+    assert inner["description"] == "One inner object."
     many = made["properties"]["many"]
     assert (many["type"], many["maxItems"]) == ("array", 3)
     size = many["items"]["properties"]["size"]
     assert size["x-kubernetes-int-or-string"] is True
     assert "type" not in size
-    assert size["description"] == "How large. (many[].size)"
+    assert size["description"] == "Its size. (many[].size)"
     word = made["properties"]["word"]
     assert word == {"type": "string", "default": "yes", "nullable": True, "description": "A word."}

@@ -1,11 +1,11 @@
-"""What the aggregated API tells of itself fits the table of verbs."""
+"""The aggregated API's own documents match the table of verbs."""
 
 from virtbus.kubebridge.core.discovery import aggregated, api_resources, version
 from virtbus.kubebridge.core.openapi import OPTIONS, document_v2, document_v3, index_v3
 from virtbus.kubebridge.core.subresources import EXPAND, VERBS, VERSIONS
 
 
-def test_each_verb_is_in_every_document() -> None:
+def test_every_document_has_each_verb() -> None:
     whole = document_v2()["paths"]
     for one in VERSIONS:
         own = document_v3(one)["paths"]
@@ -20,7 +20,7 @@ def test_each_verb_is_in_every_document() -> None:
     assert len(index_v3()["paths"]) == len(VERSIONS)
 
 
-def test_no_operation_has_anothers_id_and_each_names_its_parameters() -> None:
+def test_operation_ids_are_unique_and_parameters_are_listed() -> None:
     paths = document_v2()["paths"]
     operations = [op for path in paths.values() for op in path.values() if isinstance(op, dict)]
     ids = [operation["operationId"] for operation in operations]
@@ -32,7 +32,7 @@ def test_no_operation_has_anothers_id_and_each_names_its_parameters() -> None:
     assert set(OPTIONS) <= {verb.name for verb in VERBS}
 
 
-def test_all_at_once_is_the_same_as_one_after_another() -> None:
+def test_aggregated_discovery_equals_the_single_documents() -> None:
     for listed in aggregated()["items"][0]["versions"]:
         names = {
             f"{one['resource']}/{sub['subresource']}"

@@ -1,4 +1,4 @@
-"""The port's TLS: certificates and those it believes change while it is open."""
+"""The port's certificate and its client CA change while it is open."""
 
 import asyncio
 import ssl
@@ -20,7 +20,7 @@ async def who(request: web.Request) -> web.Response:
 
 
 class Visitors:
-    """Two authorities, and the door between them."""
+    """Two authorities, and the door."""
 
     def __init__(self, folder: Path, door: Door, port: int) -> None:
         self.door = door
@@ -47,13 +47,13 @@ async def visitors(tmp_path: Path) -> AsyncIterator[Visitors]:
         yield Visitors(tmp_path, door, port)
 
 
-async def test_without_a_certificate_nobody_comes_in(visitors: Visitors) -> None:
+async def test_without_a_certificate_connections_fail(visitors: Visitors) -> None:
     assert visitors.door.shut
     with pytest.raises(aiohttp.ClientError):
         await visitors.ask(visitors.old)
 
 
-async def test_a_certificate_is_renewed_and_whose_is_believed_changes(visitors: Visitors) -> None:
+async def test_certificate_and_client_ca_can_be_replaced(visitors: Visitors) -> None:
     old, new, door = visitors.old, visitors.new, visitors.door
     ann, bob = old.sign("ann", "ann"), new.sign("bob", "bob")
     door.show(*old.sign("one", "one", hosts=["localhost"]))
@@ -71,7 +71,7 @@ async def test_a_certificate_is_renewed_and_whose_is_believed_changes(visitors: 
             await visitors.ask(trusting, showing)
 
 
-async def test_what_is_no_certificate_changes_nothing(visitors: Visitors, tmp_path: Path) -> None:
+async def test_an_invalid_certificate_changes_nothing(visitors: Visitors, tmp_path: Path) -> None:
     old, new, door = visitors.old, visitors.new, visitors.door
     door.show(*old.sign("one", "one", hosts=["localhost"]))
     other = new.sign("two", "two", hosts=["localhost"])

@@ -1,4 +1,4 @@
-"""Services select VMs: the slices follow the guests, each written once for a real change."""
+"""EndpointSlices follow the guests that Services select, with one write per real change."""
 
 import copy
 from typing import Any
@@ -56,7 +56,7 @@ def slices(*actions: Any) -> list[Json]:
     return [one.slice for one in actions if isinstance(one, CreateSlice | ReplaceSlice)]
 
 
-def test_a_guest_is_an_endpoint_of_the_service_that_selects_it() -> None:
+def test_a_selected_guest_is_an_endpoint() -> None:
     (one,) = slices(*reconcile(service(), [guest()], []))
     assert one["metadata"]["labels"] == {
         "kubernetes.io/service-name": "web",
@@ -92,7 +92,7 @@ def test_a_guest_is_an_endpoint_of_the_service_that_selects_it() -> None:
         {"kubevirt.io": "virt-launcher", "app": "web", "vmi.kubevirt.io/id": "vm-1"},
     ],
 )
-def test_a_selector_finds_a_guest_as_it_finds_kubevirts_pod(selector: Json) -> None:
+def test_a_selector_matches_the_labels_of_kubevirts_pod(selector: Json) -> None:
     (one,) = slices(*reconcile(service(selector=selector), [guest(1), guest(2)], []))
     assert [end["targetRef"]["name"] for end in one["endpoints"]] == ["vm-1"]
 
@@ -101,13 +101,13 @@ def test_a_selector_finds_a_guest_as_it_finds_kubevirts_pod(selector: Json) -> N
     "spec",
     [{"selector": None}, {"selector": {}}, {"selector": {"app": "db"}}, {"type": "ExternalName"}],
 )
-def test_a_service_that_selects_no_guest_has_no_slice_and_loses_those_it_had(spec: Json) -> None:
+def test_a_service_without_guests_has_no_slices(spec: Json) -> None:
     assert reconcile(service(**spec), [guest()], []) == []
     there = stored(slices(*reconcile(service(), [guest()], [])))
     assert reconcile(service(**spec), [guest()], there) == [DeleteSlice("web-virtbus-ipv4-0", "u0")]
 
 
-def test_a_guest_counts_while_it_runs_and_is_ready_when_its_condition_says_so() -> None:
+def test_a_running_guest_is_an_endpoint_and_its_condition_makes_it_ready() -> None:
     assert member(vmi(phase="Succeeded"), [nic("10.1.0.1/24")]) is None
     assert member(vmi(), [nic()]) is None
     assert reconcile(service(), [guest(phase="Scheduled")], []) == []
@@ -120,7 +120,7 @@ def test_a_guest_counts_while_it_runs_and_is_ready_when_its_condition_says_so() 
     }  # fmt: skip
 
 
-def test_a_service_may_publish_what_is_not_ready() -> None:
+def test_a_service_may_publish_guests_that_are_not_ready() -> None:
     early = service(publishNotReadyAddresses=True)
     (one,) = slices(*reconcile(early, [guest(ready=False, phase="Scheduled")], []))
     assert one["endpoints"][0]["conditions"]["ready"] is True
@@ -133,7 +133,7 @@ def test_a_headless_service_need_not_have_ports() -> None:
     assert one["ports"] == []
 
 
-def test_a_port_by_name_is_said_to_have_none() -> None:
+def test_a_named_port_is_reported() -> None:
     named = {"name": "https", "protocol": "TCP", "port": 443, "targetPort": "tls"}
     both = service(ports=[*service()["spec"]["ports"], named])
     first, warn = reconcile(both, [guest()], [])
@@ -146,7 +146,7 @@ def test_a_port_by_name_is_said_to_have_none() -> None:
     assert reconcile(service(ports=[named]), [], []) == []
 
 
-def test_families_have_slices_of_their_own() -> None:
+def test_each_address_family_has_its_own_slices() -> None:
     both = member(vmi(), [nic("10.1.0.1/24", "fe80::1/64", "fd00::1/64")])
     assert both is not None
     assert both.addresses == {"IPv4": "10.1.0.1", "IPv6": "fd00::1"}
@@ -157,7 +157,7 @@ def test_families_have_slices_of_their_own() -> None:
     ]
 
 
-def test_the_address_is_that_of_the_pod_network() -> None:
+def test_an_endpoint_has_the_address_of_the_pod_network() -> None:
     two = member(vmi(), [nic("10.9.0.1/24", network="lan"), nic("10.1.0.1/24")])
     assert two is not None
     assert two.addresses == {"IPv4": "10.1.0.1"}
@@ -167,7 +167,7 @@ def test_the_address_is_that_of_the_pod_network() -> None:
 
 
 def stored(made: list[Json]) -> list[Json]:
-    """As an API server shows them."""
+    """Return the slices as an API server stores them."""
     whole = copy.deepcopy(made)
     for number, one in enumerate(whole):
         one["metadata"] |= {"uid": f"u{number}", "resourceVersion": str(number)}
@@ -175,7 +175,7 @@ def stored(made: list[Json]) -> list[Json]:
     return whole
 
 
-def test_nothing_is_written_where_nothing_changed() -> None:
+def test_unchanged_slices_are_not_written() -> None:
     many = [guest(number) for number in range(250)]
     made = slices(*reconcile(service(), many, []))
     assert [len(one["endpoints"]) for one in made] == [100, 100, 50]
@@ -184,7 +184,7 @@ def test_nothing_is_written_where_nothing_changed() -> None:
     assert reconcile(bare, many, stored(slices(*reconcile(bare, many, [])))) == []
 
 
-def test_a_guest_that_goes_or_comes_changes_one_slice() -> None:
+def test_a_guest_that_comes_or_leaves_changes_one_slice() -> None:
     many = [guest(number) for number in range(250)]
     there = stored(slices(*reconcile(service(), many, [])))
     gone = there[0]["endpoints"][3]["targetRef"]["uid"]
@@ -197,7 +197,7 @@ def test_a_guest_that_goes_or_comes_changes_one_slice() -> None:
     assert len(more.slice["endpoints"]) == 51
 
 
-def test_the_slices_of_a_service_that_was_made_anew_are_its_own() -> None:
+def test_a_recreated_service_owns_its_slices() -> None:
     there = stored(slices(*reconcile(service(), [guest()], [])))
     anew = service()
     anew["metadata"]["uid"] = "service-2"
@@ -213,7 +213,7 @@ GUESTS = {number: guest(number) for number in range(240)}
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sets(st.sampled_from(sorted(GUESTS))), min_size=1, max_size=4))
-def test_whatever_comes_and_goes_each_guest_is_in_one_slice(rounds: list[set[int]]) -> None:
+def test_each_guest_is_in_one_slice_after_any_changes(rounds: list[set[int]]) -> None:
     there: dict[str, Json] = {}
     for chosen in rounds:
         members = [GUESTS[number] for number in chosen]
@@ -228,7 +228,7 @@ def test_whatever_comes_and_goes_each_guest_is_in_one_slice(rounds: list[set[int
         assert reconcile(service(), members, there.values()) == []
 
 
-def test_what_is_no_address_is_none() -> None:
+def test_an_invalid_address_is_ignored() -> None:
     assert member(vmi(), [nic("dhcp")]) is None
     found = member(vmi(), [nic("", "10.1.0.300/24", "10.1.0.7/24")])
     assert found is not None

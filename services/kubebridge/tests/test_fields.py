@@ -1,4 +1,4 @@
-"""The table of fields: all of KubeVirt's are in it, and each row does what it says."""
+"""The table has all of KubeVirt's fields, and each row takes effect."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from virtbus.kubebridge.core.walk import MAX_CAUSES, walk
 from virtbus.schemas.api import VmCreate
 
 FIELDS = (Path(__file__).parent / "kubevirt_fields.txt").read_text().split()
-"""Of VirtualMachineInstanceSpec, KubeVirt at d923fdb8 (August 2026)."""
+"""Fields of VirtualMachineInstanceSpec; KubeVirt at d923fdb8 (August 2026)."""
 OF_VM = (
     *("dataVolumeTemplates[]", "instancetype", "preference", "runStrategy", "running"),
     *("template", "updateVolumesStrategy"),
@@ -21,7 +21,7 @@ ROWS = [row for row in VMI.rows if row.path]
 
 
 def spec(path: str, value: Any) -> dict[str, Any]:
-    """A spec with one field."""
+    """Return a spec with one field."""
     name, _, rest = path.partition(".")
     inner = spec(rest, value) if rest else value
     if name.endswith("[]"):
@@ -39,7 +39,7 @@ def ids(row: Field) -> str:
 
 
 def covered(path: str) -> bool:
-    """True where the field has a row, or something above it an end."""
+    """Return True if the field has a row, or a field above it is ignored or refused."""
     if VMI.row(path) is not None:
         return True
     above = path.rpartition(".")[0]
@@ -66,7 +66,7 @@ def test_every_row_is_a_field_of_kubevirt() -> None:
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.verdict is not Verdict.MAPPED], ids=ids)
-def test_what_is_not_mapped_is_refused_by_its_path_or_ignored(row: Field) -> None:
+def test_unmapped_fields_are_refused_or_ignored(row: Field) -> None:
     value: Any = [{"a": 1}] if row.path.endswith("[]") else {"a": 1}
     found = [cause.field for cause in walk(spec(row.path, value), VMI, "spec").causes]
     refused = shown(row.path).removesuffix("[0]")
@@ -74,14 +74,14 @@ def test_what_is_not_mapped_is_refused_by_its_path_or_ignored(row: Field) -> Non
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.verdict is not Verdict.MAPPED], ids=ids)
-def test_what_asks_for_nothing_passes(row: Field) -> None:
+def test_empty_values_are_accepted(row: Field) -> None:
     nothings: tuple[Any, ...] = (None, False, [])
     for nothing in nothings:
         assert walk(spec(row.path, nothing), VMI, "spec").causes == []
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.values], ids=ids)
-def test_a_value_that_is_not_taken_is_refused_with_the_next_step(row: Field) -> None:
+def test_an_unsupported_value_is_refused_with_the_next_step(row: Field) -> None:
     odd: Any = {Kind.FLAG: False, Kind.NUMBER: 7, Kind.TEXT: "odd"}[row.kind]
     (cause,) = walk(spec(row.path, odd), VMI, "spec").causes
     assert cause.field == shown(row.path)
@@ -91,7 +91,7 @@ def test_a_value_that_is_not_taken_is_refused_with_the_next_step(row: Field) -> 
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.kind is not Kind.ANY], ids=ids)
-def test_a_value_of_another_type_is_told_by_its_path(row: Field) -> None:
+def test_a_value_of_another_type_is_reported_with_its_path(row: Field) -> None:
     odd: Any = 7 if row.kind in {Kind.TEXT, Kind.OBJECT, Kind.LIST, Kind.MAP} else {"a": 1}
     odd = "x" if row.kind is Kind.FLAG else odd
     whole = spec(row.path, odd)
@@ -100,7 +100,7 @@ def test_a_value_of_another_type_is_told_by_its_path(row: Field) -> None:
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.to], ids=ids)
-def test_a_row_maps_to_a_field_that_there_is(row: Field) -> None:
+def test_a_row_maps_to_an_existing_field(row: Field) -> None:
     model: Any = VmCreate.model_json_schema(by_alias=True)
     here: Any = model
     for name in row.to.replace("[]", ".[]").split("."):
@@ -112,11 +112,11 @@ def test_a_row_maps_to_a_field_that_there_is(row: Field) -> None:
             here = model["$defs"][ref.rpartition("/")[2]]
 
 
-def test_an_unknown_field_is_refused_with_the_one_that_looks_like_it() -> None:
+def test_an_unknown_field_is_refused_with_the_closest_name() -> None:
     (cause,) = walk({"domain": {"cpus": {}}}, VMI, "spec").causes
     assert (cause.field, "did you mean cpu?" in cause.message) == ("spec.domain.cpus", True)
 
 
-def test_a_megabyte_of_problems_is_told_in_part() -> None:
+def test_the_number_of_reported_problems_is_bounded() -> None:
     walked = walk({f"field{number}": 1 for number in range(50_000)}, VMI, "spec")
     assert len(walked.causes) == MAX_CAUSES

@@ -1,4 +1,4 @@
-"""Whom the aggregated API believes, what a request is about, and how it is said no."""
+"""Authentication by the front proxy, targets of requests, and refusals."""
 
 import json
 
@@ -28,7 +28,7 @@ def of(**data: str | None) -> FrontProxy:
     return of_config_map({"data": {key: value for key, value in changed.items() if value}})
 
 
-def test_only_the_front_proxys_certificate_counts() -> None:
+def test_only_the_front_proxys_certificate_is_accepted() -> None:
     proxy = of()
     assert proxy.is_it(certificate("front-proxy"))
     assert not proxy.is_it(certificate("someone"))
@@ -36,7 +36,7 @@ def test_only_the_front_proxys_certificate_counts() -> None:
     assert not proxy.is_it({})
 
 
-def test_without_names_any_that_its_ca_signed_counts_and_without_a_ca_none() -> None:
+def test_without_names_any_signed_certificate_is_accepted_and_without_a_ca_none() -> None:
     assert of(allowed_names=None).is_it(certificate("someone"))
     assert of(allowed_names="[]").is_it(certificate("someone"))
     assert not of(client_ca_file=None).is_it(certificate("front-proxy"))
@@ -44,11 +44,11 @@ def test_without_names_any_that_its_ca_signed_counts_and_without_a_ca_none() -> 
 
 
 @pytest.mark.parametrize("names", ["front-proxy", '{"a": 1}', "[1]", "[["])
-def test_names_that_cannot_be_read_are_nobodys(names: str) -> None:
+def test_invalid_names_accept_no_certificate(names: str) -> None:
     assert not of(allowed_names=names).is_it(certificate("front-proxy"))
 
 
-def test_the_user_is_whom_the_headers_name_in_their_order() -> None:
+def test_the_configured_headers_give_the_user_in_their_order() -> None:
     headers = [
         ("X-Remote-User", "second"),
         ("x-user", "ann"),
@@ -80,13 +80,11 @@ def test_the_user_is_whom_the_headers_name_in_their_order() -> None:
         (f"{BASE.replace('/ns', '/')}/{VM}/a/start", None),
     ],
 )  # fmt: skip
-def test_an_address_is_of_one_verb_of_one_object_or_of_nothing(
-    path: str, target: Target | None
-) -> None:
+def test_an_address_has_one_target_or_none(path: str, target: Target | None) -> None:
     assert target_of(path) == target
 
 
-def test_a_review_asks_for_the_user_as_they_are_and_the_port_is_not_asked_for() -> None:
+def test_a_review_has_the_whole_user_and_no_port() -> None:
     user = User("ann", ("a",), "u", (("k", ("v",)),))
     target = target_of(f"{BASE}/{VM}/a/portforward/22/tcp")
     assert target is not None

@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps become seeds, files, logins and keys; and what is wrong with them."""
+"""Secrets and ConfigMaps become seeds, files, logins and keys, and their errors are reported."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me"
 
 
 def secret(**data: str | bytes) -> Json:
-    """As an API server shows it."""
+    """Return a Secret as an API server returns it."""
     whole = {key: one.encode() if isinstance(one, str) else one for key, one in data.items()}
     return {"data": {key: base64.b64encode(one).decode() for key, one in whole.items()}}
 
@@ -45,12 +45,12 @@ def credential(name: str, way: str) -> Json:
 
 
 def volume(**source: Any) -> Json:
-    """The smoke VMI with one volume more, at index 3."""
+    """Return the smoke VMI with one more volume, at index 3."""
     return vmi({"volumes.3": {"name": "more", **source}})
 
 
 def seeded(kind: str, **seed: Any) -> Json:
-    """The smoke VMI with another seed."""
+    """Return the smoke VMI with another seed."""
     return vmi({"volumes.2": {"name": "cloudinitdisk", kind: seed}})
 
 
@@ -63,7 +63,7 @@ NETWORK = {"cloudInitNoCloud": "version: 2", "cloudInitConfigDrive": '{"links": 
 WAY = {"cloudInitNoCloud": "noCloud", "cloudInitConfigDrive": "configDrive"}
 
 
-def test_what_a_vmi_needs_is_named_with_its_fields() -> None:
+def test_the_references_of_a_vmi_have_their_fields() -> None:
     whole = seeded(
         "cloudInitNoCloud", secretRef={"name": "user"}, networkDataSecretRef={"name": "net"}
     )
@@ -119,7 +119,7 @@ def test_user_data_need_not_be_text(kind: str) -> None:
         assert getattr(made.volumes[2], OURS[kind]).user_bytes == BINARY
 
 
-def test_keys_go_to_the_kind_of_seed_that_they_are_for() -> None:
+def test_keys_go_into_the_kind_of_seed_that_they_name() -> None:
     whole = volume(cloudInitConfigDrive={"userData": "a"})
     whole["spec"]["accessCredentials"] = [
         credential("one", "noCloud"), credential("two", "configDrive"),
@@ -163,13 +163,13 @@ def test_a_secret_becomes_files_on_a_disk() -> None:
         {"secret": {"secretName": "app", "optional": True}},
     ],
 )
-def test_a_disk_of_an_optional_object_that_does_not_exist_is_empty(source: Json) -> None:
+def test_the_disk_of_a_missing_optional_object_is_empty(source: Json) -> None:
     files = spec(volume(**source), {}).volumes[3].files
     assert files is not None
     assert files.contents == {}
 
 
-def test_windows_finds_its_answer_file() -> None:
+def test_a_sysprep_volume_has_the_label_that_windows_expects() -> None:
     given = {("ConfigMap", "win"): {"data": {"Autounattend.xml": "<a/>"}}}
     files = spec(volume(sysprep={"configMap": {"name": "win"}}), given).volumes[3].files
     assert files is not None
@@ -179,7 +179,7 @@ def test_windows_finds_its_answer_file() -> None:
 LOGIN = {"auths": {"docker.io": {"auth": base64.b64encode(b"me:secret").decode()}}}
 
 
-def test_a_pull_secret_is_the_login_of_its_disk() -> None:
+def test_a_pull_secret_becomes_the_login_of_its_disk() -> None:
     whole = vmi({"volumes.0.containerDisk.imagePullSecret": "login"})
     given = {("Secret", "login"): secret(**{".dockerconfigjson": json.dumps(LOGIN)})}
     disk = spec(whole, given).volumes[0].container_disk
@@ -199,7 +199,7 @@ WAITING = [
 
 
 @pytest.mark.parametrize(("whole", "field"), WAITING, ids=[field for _, field in WAITING])
-def test_a_vmi_waits_for_an_object_and_for_the_keys_in_it(whole: Json, field: str) -> None:
+def test_a_vmi_waits_for_a_missing_secret_or_key(whole: Json, field: str) -> None:
     assert vmi_causes(whole) == []
     for given in ({}, {("Secret", "s"): secret(other="x")}):
         translated = translate(whole, given, "c1")
@@ -207,7 +207,7 @@ def test_a_vmi_waits_for_an_object_and_for_the_keys_in_it(whole: Json, field: st
         assert [(one.field, one.reason) for one in translated.causes] == [(field, Reason.NOT_FOUND)]
 
 
-def test_a_vmi_waits_for_a_config_map() -> None:
+def test_a_vmi_waits_for_a_missing_config_map() -> None:
     translated = translate(volume(configMap={"name": "app"}), {}, "c1")
     assert translated.waits
     assert [one.field for one in translated.causes] == ["spec.volumes[3].configMap.name"]
@@ -217,20 +217,18 @@ def test_a_vmi_waits_for_a_config_map() -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        ({"a" * 65: "x"}, "no name for a file"),
-        ({"a/b": "x"}, "no name for a file"),
+        ({"a" * 65: "x"}, "is not a valid file name"),
+        ({"a/b": "x"}, "is not a valid file name"),
         ({f"k{number}": "x" for number in range(129)}, "129 keys"),
     ],
 )
-def test_a_config_map_that_makes_no_disk_is_told_at_the_field_that_names_it(
-    data: Json, told: str
-) -> None:
+def test_an_unusable_config_map_is_reported_at_its_reference(data: Json, told: str) -> None:
     (cause,) = causes(volume(configMap={"name": "app"}), {("ConfigMap", "app"): {"data": data}})
     assert cause.field == "spec.volumes[3].configMap.name"
     assert told in cause.message
 
 
-def test_more_than_a_vm_may_bring_is_told() -> None:
+def test_contents_that_are_too_large_are_reported() -> None:
     whole = volume(configMap={"name": "app"})
     whole["spec"]["volumes"].append({"name": "other", "secret": {"secretName": "app"}})
     half = {("ConfigMap", "app"): {"data": {"a": "x" * 262_000}},
@@ -239,23 +237,23 @@ def test_more_than_a_vm_may_bring_is_told() -> None:
     more = half | {("Secret", "app"): secret(b="x" * 263_000)}
     (cause,) = causes(whole, more)
     assert cause.field == "spec.volumes"
-    assert "524288 at most" in cause.message
+    assert "at most 524288" in cause.message
 
 
 @pytest.mark.parametrize("label", ["a" * 17, "no spaces"])
-def test_a_label_that_no_iso_has_is_refused_with_what_to_write(label: str) -> None:
+def test_an_invalid_volume_label_is_refused_with_the_next_step(label: str) -> None:
     found = vmi_causes(volume(configMap={"name": "app", "volumeLabel": label}))
     assert [one.field for one in found] == ["spec.volumes[3].configMap.volumeLabel"]
     assert "1-16 characters" in found[0].message
 
 
-def test_a_config_drives_network_is_openstacks() -> None:
+def test_a_config_drive_takes_openstacks_network_data() -> None:
     (cause,) = vmi_causes(seeded("cloudInitConfigDrive", networkData="version: 2"))
     assert cause.field.startswith("spec.volumes[2].cloudInitConfigDrive")
     assert "network_data.json" in cause.message
 
 
-def test_a_login_for_another_registry_is_told_and_not_repeated() -> None:
+def test_a_login_for_another_registry_is_reported_without_its_content() -> None:
     whole = vmi({"volumes.0.containerDisk.imagePullSecret": "login"})
     other = json.dumps({"auths": {"quay.io": {"auth": "bWU6aHVudGVyMg=="}}})
     for text in (other, "hunter2"):
@@ -266,7 +264,7 @@ def test_a_login_for_another_registry_is_told_and_not_repeated() -> None:
         assert "bWU6aHVudGVyMg" not in cause.message
 
 
-def test_keys_that_are_no_text_are_told_at_the_field_that_names_them() -> None:
+def test_binary_keys_are_reported_at_their_reference() -> None:
     whole = put(vmi(), {"spec.accessCredentials": [credential("keys", "noCloud")]})
     (cause,) = causes(whole, {("Secret", "keys"): secret(a=BINARY)})
     assert cause.field == "spec.accessCredentials[0].sshPublicKey.source.secret.secretName"

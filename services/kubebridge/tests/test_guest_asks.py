@@ -1,4 +1,4 @@
-"""Agents in guests are asked now and then: who answers each minute, others ever more rarely."""
+"""Guest agents are polled: each minute if they answer, otherwise at growing intervals."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from virtbus.schemas.states import VmState
 INFO = GuestInfo(os=GuestOs(id="debian"))
 
 
-def test_a_guest_without_an_agent_is_asked_ever_more_rarely() -> None:
+def test_a_guest_without_an_agent_is_polled_at_growing_intervals() -> None:
     up_s, asks = 10.0, 0
     while up_s < 24 * 3600:
         up_s += pause_s(up_s)
@@ -33,7 +33,7 @@ def test_a_guest_without_an_agent_is_asked_ever_more_rarely() -> None:
 
 
 class Asked:
-    """A node whose guests say what `answer` is; each ask is counted."""
+    """A node whose guests give `answer`. It counts the polls."""
 
     def __init__(self, bus: MemoryBus, views: Views) -> None:
         self.answer: GuestInfo | VirtbusError = INFO
@@ -67,7 +67,7 @@ async def asked(monkeypatch: pytest.MonkeyPatch, state: VmState) -> AsyncIterato
     await bus.aclose()
 
 
-async def test_what_an_agent_says_is_known_and_a_change_is_told(
+async def test_an_answer_is_stored_and_listeners_get_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with asked(monkeypatch, VmState.RUNNING) as here:
@@ -86,13 +86,13 @@ async def test_what_an_agent_says_is_known_and_a_change_is_told(
         assert here.asks.get(UID) == INFO
 
 
-async def test_a_guest_that_does_not_run_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_guest_is_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asked(monkeypatch, VmState.PREPARING) as here:
         await here.changed.get()
         assert (here.asks.get(UID), here.asks.asked(UID), here.count) == (None, True, 0)
 
 
-async def test_of_a_guest_that_is_gone_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_state_of_a_deleted_guest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asked(monkeypatch, VmState.RUNNING) as here:
         await here.changed.get()
         cast("Any", here.asks)._views.ended(UID)
@@ -101,7 +101,7 @@ async def test_of_a_guest_that_is_gone_nothing_is_kept(monkeypatch: pytest.Monke
         assert here.asks.get(UID) is None
 
 
-async def test_of_many_guests_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_of_many_guests_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest_asks, "AT_ONCE", 2)
     uids = [f"{UID[:-2]}{number:02x}" for number in range(20)]
     async with asked(monkeypatch, VmState.RUNNING) as here:

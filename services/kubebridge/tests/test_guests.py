@@ -1,4 +1,4 @@
-"""What the aggregated API asks of a guest's node."""
+"""The aggregated API's requests to the node of a guest."""
 
 import pytest
 from services.kubebridge.tests.manifests import UID

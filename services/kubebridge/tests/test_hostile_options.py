@@ -1,4 +1,4 @@
-"""A verb's options are read on the loop that serves all: within bounds, whatever they say."""
+"""The options of a verb have a bounded cost, because they are parsed on the shared event loop."""
 
 import asyncio
 import time
@@ -26,20 +26,20 @@ Asker = TestClient[web.Request, web.Application]
 
 
 class Anybody:
-    """Who may do all."""
+    """An authorizer that allows everything."""
 
     def user(self, _request: web.Request) -> User:
         return User("ann")
 
     async def may(self, _user: User, _method: str, _target: Target) -> None:
-        """They may."""
+        """Allow the request."""
 
 
 class Empty:
     """A cluster without objects."""
 
     async def get(self, *_of: object) -> None:
-        """Nothing is there."""
+        """Return no object."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def merge_bomb(levels: int) -> str:
     ],
     ids=["merge keys", "more of them", "brackets", "values", "a number"],
 )
-async def test_options_that_cost_more_than_their_size_are_refused(asker: Asker, body: str) -> None:
+async def test_expensive_options_are_refused(asker: Asker, body: str) -> None:
     assert len(body) <= OPTIONS_BYTES_MAX
     begun_s = time.thread_time()
     async with asyncio.timeout(10):
@@ -78,12 +78,12 @@ async def test_options_that_cost_more_than_their_size_are_refused(asker: Asker, 
     assert time.thread_time() - begun_s < 0.5
 
 
-async def test_options_in_yaml_and_in_json_are_read(asker: Asker) -> None:
+async def test_options_may_be_yaml_or_json(asker: Asker) -> None:
     for body in ("gracePeriod: 0\n", '{"gracePeriod": 0}', ""):
         assert (await asker.put(STOP, data=body)).status == 404, "there is no such VM"
 
 
-async def test_an_object_of_too_many_values_is_refused_before_it_is_read(asker: Asker) -> None:
+async def test_an_object_with_too_many_values_is_refused_before_parsing(asker: Asker) -> None:
     answered = await asker.put(EXPAND, json={"spec": {"many": [{}] * OBJECT_VALUES_MAX}})
     said = await answered.json()
     assert (answered.status, "more than 20000 values" in said["message"]) == (400, True)

@@ -1,4 +1,4 @@
-"""Who waits for the webhooks' one lane: sources take turns, and namespaces within each."""
+"""The webhooks' lane serves sources in turns, and namespaces within each source in turns."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from virtbus.kubebridge.edge.lane import Lane
 
 
 async def ordered(*waiting: tuple[str, str]) -> list[tuple[str, str]]:
-    """In which order they had their turns, where all came while one was under way."""
+    """Return the order of turns for waiters that came during another turn."""
     lane, had, go_on = Lane(), list[tuple[str, str]](), asyncio.Event()
 
     async def work(source: str, namespace: str) -> None:
@@ -26,19 +26,19 @@ async def ordered(*waiting: tuple[str, str]) -> list[tuple[str, str]]:
     return had
 
 
-async def test_a_source_with_many_waits_for_its_turn_among_sources() -> None:
+async def test_sources_take_turns() -> None:
     flood = [("stranger", f"ns-{n}") for n in range(50)]
     had = await ordered(*flood, ("server", "a"))
     assert ("server", "a") in had[:2]
     assert len(had) == 51
 
 
-async def test_a_namespace_with_many_waits_for_its_turn_among_namespaces() -> None:
+async def test_namespaces_of_a_source_take_turns() -> None:
     had = await ordered(*[("server", "greedy")] * 50, ("server", "other"))
     assert had[:2] == [("server", "greedy"), ("server", "other")]
 
 
-async def test_who_gives_up_passes_its_turn_on() -> None:
+async def test_a_cancelled_waiter_passes_its_turn_on() -> None:
     lane, had = Lane(), list[str]()
 
     async def work(name: str) -> None:
@@ -48,9 +48,9 @@ async def test_who_gives_up_passes_its_turn_on() -> None:
 
     async with asyncio.TaskGroup() as group:
         tasks = {name: group.create_task(work(name)) for name in "abcd"}
-        await asyncio.sleep(0)  # all wait
+        await asyncio.sleep(0)  # all are waiting
         tasks["a"].cancel()
-        await asyncio.sleep(0)  # the first of the others is granted
+        await asyncio.sleep(0)  # one of the others gets its turn
         tasks["b"].cancel()
     assert had[-2:] == ["c", "d"]
     async with asyncio.timeout(1), lane.turn("again"):

@@ -1,4 +1,4 @@
-"""A VMI becomes the VM of virtbus that runs its guest."""
+"""A VMI maps to the VM of virtbus that runs its guest."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_the_smoke_vm_maps_unchanged() -> None:
     assert dict(spec.node_selector) == {}
 
 
-def test_devices_that_tell_of_a_hung_or_dead_guest_are_the_vms() -> None:
+def test_watchdog_and_panic_devices_map() -> None:
     devices = {
         "spec.domain.devices.watchdog": {"name": "w", "i6300esb": {"action": "poweroff"}},
         "spec.domain.devices.panicDevices": [{"model": "isa"}],
@@ -76,13 +76,13 @@ def test_devices_that_tell_of_a_hung_or_dead_guest_are_the_vms() -> None:
     }
 
 
-def test_the_controllers_admit_what_is_made_of_the_smoke_vm() -> None:
+def test_the_controller_admits_the_mapped_smoke_vm() -> None:
     admitted = admit(made(vmi()).model_dump(exclude_none=True), "not used")
     assert (admitted.uid, admitted.powered) == (UID, True)
     assert len(admitted.spec.volumes) == 3
 
 
-def test_a_vm_of_another_is_told_by_its_labels() -> None:
+def test_labels_identify_the_vms_of_a_cluster() -> None:
     assert made(vmi()).labels == {"kubevirt.io/created-by": UID, "virtbus.io/cluster": "c1"}
 
 
@@ -124,7 +124,7 @@ def test_a_field_maps(changes: dict[str, Any], path: str, ours: Any) -> None:
     assert here == ours
 
 
-def test_affinity_to_nodes_is_a_node_selector() -> None:
+def test_node_affinity_becomes_a_node_selector() -> None:
     wanted = [
         {"key": "zone", "operator": "In", "values": ["a"]},
         {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]},
@@ -155,14 +155,14 @@ def test_affinity_to_nodes_is_a_node_selector() -> None:
     assert "nodeSelector" in cause.message
 
 
-def test_no_network_means_none() -> None:
+def test_a_vm_may_have_no_network() -> None:
     bare = {"networks": None, "domain.devices": {"autoattachPodInterface": False}}
     spec = made(vmi(bare)).spec
     assert spec is not None
     assert (spec.networks, spec.domain.devices.interfaces) == ((), ())
 
 
-def test_a_vm_without_a_seed_has_one_with_its_host_name() -> None:
+def test_a_vm_without_a_seed_gets_one_with_its_host_name() -> None:
     volumes = [{"name": "cloudinit", "containerDisk": {"image": "a/b"}}]
     spec = made(vmi({"volumes": volumes, "domain.devices.disks": None})).spec
     assert spec is not None
@@ -171,7 +171,7 @@ def test_a_vm_without_a_seed_has_one_with_its_host_name() -> None:
     assert spec.volumes[1].cloud_init_no_cloud.hostname == "smoke"
 
 
-def test_what_our_models_refuse_is_told_by_kubevirts_path() -> None:
+def test_errors_of_our_models_have_kubevirts_path() -> None:
     whole = vmi(
         {
             "volumes.0.containerDisk.image": "NO image",
@@ -188,29 +188,29 @@ def test_what_our_models_refuse_is_told_by_kubevirts_path() -> None:
     }
 
 
-def test_memory_is_told_where_it_was_given() -> None:
+def test_a_memory_error_is_reported_at_the_given_field() -> None:
     whole = vmi()
     whole["spec"]["domain"]["resources"]["requests"]["memory"] = "32Ti"
     del whole["spec"]["domain"]["memory"]
     assert fields(whole) == ["spec.domain.memory.guest"]  # the default copied it there
 
 
-def test_a_name_that_is_none_of_virtbus_is_refused_once() -> None:
+def test_an_invalid_name_is_refused_once() -> None:
     assert fields(put(vmi(), {"metadata.name": "a.b"})) == ["metadata.name"]
 
 
-def test_a_generated_name_is_not_looked_at() -> None:
+def test_a_generated_name_is_not_checked() -> None:
     assert fields(put(vmi(), {"metadata.name": None})) == []
 
 
-def test_a_hook_is_refused_and_a_strangers_annotation_is_not() -> None:
+def test_a_hook_is_refused_and_an_unknown_annotation_is_not() -> None:
     annotations = {"hooks.kubevirt.io/hookSidecars": "[]", "example.com/a": "b"}
     assert fields(put(vmi(), {"metadata.annotations": annotations})) == [
         "metadata.annotations.hooks.kubevirt.io/hookSidecars"
     ]
 
 
-def test_all_problems_of_a_vm_come_at_once() -> None:
+def test_all_problems_of_a_vm_are_reported_together() -> None:
     whole = template({"domain.devices.gpus": [{}], "foo": 1, "volumes.0.containerDisk.image": "X"})
     put(whole, {"spec.instancetype": {"name": "a"}, "spec.runStrategy": "Always"})
     assert {cause.field for cause in vm_causes(whole)} == {
@@ -223,7 +223,7 @@ def test_all_problems_of_a_vm_come_at_once() -> None:
 
 
 # --- defaults ----------------------------------------------------------------------------------
-def test_defaults_fill_only_what_is_open_and_twice_is_once() -> None:
+def test_defaults_fill_missing_fields_and_are_idempotent() -> None:
     once = defaults.of_vm(vm())
     assert defaults.of_vm(once) == once
     assert defaults.json_patch(once, defaults.of_vm(once)) == []
@@ -274,7 +274,7 @@ JSON = st.recursive(
 
 @settings(deadline=None, max_examples=25)
 @given(st.dictionaries(KEYS, JSON, max_size=5))
-def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, Any]) -> None:
+def test_problems_of_any_object_are_reported(spec: dict[str, Any]) -> None:
     whole = {"metadata": {"name": "a", "namespace": "b"}, "spec": spec}
     assert vmi_causes(whole)
     assert vm_causes(whole)
@@ -287,7 +287,7 @@ def test_no_object_is_too_odd_to_be_told_what_is_wrong_with_it(spec: dict[str, A
 
 @settings(deadline=None, max_examples=25)
 @given(st.dictionaries(KEYS, JSON, max_size=5))
-def test_an_object_edited_behind_the_webhooks_is_told_and_breaks_nothing(
+def test_an_object_that_bypassed_the_webhooks_is_reported(
     spec: dict[str, Any],
 ) -> None:
     metadata = {"name": "a", "namespace": "b", "uid": UID, "generation": 1}
@@ -303,22 +303,22 @@ def test_an_object_edited_behind_the_webhooks_is_told_and_breaks_nothing(
     ("text", "number"),
     [("4G", 4 * 10**9), ("1Ki", 1024), ("1.5Gi", 3 * 2**29), ("100m", 1), ("1e3", 1000), (7, 7)],
 )
-def test_a_quantity_is_read_as_kubernetes_reads_it(text: Any, number: int) -> None:
+def test_quantities_are_parsed_as_in_kubernetes(text: Any, number: int) -> None:
     assert quantity.whole(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "4GB", "1e99", "9" * 21, "-1", True, "1 G", "E", None])
-def test_what_is_no_quantity_is_refused(text: Any) -> None:
+def test_an_invalid_quantity_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="must"):
         quantity.whole(text)
 
 
-def test_the_template_of_a_vm_is_what_its_vmi_will_be() -> None:
+def test_a_defaulted_template_has_the_name_of_its_vm() -> None:
     made_ = defaulted_template(vm())
     assert made_["metadata"]["name"] == "kubevirt-smoke-fedora"
 
 
-def test_what_is_admitted_with_many_labels_is_created_with_those_of_the_bridge() -> None:
+def test_an_admitted_vmi_has_room_for_the_bridges_labels() -> None:
     def labelled(count: int) -> dict[str, Any]:
         return put(vm(), {"spec.template.metadata.labels": {f"l{n}": "" for n in range(count)}})
 

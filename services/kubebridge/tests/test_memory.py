@@ -1,4 +1,4 @@
-"""What the bridge keeps of objects: one tenant's annotations cost nobody else anything (M10)."""
+"""One tenant's annotations have a bounded cost for others (M10)."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from virtbus.kubebridge.edge.work import Work
 from virtbus.schemas.subjects import api
 
 OBJECT_BYTES = 1536 * 1024
-"""What etcd takes of one object."""
+"""Largest object that etcd stores."""
 MEMORY_LIMIT_BYTES = 512 * 1024 * 1024
 
 
@@ -40,9 +40,7 @@ def stopped(number: int, annotations: Mapping[str, Any], template: Mapping[str, 
     )
 
 
-def test_two_thousand_stopped_vms_with_all_the_annotations_there_can_be_take_few_megabytes() -> (
-    None
-):
+def test_vms_with_huge_annotations_take_little_memory() -> None:
     objects = Objects()
     tracemalloc.start()
     for number in range(200):
@@ -59,12 +57,12 @@ def test_two_thousand_stopped_vms_with_all_the_annotations_there_can_be_take_few
     assert 2000 * held_bytes / 200 < MEMORY_LIMIT_BYTES / 8
 
 
-def test_a_page_of_the_largest_objects_fits_three_times() -> None:
-    """As bytes, as text and parsed."""
+def test_a_page_of_the_largest_objects_fits_into_memory_three_times() -> None:
+    """The three copies are bytes, text and parsed objects."""
     assert 3 * PAGE * OBJECT_BYTES < MEMORY_LIMIT_BYTES / 2
 
 
-def test_what_rules_read_is_kept() -> None:
+def test_annotations_that_rules_read_are_kept() -> None:
     generation = "kubevirt.io/vm-generation"
     objects = Objects()
     objects.put(stopped(1, {generation: "7", "a": "b", "x": "y" * 9999}, {"mine": "stays"}))
@@ -74,20 +72,20 @@ def test_what_rules_read_is_kept() -> None:
     assert kept["spec"]["template"]["metadata"]["annotations"] == {"mine": "stays"}
 
 
-def test_more_annotations_than_a_vmi_gets_are_refused_with_their_size() -> None:
+def test_too_many_annotations_are_refused_with_their_size() -> None:
     told = vm_field_causes(stopped(1, {}, {"big": "x" * notes.TEMPLATE_BYTES}))
     assert [(one.field, one.message) for one in told] == [
         (
             "spec.template.metadata.annotations",
-            "they have 16387 bytes, and a VMI gets at most 16384",
+            "the annotations have 16387 bytes, but a VMI gets at most 16384",
         )
     ]
     assert vm_field_causes(stopped(1, {"big": "x" * 200_000}, {"small": "x" * 9000})) == []
 
 
 @pytest.mark.parametrize("strategy", ["Always", "Halted"])
-def test_annotations_that_no_webhook_refused_are_told_of_on_the_vm(strategy: str) -> None:
-    """Also of a VM as the cache has it, without most of what was too large."""
+def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
+    """This includes a VM in the cache, which lacks most of the annotations."""
     objects = Objects()
     large = stopped(1, {}, {"mine": "stays", "big": "x" * 200_000})
     objects.put(put(large, {"spec.runStrategy": strategy}))
@@ -98,7 +96,8 @@ def test_annotations_that_no_webhook_refused_are_told_of_on_the_vm(strategy: str
     (status,) = (one.status for one in told if isinstance(one, WriteVmStatus))
     said = find(status["conditions"], "AnnotationsDropped")
     message = (
-        "spec.template.metadata.annotations: they have 200012 bytes, and a VMI gets at most 16384"
+        "spec.template.metadata.annotations: the annotations have 200012 bytes, but a VMI gets at"
+        " most 16384"
     )
     assert (said["status"], said["reason"], said["message"]) == (
         *("True", "AnnotationsTooLarge", message),
@@ -113,7 +112,7 @@ def test_annotations_that_no_webhook_refused_are_told_of_on_the_vm(strategy: str
     assert not find(mended["conditions"], "AnnotationsDropped")
 
 
-async def test_failures_of_what_is_gone_are_forgotten() -> None:
+async def test_failures_of_deleted_objects_are_forgotten() -> None:
     async def look(_: str) -> float:
         return 0.0
 
@@ -124,7 +123,7 @@ async def test_failures_of_what_is_gone_are_forgotten() -> None:
     assert list(work._failures) == ["default/vm-1"]
 
 
-async def test_a_reply_that_is_none_of_a_watch_costs_a_new_watch_and_nothing_else() -> None:
+async def test_an_invalid_reply_only_restarts_the_watch() -> None:
     server = MemoryServer()
     bus, controller = MemoryBus(server, "bridge"), MemoryBus(server, "controller")
     hostile: list[Any] = [[1], "text", 5, {"items": [{}]}, {"items": 7}, {"change": [1]}]

@@ -1,4 +1,4 @@
-"""Kubernetes' Nodes bear KubeVirt's label and heartbeat while virtbus has a node of their name."""
+"""Kubernetes Nodes have KubeVirt's label and heartbeat while virtbus has a node of their name."""
 
 import asyncio
 import copy
@@ -27,7 +27,7 @@ def node(name: str = "n1", state: NodeState = NodeState.READY, **wish: Any) -> N
 
 
 def after(there: dict[str, Any], written: list[Mark]) -> dict[str, Any]:
-    """The Nodes that bear the mark, after the patches."""
+    """Return the Nodes with the mark after the patches."""
     found = copy.deepcopy(there)
     for name, patch in written:
         meta = found.setdefault(name, {"metadata": {"labels": {}, "annotations": {}}})["metadata"]
@@ -42,7 +42,7 @@ def label(there: dict[str, Any], name: str = "n1") -> str:
     return str(there[name]["metadata"]["labels"][SCHEDULABLE])
 
 
-def test_a_node_is_marked_once_and_then_beats_once_a_minute() -> None:
+def test_a_node_is_marked_once_and_has_a_heartbeat_each_minute() -> None:
     there = after({}, marks([node()], {}, (), NOW))
     assert label(there) == "true"
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:00Z"
@@ -63,7 +63,7 @@ def test_a_node_is_marked_once_and_then_beats_once_a_minute() -> None:
         node(state=NodeState.RECOVERING),
     ],
 )
-def test_a_node_that_takes_no_vm_says_so_at_once_and_only_once(view: NodeView) -> None:
+def test_an_unschedulable_node_is_marked_once(view: NodeView) -> None:
     there = after({}, marks([node()], {}, (), NOW))
     (one,) = written = marks([view], there, (), NOW + timedelta(seconds=10))
     there = after(there, written)
@@ -72,7 +72,7 @@ def test_a_node_that_takes_no_vm_says_so_at_once_and_only_once(view: NodeView) -
     assert one.node == "n1"
 
 
-def test_a_silent_node_does_not_beat() -> None:
+def test_a_silent_node_has_no_heartbeat() -> None:
     there = after({}, marks([node()], {}, (), NOW))
     silent = [node(state=NodeState.DOWN)]
     there = after(there, marks(silent, there, (), NOW + timedelta(minutes=2)))
@@ -80,9 +80,7 @@ def test_a_silent_node_does_not_beat() -> None:
     assert marks(silent, there, (), NOW + timedelta(hours=2)) == []
 
 
-def test_a_forgotten_node_leaves_nothing_and_a_list_that_lacks_one_is_not_believed_at_once() -> (
-    None
-):
+def test_the_mark_of_a_forgotten_node_is_removed_after_a_while() -> None:
     there = after({}, marks([node("old")], {}, (), NOW))
     renamed = [node("new")]
     there = after(there, marks(renamed, there, (), NOW + timedelta(minutes=1)))
@@ -91,18 +89,18 @@ def test_a_forgotten_node_leaves_nothing_and_a_list_that_lacks_one_is_not_believ
     assert set(there) == {"new"}
 
 
-def test_a_node_that_kubernetes_does_not_have_is_let_be() -> None:
+def test_a_node_without_a_kubernetes_node_is_skipped() -> None:
     assert marks([node()], {}, {"n1"}, NOW) == []
 
 
-def test_what_somebody_took_off_a_node_comes_back() -> None:
+def test_a_removed_mark_is_restored() -> None:
     there = after({}, marks([node()], {}, (), NOW))
     del there["n1"]["metadata"]["annotations"][HEARTBEAT]
     there = after(there, marks([node()], there, (), NOW + timedelta(seconds=10)))
     assert there["n1"]["metadata"]["annotations"][HEARTBEAT] == "2026-11-22T12:00:10Z"
 
 
-async def test_a_node_that_may_not_be_written_keeps_no_other_from_its_mark() -> None:
+async def test_a_refused_mark_does_not_stop_the_others() -> None:
     written: list[str] = []
 
     class Refusing:

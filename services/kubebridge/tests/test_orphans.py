@@ -35,7 +35,7 @@ KEY = f"default/{NAME}"
 
 
 class Site:
-    """A cluster that says what it has, and a controller that does what it is asked."""
+    """A fake cluster and a fake controller."""
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryServer())
@@ -99,11 +99,13 @@ async def until(check: Callable[[], Any]) -> None:
 Scenario = Callable[[Site], Awaitable[None]]
 
 
-async def test_a_vm_whose_vmi_is_absent_is_kept_marked_and_told(site: Callable[[], Site]) -> None:
+async def test_a_vm_with_an_absent_vmi_is_kept_marked_and_reported(
+    site: Callable[[], Site],
+) -> None:
     here = site()
     async with here.runs():
         await until(lambda: here.updates)
-        await asyncio.sleep(0.2)  # many sweeps later
+        await asyncio.sleep(0.2)  # many sweeps
         assert here.deleted == []
         assert [list(one) for one in here.updates] == [[ORPHANED]]
         assert here.sweeping.orphans == {UID: KEY}
@@ -112,7 +114,7 @@ async def test_a_vm_whose_vmi_is_absent_is_kept_marked_and_told(site: Callable[[
         assert "no VirtualMachineInstance" in found.annotations[ORPHANED]
 
 
-async def test_a_vmi_of_that_name_and_another_uid_is_told_of_it(site: Callable[[], Site]) -> None:
+async def test_a_new_vmi_of_an_orphans_name_gets_the_reason(site: Callable[[], Site]) -> None:
     here = site()
     other = of_vmi(
         put(vmi(), {"metadata.name": NAME, "metadata.uid": "0192f0c1-2d3e-7abc-8def-00000000beef"})
@@ -134,8 +136,8 @@ async def test_a_vmi_of_that_name_and_another_uid_is_told_of_it(site: Callable[[
         assert f"is held by VM {UID}" in refused.message
 
 
-async def test_a_vm_whose_vmi_was_deleted_is_ended(site: Callable[[], Site]) -> None:
-    """The create of a bridge that was slow comes after its VMI is gone."""
+async def test_a_vm_whose_vmi_was_deleted_is_deleted(site: Callable[[], Site]) -> None:
+    """A slow bridge creates the VM after its VMI is gone."""
     here = site()
     mine = of_vmi(put(vmi(), {"metadata.name": NAME, "metadata.uid": UID}))
     here.known.vmis.put(mine)
@@ -147,7 +149,7 @@ async def test_a_vm_whose_vmi_was_deleted_is_ended(site: Callable[[], Site]) -> 
         assert here.sweeping.orphans == {}
 
 
-async def test_a_vmi_that_is_there_again_takes_the_mark_away(site: Callable[[], Site]) -> None:
+async def test_a_vmi_that_comes_back_removes_the_mark(site: Callable[[], Site]) -> None:
     """The API server was restored once more, to a newer state."""
     here = site()
     async with here.runs():
@@ -160,7 +162,7 @@ async def test_a_vmi_that_is_there_again_takes_the_mark_away(site: Callable[[], 
         assert here.deleted == []
 
 
-def test_the_kubevirt_object_names_what_is_held() -> None:
+def test_the_kubevirt_object_lists_the_orphans() -> None:
     def told(orphans: dict[str, str]) -> dict[str, str]:
         found = status(1, orphans)["conditions"]
         return next(one for one in found if one["type"] == "OrphanedVirtualMachines")

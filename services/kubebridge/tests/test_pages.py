@@ -1,4 +1,4 @@
-"""The pages in docs/reference are what the tables say."""
+"""The pages in docs/reference match the tables."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
     ("name", "text"),
     [("kubevirt-fields.md", page.page()), ("kubevirt-states.md", states_page.page())],
 )
-def test_a_page_is_what_the_tables_say(name: str, text: str) -> None:
+def test_a_page_equals_its_tables(name: str, text: str) -> None:
     written = (REFERENCE / name).read_text(encoding="utf-8")
     assert written.partition("-->\n\n")[2].strip() == text.strip(), "run `make docs`"
 
 
-def test_every_row_that_says_anything_is_on_a_page() -> None:
+def test_every_row_with_a_text_is_on_a_page() -> None:
     fields = page.page()
     told = [row for table in (VM, VMI) for row in table.rows if row.why or row.values or row.to]
     named = [row.path for row in told if page.says(row)]

@@ -1,4 +1,4 @@
-"""Verdicts and defaults in which the bridge once differed from KubeVirt's own webhooks."""
+"""Verdicts and defaults in which the bridge once differed from KubeVirt's webhooks."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ EMPTY_MACHINE: dict[str, Any] = {
 
 
 def made(changes: dict[str, Any]) -> VmCreate:
-    """The VM of a VMI that breaks no rule."""
+    """Return the VM of a VMI that breaks no rule."""
     whole = vmi(changes)
     assert vmi_causes(whole) == []
     create = translate(whole, {}, "cluster").create
@@ -32,7 +32,7 @@ def made(changes: dict[str, Any]) -> VmCreate:
 
 
 def domain(create: VmCreate) -> Any:
-    """Its domain."""
+    """Return the domain of a VM."""
     assert create.spec is not None
     return create.spec.domain
 
@@ -66,7 +66,7 @@ def test_an_error_policy_that_kubevirt_lacks_is_refused() -> None:
         {"sshPublicKey": {"source": {}}},
     ],
 )
-def test_a_credential_that_would_do_nothing_is_refused(credential: dict[str, Any]) -> None:
+def test_a_credential_without_effect_is_refused(credential: dict[str, Any]) -> None:
     assert vmi_causes(vmi({"accessCredentials": [credential]}))
 
 
@@ -84,11 +84,11 @@ def test_a_credential_that_would_do_nothing_is_refused(credential: dict[str, Any
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_kubevirt_accepts_becomes_a_vm(changes: dict[str, Any]) -> None:
+def test_manifests_that_kubevirt_accepts_become_a_vm(changes: dict[str, Any]) -> None:
     made(changes)
 
 
-def test_a_vm_may_leave_its_memory_to_the_time_when_it_runs_and_a_vmi_may_not() -> None:
+def test_a_vm_may_lack_memory_and_a_vmi_may_not() -> None:
     assert vm_causes(template({"domain.resources": None})) == []
     without = {"domain.resources": None, "domain.memory": None}
     assert [one.field for one in vmi_causes(vmi(without))] == ["spec.domain.memory.guest"]
@@ -99,7 +99,7 @@ def test_a_mac_address_with_dashes_is_the_same_address() -> None:
     assert nics[0].mac_address == "02:00:5e:10:00:01"
 
 
-def test_a_machine_without_a_disk_has_the_memory_that_a_machine_needs() -> None:
+def test_too_little_memory_is_raised_to_the_minimum() -> None:
     create = made(EMPTY_MACHINE)
     assert domain(create).memory.guest == MEMORY_MIN
     assert create.image is None
@@ -132,7 +132,7 @@ def test_a_refusal_uses_kubevirts_names_and_units() -> None:
         ({"domain.ioThreadsPolicy": "bad"}, "domain.ioThreadsPolicy"),
     ],
 )
-def test_what_is_ignored_must_still_be_valid(changes: dict[str, Any], field: str) -> None:
+def test_an_ignored_field_must_be_valid(changes: dict[str, Any], field: str) -> None:
     assert [one.field for one in vmi_causes(vmi(changes))] == [f"spec.{field}"]
 
 

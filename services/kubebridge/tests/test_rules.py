@@ -1,4 +1,4 @@
-"""Each rule between fields is broken once, by a manifest that breaks no other."""
+"""A manifest for each rule breaks this rule and no other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,12 +22,12 @@ NIC = {"name": "default", "bridge": {}}
 
 
 def more(source: dict[str, Any]) -> dict[str, Any]:
-    """A volume more."""
+    """Return changes that add a volume."""
     return {"volumes.3": {"name": "more", **source}}
 
 
 def keys(ways: dict[str, Any]) -> dict[str, Any]:
-    """Keys, and how they reach the guest."""
+    """Return changes that add SSH keys with these propagation methods."""
     source = {"secret": {"secretName": "a"}}
     return {"accessCredentials": [{"sshPublicKey": {"source": source, "propagationMethod": ways}}]}
 
@@ -37,7 +37,7 @@ TERMS = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.no
 
 
 def nodes(*terms: list[tuple[str, list[str]]]) -> dict[str, Any]:
-    """Affinity to nodes."""
+    """Return changes that add node affinity."""
     made = [
         {"matchExpressions": [{"key": k, "operator": "In", "values": v} for k, v in term]}
         for term in terms
@@ -199,12 +199,12 @@ def key(rule: Rule) -> tuple[int, str]:
     return rule.number, rule.field
 
 
-def test_each_rule_has_its_manifest() -> None:
+def test_each_rule_has_a_manifest() -> None:
     assert {key(rule) for rule in SPEC_RULES} == set(BROKEN)
 
 
 @pytest.mark.parametrize("rule", SPEC_RULES, ids=lambda rule: f"{rule.number}-{rule.field}")
-def test_a_broken_rule_is_told_with_its_field_and_reason(rule: Rule) -> None:
+def test_a_violation_has_its_field_and_reason(rule: Rule) -> None:
     changes, field = BROKEN[key(rule)]
     found = [(cause.field, cause.reason) for cause in vm_causes(template(changes))]
     assert found == [(AT + field, rule.reason)]
@@ -218,7 +218,7 @@ def test_a_broken_rule_is_told_with_its_field_and_reason(rule: Rule) -> None:
         (3, {"running": None}),
     ],
 )
-def test_a_broken_rule_of_a_vm_is_told(rule: int, changes: dict[str, Any]) -> None:
+def test_a_violation_in_a_vm_is_reported(rule: int, changes: dict[str, Any]) -> None:
     (expected,) = [one for one in VM_RULES if one.number == rule]
     (cause,) = vm_causes(vm(**changes))
     assert (cause.field, cause.reason) == (f"spec.{expected.field}", expected.reason)
@@ -230,13 +230,13 @@ def test_a_broken_rule_of_a_vm_is_told(rule: int, changes: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("rule", CROWD_RULES, ids=lambda rule: rule.field)
-def test_a_list_that_is_too_long_is_all_that_is_told(rule: Rule) -> None:
+def test_a_list_that_is_too_long_is_the_only_reported_problem(rule: Rule) -> None:
     crowd = {rule.field: [{"name": "a"}] * 257}
     assert [cause.field for cause in vm_causes(template(crowd))] == [AT + rule.field]
     assert [cause.field for cause in vmi_causes(vmi(crowd))] == [f"spec.{rule.field}"]
 
 
-def test_a_reserved_label_is_the_bridges_only() -> None:
+def test_only_the_bridge_may_set_a_reserved_label() -> None:
     labels = {"kubevirt.io/nodeName": "n1", "kubevirt.io/other": "x"}
     (cause,) = foreign_vmi_causes(put(vmi(), {"metadata.labels": labels}))
     assert (cause.field, cause.reason) == ("metadata.labels", VMI_RULES[0].reason)

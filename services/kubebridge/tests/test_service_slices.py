@@ -1,4 +1,4 @@
-"""Services are looked at for what changed of the guests that they select, and for no others."""
+"""A change of a guest reconciles only the Services that select it."""
 
 import asyncio
 from typing import Any, cast
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class Here:
-    """The caches, and what is looked at after a change."""
+    """The caches, and the Services that a change reconciles."""
 
     def __init__(self) -> None:
         self.followed = Followed(Objects(), Objects(), Objects())
@@ -39,7 +39,7 @@ class Here:
         return {name.removeprefix("n/") for name in self._slices._take()}
 
 
-def test_a_guest_is_a_matter_of_the_services_that_select_it() -> None:
+def test_a_changed_guest_reconciles_the_services_that_select_it() -> None:
     here = Here()
     for name in ("a", "b"):
         here.service(name, app=name)
@@ -48,7 +48,7 @@ def test_a_guest_is_a_matter_of_the_services_that_select_it() -> None:
     assert here.looked() == {"a", "b", "all", "none"}
     here.vmi("one", app="a")
     assert here.looked() == {"a", "all"}
-    here.vmi("one", app="a")  # nothing that a Service sees
+    here.vmi("one", app="a")  # no change for Services
     assert here.looked() == set()
     here.vmi("one", app="b")
     assert here.looked() == {"a", "b", "all"}
@@ -58,7 +58,7 @@ def test_a_guest_is_a_matter_of_the_services_that_select_it() -> None:
     assert here.looked() == set()
 
 
-def test_a_service_that_begins_to_select_and_one_whose_slice_changed_are_looked_at() -> None:
+def test_a_changed_selector_or_slice_reconciles_its_service() -> None:
     here = Here()
     here.vmi("one", app="a")
     here.service("a")

@@ -1,4 +1,4 @@
-"""The phases, and what the status of a VM says, row by row of their tables."""
+"""Phases and the status of a VM, row by row of their tables."""
 
 from datetime import timedelta
 from typing import Any
@@ -28,19 +28,19 @@ PAUSED_START = {"action": "Start", "data": {"paused": "true"}}
 
 # --- phases ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", VmState)
-def test_each_state_is_a_phase_or_leaves_it(state: VmState) -> None:
+def test_each_state_gives_a_phase_or_keeps_it(state: VmState) -> None:
     after = phase_of(Phase.PENDING, view(UID, state=state, reason=GUEST_ENDED), gone=False)
     assert after == (PHASE_OF[state] or Phase.PENDING)
 
 
 @pytest.mark.parametrize("before", sorted(FINAL))
 @pytest.mark.parametrize("state", VmState)
-def test_an_end_is_for_good(before: Phase, state: VmState) -> None:
+def test_a_final_phase_never_changes(before: Phase, state: VmState) -> None:
     assert phase_of(before, view(UID, state=state), gone=False) is before
     assert phase_of(before, None, gone=True) is before
 
 
-def test_a_start_that_failed_is_no_end() -> None:
+def test_a_failed_start_is_not_final() -> None:
     failed = view(UID, state=VmState.FAILED, reason="image_not_found")
     assert phase_of(Phase.SCHEDULED, failed, gone=False) is Phase.SCHEDULED
     assert phase_of(Phase.PENDING, failed, gone=False) is Phase.SCHEDULING
@@ -92,7 +92,7 @@ def test_a_vm_about_to_start_is_starting() -> None:
     assert printable(Pair(vm(), None, starts=True)) == "Starting"
 
 
-def test_a_new_vm_is_told_of_once_its_vmi_runs_or_a_second_is_over() -> None:
+def test_a_new_vm_has_its_first_status_when_its_vmi_runs_or_after_a_second() -> None:
     made = vm() | {"metadata": vm()["metadata"] | {"finalizers": [VM_FINALIZER]}}
     instance = vm_rules.vmi_of(made, paused=False)
     instance["metadata"]["creationTimestamp"] = stamp(NOW)
@@ -114,7 +114,7 @@ def test_a_new_vm_is_told_of_once_its_vmi_runs_or_a_second_is_over() -> None:
 
 
 # --- run strategies ----------------------------------------------------------------------------
-def test_the_table_of_run_strategies_tells_each_case_once_and_nothing_else() -> None:
+def test_cases_of_the_table_of_run_strategies() -> None:
     told = {
         (strategy, has): {TABLE.get((strategy, has, asked), Do.NOTHING) for asked in Asked}
         for strategy in RunStrategy
@@ -133,7 +133,7 @@ def test_a_strategy_is_read_from_either_field() -> None:
     assert run_strategies.strategy_of(vm(running=None, runStrategy="Once")) is RunStrategy.ONCE
 
 
-def test_a_stop_of_a_vmi_that_is_gone_is_met_and_nothing_is_forgotten() -> None:
+def test_a_stop_is_met_once_its_vmi_is_gone_and_later_requests_stay() -> None:
     stop, start = {"action": "Stop", "uid": "old"}, {"action": "Start"}
     asked = put(vm(), {"status": {"stateChangeRequests": [stop, start]}})
     assert run_strategies.open_requests(asked, None) == [start]
@@ -142,11 +142,11 @@ def test_a_stop_of_a_vmi_that_is_gone_is_met_and_nothing_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("count", "least"), [(1, 10), (2, 40), (3, 90), (4, 160), (9, 300)])
-def test_starts_that_fail_are_tried_ever_more_rarely(count: int, least: int) -> None:
+def test_failed_starts_are_retried_with_growing_delays(count: int, least: int) -> None:
     assert least <= back_off_s(count, UID) <= min(least * 3 // 2, 300)
 
 
-def test_a_vmi_that_failed_before_it_ran_is_counted_once_and_waited_for() -> None:
+def test_a_vmi_that_never_ran_is_counted_once_and_delays_the_next() -> None:
     failed = made("Failed")
     counted = vm_status.start_failure(vm(), failed, NOW)
     assert counted["consecutiveFailCount"] == 1
@@ -160,7 +160,7 @@ def test_a_vmi_that_failed_before_it_ran_is_counted_once_and_waited_for() -> Non
 
 
 # --- a VM --------------------------------------------------------------------------------------
-def test_a_template_that_makes_another_guest_asks_for_a_restart() -> None:
+def test_a_template_that_makes_another_guest_requires_a_restart() -> None:
     w = world()
     w.settle()
     assert w.vm is not None
@@ -189,7 +189,7 @@ def test_a_template_that_makes_another_guest_asks_for_a_restart() -> None:
         {"volumes.3": {"name": "app", "configMap": {"name": "app"}}},
     ],
 )
-def test_what_a_start_reads_elsewhere_asks_for_a_restart_too(change: dict[str, Any]) -> None:
+def test_a_changed_host_name_or_reference_requires_a_restart(change: dict[str, Any]) -> None:
     w = world()
     w.settle()
     assert w.vm is not None
@@ -200,7 +200,7 @@ def test_what_a_start_reads_elsewhere_asks_for_a_restart_too(change: dict[str, A
 
 
 @pytest.mark.parametrize("said", ["", "soon", "9" * 19, "9" * 5000])
-def test_a_generation_that_somebody_wrote_is_not_told(said: str) -> None:
+def test_an_invalid_generation_annotation_is_ignored(said: str) -> None:
     w = world()
     w.settle()
     assert w.vm is not None
@@ -212,7 +212,7 @@ def test_a_generation_that_somebody_wrote_is_not_told(said: str) -> None:
     assert w.vm["status"]["observedGeneration"] == w.vm["metadata"]["generation"]
 
 
-def test_a_status_that_cannot_be_written_holds_up_no_end() -> None:
+def test_a_failed_status_write_does_not_delay_a_delete() -> None:
     w = world()
     w.settle()
     assert w.vm is not None
@@ -222,7 +222,7 @@ def test_a_status_that_cannot_be_written_holds_up_no_end() -> None:
     assert [type(one).__name__ for one in others] == ["WriteVmStatus"]
 
 
-def test_a_paused_start_of_a_halted_vm_is_looked_at_again_once_it_is_to_run() -> None:
+def test_a_paused_start_of_a_halted_vm_is_reconciled_again() -> None:
     halted = put(
         vm(running=False),
         {"status": {"runStrategy": "Halted", "stateChangeRequests": [PAUSED_START]}},
@@ -232,19 +232,19 @@ def test_a_paused_start_of_a_halted_vm_is_looked_at_again_once_it_is_to_run() ->
     assert any(isinstance(one, LookAgain) for one in others), "nobody tells a bridge what it wrote"
 
 
-def test_a_vmi_of_somebody_else_is_not_touched() -> None:
+def test_a_vmi_of_another_owner_is_not_touched() -> None:
     (write,) = vm_rules.reconcile(put(vm(), {"metadata.finalizers": ["a"]}), made("Running"), NOW)
     said = getattr(write, "status", {})
     assert "is not this VM's" in find(said["conditions"], "Failure")["message"]
 
 
-def test_a_deleted_vm_does_not_wait_for_a_vmi_of_somebody_else() -> None:
+def test_a_deleted_vm_does_not_wait_for_a_vmi_of_another_owner() -> None:
     deleted = put(vm(), {"metadata.deletionTimestamp": GONE, "metadata.finalizers": [VM_FINALIZER]})
     actions = vm_rules.reconcile(deleted, made("Running"), NOW)
     assert actions == [WriteVm({"metadata": {"finalizers": []}})]
 
 
-def test_a_refused_vmi_is_told_and_tried_again() -> None:
+def test_a_refused_vmi_is_reported_and_retried() -> None:
     w = world()
     assert w.vm is not None
     actions = vm_rules.reconcile(w.vm, None, NOW, failed="quota")

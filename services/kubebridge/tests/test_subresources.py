@@ -1,4 +1,4 @@
-"""Each verb of the aggregated API: what it needs, how it refuses, what it becomes."""
+"""Each verb of the aggregated API: preconditions, refusals and effects."""
 
 from typing import Any
 
@@ -94,9 +94,9 @@ REFUSED: list[tuple[str, Any, Any, dict[str, Any], tuple[int, str]]] = [
     ("portforward", None, running("Pending"), {"port": 22}, VMI_NOT_RUNNING),
     ("portforward", None, running(Paused=True), {"port": 22}, (409, "VMI is paused")),
     ("portforward", None, running(), {}, (400, "port must not be empty")),
-    ("portforward", None, running(), {"port": "٣"}, (400, "port '٣' is none; write 1-65535")),
+    ("portforward", None, running(), {"port": "٣"}, (400, "port '٣' is not valid; write 1-65535")),
     ("portforward", None, running(), {"port": 65536},
-     (400, "port '65536' is none; write 1-65535")),
+     (400, "port '65536' is not valid; write 1-65535")),
     ("portforward", None, running(), {"port": 1, "protocol": "sctp"},
      (400, "protocol 'sctp' is not supported; write tcp or udp")),
     ("portforward", by("Always"), None, {"port": 22}, (409, "VMI is not started")),
@@ -107,29 +107,29 @@ REFUSED: list[tuple[str, Any, Any, dict[str, Any], tuple[int, str]]] = [
 
 
 @pytest.mark.parametrize(("name", "of", "its", "options", "expected"), REFUSED)
-def test_a_verb_that_cannot_be_is_refused_in_kubevirts_words(
+def test_an_impossible_verb_is_refused_in_kubevirts_words(
     name: str, of: Any, its: Any, options: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     assert said(ask(name, of, its, **options)) == expected
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.missing], ids=lambda v: v.name)
-def test_a_verb_to_come_says_what_is_missing(verb: Verb) -> None:
+def test_an_unsupported_verb_names_the_missing_feature(verb: Verb) -> None:
     outcome = answer(Call(verb.method, verb.resource, verb.name, "smoke", vm(), vmi()))
     assert isinstance(outcome, Refusal)
     assert (outcome.code, outcome.reason) == (501, "NotImplemented")
-    assert outcome.message.startswith(f"{verb.name} is not there yet: ")
+    assert outcome.message.startswith(f"{verb.name} is not supported yet: ")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if not verb.missing], ids=lambda v: v.name)
-def test_a_verb_of_nothing_is_404(verb: Verb) -> None:
+def test_a_verb_of_a_missing_object_is_404(verb: Verb) -> None:
     outcome = answer(Call(verb.method, verb.resource, verb.name, "smoke"))
     assert isinstance(outcome, Refusal)
     kind = verb.resource.removesuffix("s")
     assert (outcome.code, outcome.message) == (404, f'{kind}.kubevirt.io "smoke" not found')
 
 
-def test_another_verb_or_method_is_refused() -> None:
+def test_an_unknown_verb_or_method_is_refused() -> None:
     assert said(answer(Call("PUT", VM, "fly", "smoke", vm())))[0] == 404
     assert said(answer(Call("GET", VM, "start", "smoke", vm())))[0] == 405
 
@@ -149,7 +149,7 @@ def test_another_verb_or_method_is_refused() -> None:
          Stream("portforward", UID, 53, "udp")),
     ],
 )  # fmt: skip
-def test_a_verb_of_a_vmi_is_one_of_the_bus(
+def test_a_verb_of_a_vmi_becomes_a_verb_of_the_bus(
     name: str, its: Any, options: dict[str, Any], deed: Deed
 ) -> None:
     assert ask(name, None, its, **options) == (deed,)
@@ -158,7 +158,7 @@ def test_a_verb_of_a_vmi_is_one_of_the_bus(
 
 
 @pytest.mark.parametrize("name", ["guestosinfo", "userlist", "filesystemlist"])
-def test_the_guest_is_asked_for_what_only_it_knows(name: str) -> None:
+def test_guest_agent_verbs_ask_the_guest(name: str) -> None:
     outcome = ask(name, None, running(AgentConnected=True))
     assert isinstance(outcome, tuple)
     assert isinstance(outcome[0], AskGuest)
@@ -171,7 +171,7 @@ def test_a_vm_without_instance_types_is_expanded_already() -> None:
 
 # --- start, stop, restart ------------------------------------------------------------------------
 def patched(outcome: Refusal | tuple[Deed, ...]) -> list[tuple[str, str, Any]]:
-    """What, where and to which value; the tests of the patches left out."""
+    """Return the object, path and value of each patch, without the tests of patches."""
     assert not isinstance(outcome, Refusal)
     patches = [deed for deed in outcome if isinstance(deed, Patch)]
     assert len(patches) == len(outcome)
@@ -214,14 +214,14 @@ GRACE = "/spec/terminationGracePeriodSeconds"
          [("vmi", GRACE, 1), ("vm/status", REQUESTS, [STOP, START])]),
     ],
 )  # fmt: skip
-def test_a_verb_of_a_vm_is_a_patch(
+def test_a_verb_of_a_vm_becomes_a_patch(
     name: str, of: Any, its: Any, options: dict[str, Any], expected: Any
 ) -> None:
     assert patched(ask(name, of, its, **options)) == expected
     assert patched(ask(name, of, its, dryRun=["All"], **options)) == expected
 
 
-def test_a_change_meanwhile_is_a_conflict() -> None:
+def test_a_concurrent_change_is_a_conflict() -> None:
     outcome = ask("stop", vm(), running())
     assert isinstance(outcome, tuple)
     patch = outcome[0]
@@ -230,7 +230,7 @@ def test_a_change_meanwhile_is_a_conflict() -> None:
 
 
 def asks(w: World, name: str, **options: Any) -> None:
-    """The verb, done: its patches go into the world."""
+    """Execute a verb: apply its patches to the world."""
     outcome = ask(name, w.vm, w.vmi, VM, **options)
     assert not isinstance(outcome, Refusal), outcome.message
     for deed in outcome:
@@ -247,7 +247,7 @@ def asks(w: World, name: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["Halted", "Manual"])
-def test_start_stop_start_restart_by_hand(strategy: str) -> None:
+def test_a_vm_can_be_started_stopped_and_restarted(strategy: str) -> None:
     w = world(running=None, runStrategy=strategy)
     w.settle()
     asks(w, "start")
@@ -265,10 +265,10 @@ def test_start_stop_start_restart_by_hand(strategy: str) -> None:
 
 
 # --- discovery and answers -----------------------------------------------------------------------
-def test_discovery_names_each_verb_with_the_right_it_needs() -> None:
+def test_discovery_lists_each_verb_with_its_rbac_verb() -> None:
     assert api_group()["preferredVersion"]["version"] == "v1"
     listed = {one["name"]: one["verbs"] for one in api_resources("v1")["resources"]}
-    assert len(listed) == len(VERBS) + 1  # expand-vm-spec is of no object
+    assert len(listed) == len(VERBS) + 1  # expand-vm-spec has no object
     assert listed["virtualmachines/start"] == ["update"]
     assert listed["virtualmachineinstances/console"] == ["get"]
 
@@ -280,7 +280,7 @@ def test_a_webhooks_refusal_has_its_causes() -> None:
     assert status["details"]["causes"] == [cause.plain()]
 
 
-def test_what_a_guest_told_is_told_as_kubevirt_does() -> None:
+def test_guest_agent_answers_have_kubevirts_format() -> None:
     told = GuestInfo(
         hostname="box",
         os=GuestOs(id="debian", timezone="CET", utc_offset_s=3600),

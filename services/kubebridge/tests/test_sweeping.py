@@ -1,4 +1,4 @@
-"""What is remembered of objects that are gone is forgotten, also by a bridge that only watches."""
+"""State of deleted objects is dropped, also by a bridge that is not the leader."""
 
 import asyncio
 from typing import Any, cast
@@ -19,7 +19,9 @@ from virtbus.kubebridge.edge.work import Work
 
 
 @pytest.mark.parametrize("writes", [True, False])
-async def test_what_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch, *, writes: bool) -> None:
+async def test_deleted_objects_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, *, writes: bool
+) -> None:
     monkeypatch.setattr(sweeping, "INTERVAL_S", 0.01)
     bus, nobody = MemoryBus(MemoryServer()), cast("Any", None)
     known = Known(Objects(), Objects(), Views(bus, "c1"))
@@ -38,6 +40,6 @@ async def test_what_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch, *, wri
         tasks.start(Sweeping(cluster, known, acting, work, "c1", acts).run())
         while known.views.gone(UID):
             await asyncio.sleep(0.01)
-    assert work.idle is not writes  # who writes looks at it
+    assert work.idle is not writes  # the leader reconciles it
     assert known.views.gone(there["metadata"]["uid"])
     await bus.aclose()

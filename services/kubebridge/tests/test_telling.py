@@ -1,4 +1,4 @@
-"""Events are few, however much is told, and cost a bounded memory."""
+"""Events are limited in number and memory."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ from virtbus.kubebridge.edge.telling import BURST, WAITING_MAX, Teller
 
 
 class Recorder:
-    """The part of a cluster that a teller uses."""
+    """The part of a cluster that the recorder uses."""
 
     def __init__(self) -> None:
         self.created: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ async def told(recorder: Recorder, *what: tuple[str, Tell]) -> Teller:
     return teller
 
 
-async def test_an_event_says_of_what_and_why() -> None:
+async def test_an_event_has_its_object_and_reason() -> None:
     recorder = Recorder()
     await told(recorder, ("u", Tell("Started", "VirtualMachineInstance started.")))
     (event,) = recorder.created
@@ -61,13 +61,13 @@ async def test_an_event_says_of_what_and_why() -> None:
     assert event["metadata"]["namespace"] == "default"
 
 
-async def test_the_same_again_is_counted_and_not_written() -> None:
+async def test_a_repeated_event_is_counted_and_not_written() -> None:
     recorder = Recorder()
     await told(recorder, *[("u", Tell("SyncFailed", "no", warning=True))] * 500)
     assert (len(recorder.created), recorder.patched) == (1, 0)
 
 
-async def test_the_same_after_its_event_was_forgotten_is_written_anew(
+async def test_a_repeat_of_an_expired_event_is_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(telling, "COUNTED_S", 0.0)
@@ -80,21 +80,21 @@ async def test_the_same_after_its_event_was_forgotten_is_written_anew(
     assert teller.dropped == 0
 
 
-async def test_a_note_has_no_more_bytes_than_an_api_server_takes() -> None:
+async def test_a_note_has_a_bounded_size() -> None:
     recorder = Recorder()
     await told(recorder, ("u", Tell("SyncFailed", "é" * 2000, warning=True)))
     (event,) = recorder.created
     assert event["note"] == "é" * 512
 
 
-async def test_ten_thousand_events_of_one_object_are_a_few() -> None:
+async def test_events_of_one_object_are_limited() -> None:
     recorder = Recorder()
     teller = await told(recorder, *[("u", Tell("Odd", f"number {n}")) for n in range(10_000)])
     assert len(recorder.created) <= BURST + 1
     assert teller.dropped >= 10_000 - BURST - 1
 
 
-async def test_ten_thousand_events_that_nobody_takes_are_dropped() -> None:
+async def test_events_beyond_the_queue_are_dropped() -> None:
     teller = Teller(Recorder(), "bridge-1")  # type: ignore[arg-type]
     for number in range(10_000):
         teller.tell(vmi(str(number)), Tell("Started", "it runs"))
@@ -102,7 +102,7 @@ async def test_ten_thousand_events_that_nobody_takes_are_dropped() -> None:
     assert teller.dropped == 10_000 - WAITING_MAX
 
 
-async def test_a_refusal_of_events_harms_nothing() -> None:
+async def test_a_refused_event_has_no_effect() -> None:
     recorder = Recorder()
     recorder.refuses = True
     teller = await told(recorder, ("u", Tell("Started", "a")), ("v", Tell("Started", "b")))

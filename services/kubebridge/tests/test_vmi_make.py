@@ -1,4 +1,4 @@
-"""What a VMI's status tells of how its guest is made."""
+"""The hardware fields of a VMI's status."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from virtbus.schemas.vm import Disk, DiskBus
 
 
 def disks(*buses: DiskBus) -> tuple[Disk, ...]:
-    """disk-9, disk-8 and so on, that their order is not that of their names."""
+    """Return disk-9, disk-8 and so on, so that their order is not alphabetical."""
     return tuple(Disk(name=f"disk-{9 - at}", bus=bus) for at, bus in enumerate(buses))
 
 
@@ -35,18 +35,18 @@ def test_a_disk_has_the_name_that_its_node_gives_it() -> None:
         ),
     ],
 )
-def test_the_class_of_its_resources_is_that_of_a_pod(resources: Any, said: str) -> None:
+def test_the_qos_class_is_that_of_a_pod(resources: Any, said: str) -> None:
     assert qos_class({"spec": {"domain": {"resources": resources}}}) == said
 
 
-def test_a_machine_that_is_not_named_is_a_q35() -> None:
+def test_the_default_machine_is_q35() -> None:
     assert machine({}) == {"type": "q35"}
     assert machine({"spec": {"domain": {"machine": {"type": "pc-q35-8.0"}}}}) == {
         "type": "pc-q35-8.0"
     }
 
 
-def test_a_bridge_that_has_no_view_leaves_what_is_written() -> None:
+def test_without_a_view_the_written_status_is_kept() -> None:
     one = vmi()
     one["status"] = status(one, Seen(view=view(UID)), NOW)
     after = status(one, Seen(), NOW)

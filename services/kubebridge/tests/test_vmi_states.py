@@ -1,4 +1,4 @@
-"""What the status of a VMI says, and what is done for one."""
+"""The status of a VMI, and the actions that follow."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -41,7 +41,7 @@ def told(seen: Seen, **status: Any) -> dict[str, Any]:
     return vmi_status.status(whole, seen, NOW)
 
 
-def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
+def test_the_status_of_a_running_vmi_is_complete() -> None:
     nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
     guest = GuestInfo(
         os=GuestOs(id="debian", pretty_name="Debian 12"),
@@ -73,10 +73,10 @@ def test_a_running_vmi_is_ready_and_says_what_it_has() -> None:
     assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
 
 
-def test_a_running_vmi_whose_vm_is_not_seen_for_a_moment_stays_as_it_was_told() -> None:
+def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
     running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
     create, *again = vmi_rules.reconcile(running, Seen(), {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)  # its answer is what is known next
+    assert isinstance(create, BusCreate)  # the next reconcile gets its answer
     assert LookAgain(AT_ONCE_S) in again
     assert all(isinstance(one, LookAgain) for one in again)
     changed = ErrorBody(code=409, reason="uid_taken", message="not as asked for here")
@@ -87,7 +87,7 @@ def test_a_running_vmi_whose_vm_is_not_seen_for_a_moment_stays_as_it_was_told() 
     assert [one.patch["status"]["phase"] for one in gone if isinstance(one, WriteVmi)] == ["Failed"]
 
 
-def test_what_an_agent_told_stays_until_it_is_asked_again() -> None:
+def test_a_guest_agents_answer_is_kept_until_the_next_poll() -> None:
     nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
     running = view(UID, state=VmState.RUNNING, interfaces=(nic,))
     told_ = vmi_status.status(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
@@ -100,7 +100,7 @@ def test_what_an_agent_told_stays_until_it_is_asked_again() -> None:
     assert find(never["conditions"], "AgentConnected") == {}
 
 
-def test_a_paused_vmi_says_by_whom_and_is_not_ready() -> None:
+def test_a_paused_vmi_has_a_reason_and_is_not_ready() -> None:
     paused = Condition(type="Paused", status=True, reason="PausedIOError", message="disk full")
     said = told(Seen(view(UID, state=VmState.PAUSED, conditions=(paused,))))
     assert find(said["conditions"], "Paused")["reason"] == "PausedIOError"
@@ -122,7 +122,7 @@ def test_a_paused_vmi_says_by_whom_and_is_not_ready() -> None:
          "FailedCreate"),
     ],
 )  # fmt: skip
-def test_what_is_in_the_way_is_a_condition(seen: Seen, kind: str, reason: str) -> None:
+def test_a_condition_shows_an_obstacle(seen: Seen, kind: str, reason: str) -> None:
     found = find(told(seen)["conditions"], kind)
     assert (found["status"], found["reason"]) == ("False", reason)
     assert found["message"]
@@ -157,7 +157,7 @@ SEEN = [
 
 @pytest.mark.parametrize("before", ["", *Phase])
 @pytest.mark.parametrize("deleted", [False, True])
-def test_no_status_is_dropped_or_refused_by_an_api_server(before: str, *, deleted: bool) -> None:
+def test_the_crd_accepts_every_status(before: str, *, deleted: bool) -> None:
     whole = put(vmi(), {"status": {"phase": before} if before else {}})
     if deleted:
         put(whole, {"metadata.deletionTimestamp": GONE})
@@ -179,7 +179,7 @@ def test_no_status_is_dropped_or_refused_by_an_api_server(before: str, *, delete
         (VmState.STOPPING, "n1", True, "GuestNotRunning"),
     ],
 )
-def test_why_a_vmi_is_not_ready_is_said_in_kubevirts_words(
+def test_the_ready_condition_has_kubevirts_reasons(
     state: VmState, node: str, reason: str, *, deleted: bool
 ) -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE}) if deleted else vmi()
@@ -192,7 +192,7 @@ def test_why_a_vmi_is_not_ready_is_said_in_kubevirts_words(
 @pytest.mark.parametrize(
     ("how", "word"), [("crashed", "crashed"), ("panicked", "panicked"), ("watchdog", "watchdog")]
 )
-def test_how_a_guest_failed_is_told(how: Any, word: str) -> None:
+def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
     end = GuestEnd(how=how, asked=False, at_ns=1)
     seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
     ran = put(vmi(), {"status": {"phase": "Running"}})
@@ -206,10 +206,10 @@ OF_HOSTS = {
     *("file_changed", "internal", "record_changed", "record_stands", "recovering", "released"),
     *("no_entry", "stale_epoch", "store_error", "store_in_use"),
 }
-"""Reasons of imaged that no image is to blame for."""
+"""imaged's reasons for which the image is not to blame."""
 
 
-def test_whatever_is_wrong_with_an_image_is_an_image_that_cannot_be_pulled() -> None:
+def test_every_image_error_is_shown_as_a_pull_error() -> None:
     rows = [line.split("|") for line in ERRORS.read_text().splitlines() if line.startswith("| `")]
     of_imaged = {row[1].strip(" `") for row in rows if "imaged" in row[3].strip().split(", ")}
     assert len(of_imaged) > 30
@@ -234,15 +234,15 @@ def test_a_condition_keeps_the_time_of_its_transition() -> None:
 
 
 @pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5), (10**9, 86_400)])
-def test_a_deleted_vmi_ends_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
+def test_a_deleted_vmi_stops_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
     whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
     actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
     assert actions[0] == BusDelete(UID, grace_s)
-    VmDelete(uid=UID, grace_s=grace_s)  # which the bus takes
+    VmDelete(uid=UID, grace_s=grace_s)  # valid on the bus
     assert Tell("ShuttingDown", "Signaled Graceful Shutdown") in actions
 
 
-def test_the_finalizer_stays_until_the_vm_is_gone_for_certain() -> None:
+def test_the_finalizer_stays_until_the_vm_is_certainly_gone() -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
     unsure = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
     assert BusDelete(UID, 30) in unsure
@@ -262,14 +262,14 @@ def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
 
 
 @pytest.mark.parametrize(("code", "after_s"), [(429, 10.0), (409, 10.0), (422, 300.0)])
-def test_a_refused_create_is_asked_again(code: int, after_s: float) -> None:
+def test_a_refused_create_is_retried(code: int, after_s: float) -> None:
     seen = Seen(refused=ErrorBody(code=code, reason="why", message="so"))
     create, again, *_ = vmi_rules.reconcile(vmi(), seen, {}, NOW, CLUSTER)
     assert isinstance(create, BusCreate)
     assert again == LookAgain(after_s)
 
 
-def test_a_vm_of_ours_is_ended_where_the_end_of_its_vmi_was_told() -> None:
+def test_an_own_vm_is_deleted_if_the_end_of_its_vmi_was_reported() -> None:
     ours, other = view(UID), view(UID, labels={"virtbus.io/cluster": "c2"})
     assert vmi_rules.orphan(ours, "", CLUSTER, ended=True) == BusDelete(UID)
     for left in (other, view(UID, deleting=True)):
@@ -280,15 +280,15 @@ def test_a_vm_of_ours_is_ended_where_the_end_of_its_vmi_was_told() -> None:
 @pytest.mark.parametrize(
     ("there", "why"), [("", vmi_rules.NO_VMI), ("another", vmi_rules.OTHER_VMI)]
 )
-def test_a_vm_whose_vmi_is_only_absent_is_marked_once_and_never_ended(there: str, why: str) -> None:
+def test_a_vm_with_an_absent_vmi_is_marked_once_and_never_deleted(there: str, why: str) -> None:
     ours, marked = view(UID), view(UID, annotations={ORPHANED: why})
     assert vmi_rules.orphan(ours, there, CLUSTER, ended=False) == BusHold(UID, why)
     assert vmi_rules.orphan(marked, there, CLUSTER, ended=False) is None
     assert vmi_rules.orphan(marked, UID, CLUSTER, ended=False) == BusHold(UID, "")
 
 
-def test_a_created_vm_is_looked_at_though_its_answer_was_all_that_was_told() -> None:
-    """A bridge that begins asks for a VM that runs, and whose controller is behind."""
+def test_a_created_vm_is_reconciled_again_without_an_event() -> None:
+    """A starting bridge sends a create for a running VM whose controller lags."""
     actions = vmi_rules.reconcile(vmi(), Seen(), {}, NOW, CLUSTER)
     assert isinstance(actions[0], BusCreate)
     assert any(isinstance(one, LookAgain) for one in actions)

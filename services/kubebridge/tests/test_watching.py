@@ -1,4 +1,4 @@
-"""List and watch at the wire: whatever the API server answers, the cache ends as the server is."""
+"""List and watch over HTTP: the cache converges to the server's state after any answers."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from virtbus.kubebridge.edge.watching import Following
 
 
 class Watched:
-    """A faulty server, and what is known of it."""
+    """A faulty server, and a cache of its objects."""
 
     def __init__(self, server: Faulty, client: cluster.Cluster) -> None:
         self.server = server
@@ -31,7 +31,7 @@ class Watched:
         return {name: one["data"]["value"] for name, one in found.items() if one is not None}
 
     async def agrees(self) -> None:
-        """Until the cache is as the server is."""
+        """Wait until the cache equals the server's objects."""
         while self.known() != {
             f"n/{name}": one["data"]["value"] for name, one in self.server.objects.items()
         }:
@@ -51,7 +51,7 @@ async def watched(tmp_path: Path, server: Faulty | None = None) -> AsyncIterator
         yield here
 
 
-async def test_a_list_of_many_pages_is_followed_by_what_changes(tmp_path: Path) -> None:
+async def test_a_list_of_many_pages_is_followed_by_changes(tmp_path: Path) -> None:
     server = Faulty()
     for number in range(cluster.PAGE * 2 + 1):
         server.put(f"a{number}")
@@ -66,7 +66,7 @@ async def test_a_list_of_many_pages_is_followed_by_what_changes(tmp_path: Path) 
         assert here.following.lists == 1
 
 
-async def test_what_was_deleted_while_the_version_was_lost_is_found(tmp_path: Path) -> None:
+async def test_deletions_are_found_after_a_lost_version(tmp_path: Path) -> None:
     async with watched(tmp_path) as here:
         here.server.put("stays")
         here.server.put("goes")
@@ -83,7 +83,7 @@ async def test_what_was_deleted_while_the_version_was_lost_is_found(tmp_path: Pa
 
 
 @pytest.mark.parametrize("status", [0, 1, 200, 429, 500, 503])
-async def test_a_watch_that_fails_goes_on_where_it_was(tmp_path: Path, status: int) -> None:
+async def test_a_failed_watch_resumes_at_its_version(tmp_path: Path, status: int) -> None:
     async with watched(tmp_path) as here:
         here.server.put("a")
         await here.agrees()
@@ -97,7 +97,7 @@ async def test_a_watch_that_fails_goes_on_where_it_was(tmp_path: Path, status: i
 
 
 @pytest.mark.parametrize("status", [0, 403, 404, 410, 429, 500])
-async def test_a_list_that_fails_is_repeated(tmp_path: Path, status: int) -> None:
+async def test_a_failed_list_is_repeated(tmp_path: Path, status: int) -> None:
     server = Faulty()
     server.put("a")
     server.faults += [("list", status, {})] * 2
@@ -106,7 +106,7 @@ async def test_a_list_that_fails_is_repeated(tmp_path: Path, status: int) -> Non
         assert server.asked[:3] == ["list"] * 3
 
 
-async def test_a_server_that_asks_for_a_pause_gets_it(tmp_path: Path) -> None:
+async def test_retry_after_is_respected(tmp_path: Path) -> None:
     server = Faulty()
     server.faults.append(("list", 429, {"Retry-After": "1"}))
     begun = time.monotonic()
@@ -115,7 +115,7 @@ async def test_a_server_that_asks_for_a_pause_gets_it(tmp_path: Path) -> None:
         assert time.monotonic() - begun >= 1
 
 
-async def test_a_server_that_ends_each_watch_at_once_is_asked_ever_more_rarely(
+async def test_watches_that_end_at_once_are_retried_with_growing_delays(
     tmp_path: Path,
 ) -> None:
     server = Faulty()
@@ -126,7 +126,7 @@ async def test_a_server_that_ends_each_watch_at_once_is_asked_ever_more_rarely(
         assert server.asked.count("watch") <= 8
 
 
-async def test_a_server_that_was_away_is_found_again(tmp_path: Path) -> None:
+async def test_a_server_that_comes_back_is_watched_again(tmp_path: Path) -> None:
     server = Faulty()
     server.put("a")
     async with watched(tmp_path, server) as here:
@@ -140,7 +140,7 @@ async def test_a_server_that_was_away_is_found_again(tmp_path: Path) -> None:
         assert here.following.lists == 1
 
 
-async def test_our_own_write_is_known_before_its_echo_and_never_undone_by_it() -> None:
+async def test_an_own_write_is_stored_at_once_and_not_undone_by_the_watch() -> None:
     objects = Objects()
 
     def one(version: int, value: str, uid: str = "u") -> dict[str, object]:
@@ -158,8 +158,8 @@ async def test_our_own_write_is_known_before_its_echo_and_never_undone_by_it() -
     assert objects.uid("n/a") == "v"
 
 
-async def test_what_a_list_lacks_is_absent_and_only_what_was_told_has_ended(tmp_path: Path) -> None:
-    """An API server that is restored to an older state lacks what was made since (ADR 0033)."""
+async def test_an_object_missing_in_a_list_is_absent_but_not_ended(tmp_path: Path) -> None:
+    """An API server that was restored to an older state lacks newer objects (ADR 0033)."""
     server = Faulty()
     for name in ("kept", "deleted", "lost", "ending"):
         server.put(name)

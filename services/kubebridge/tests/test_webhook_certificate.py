@@ -1,4 +1,4 @@
-"""Where it is asked for, reviews are answered to API servers only, by their certificate."""
+"""If certificates are required, reviews are answered only to API servers."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from virtbus.kubebridge.edge.web.door import Door, serving
 
 
 class Told:
-    """A cluster that says whom its front proxy's certificates are signed by, and its name."""
+    """A cluster with the CA and the name of its front proxy's certificate."""
 
     def __init__(self, ca: str) -> None:
         self._data = {
@@ -29,7 +29,9 @@ class Told:
         return {"data": self._data}
 
 
-async def test_only_the_front_proxy_is_answered_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_only_the_front_proxy_gets_an_answer_if_certificates_are_required(
+    tmp_path: Path,
+) -> None:
     authority, door, app = Authority(tmp_path, "ca"), Door(), web.Application()
     door.show(*authority.sign("bridge", "bridge", hosts=["localhost"]))
     cluster: Any = Told(authority.certificate.read_text())

@@ -1,4 +1,4 @@
-"""The webhooks over HTTP: what is no review is refused before it costs anything."""
+"""The webhooks over HTTP refuse invalid reviews at little cost."""
 
 import asyncio
 import io
@@ -48,7 +48,7 @@ def review() -> bytes:
     return json.dumps(whole).encode()
 
 
-async def test_both_answer_a_review(asker: Asker) -> None:
+async def test_both_webhooks_answer_a_review(asker: Asker) -> None:
     for path, patches in ((MUTATE, True), (VALIDATE, False)):
         said = await (await asker.post(path, data=review())).json()
         assert (said["response"]["uid"], said["response"]["allowed"]) == ("u1", True)
@@ -67,11 +67,11 @@ async def test_both_answer_a_review(asker: Asker) -> None:
     ],
     ids=["empty", "cut off", "no text", "no object", "deep", "long"],
 )
-async def test_what_is_no_review_is_refused(asker: Asker, body: bytes, code: int) -> None:
+async def test_an_invalid_review_is_refused(asker: Asker, body: bytes, code: int) -> None:
     assert (await asker.post(MUTATE, data=io.BytesIO(body))).status == code
 
 
-async def test_a_body_that_never_ends_is_refused_once_it_is_too_long(asker: Asker) -> None:
+async def test_an_endless_body_is_refused_at_the_limit(asker: Asker) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 65536
@@ -84,8 +84,8 @@ async def silent(of: asyncio.Event) -> AsyncIterator[bytes]:
     await of.wait()
 
 
-async def test_who_sends_nothing_keeps_nobody_waiting(asker: Asker) -> None:
-    """Bodies that never come hold no place, however many they are."""
+async def test_silent_clients_delay_no_others(asker: Asker) -> None:
+    """Bodies that never come hold no turn, in any number."""
     never = asyncio.Event()
 
     async def stall() -> int:
@@ -102,7 +102,7 @@ async def test_who_sends_nothing_keeps_nobody_waiting(asker: Asker) -> None:
         never.set()
 
 
-async def test_who_sends_a_byte_now_and_then_is_given_up(asker: Asker) -> None:
+async def test_a_slow_body_times_out(asker: Asker) -> None:
     async def drip() -> AsyncIterator[bytes]:
         while True:
             yield b" "
@@ -111,7 +111,7 @@ async def test_who_sends_a_byte_now_and_then_is_given_up(asker: Asker) -> None:
     assert (await asker.post(MUTATE, data=drip())).status == 408
 
 
-async def test_a_review_of_too_many_values_is_refused_before_it_is_read(asker: Asker) -> None:
+async def test_a_review_with_too_many_values_is_refused_before_parsing(asker: Asker) -> None:
     long = json.loads(review())
     long["request"]["object"]["many"] = [{}] * MAX_VALUES
     answered = await asker.post(MUTATE, json=long)
@@ -119,7 +119,7 @@ async def test_a_review_of_too_many_values_is_refused_before_it_is_read(asker: A
 
 
 @pytest.mark.parametrize("what", ["labels", "terms", "unknown"])
-async def test_the_largest_review_that_is_taken_costs_a_moment(what: str) -> None:
+async def test_the_largest_review_has_a_bounded_cost(what: str) -> None:
     many = MAX_VALUES - 200
     objects = {
         "labels": template_meta({f"{n:x}": 1 for n in range(many)}),
@@ -141,7 +141,7 @@ def template_meta(labels: dict[str, Any]) -> dict[str, Any]:
     return put(vm(), {"spec.template.metadata.labels": labels})
 
 
-async def test_only_who_is_known_is_answered_where_that_is_asked_for() -> None:
+async def test_only_known_clients_get_an_answer_if_that_is_required() -> None:
     application = web.Application()
     application.add_routes(routes(lambda request: request.headers.get("known") == "1"))
     async with TestClient(TestServer(application)) as client:
@@ -150,10 +150,10 @@ async def test_only_who_is_known_is_answered_where_that_is_asked_for() -> None:
         assert known.status == 200
 
 
-async def test_a_review_that_takes_long_keeps_nobody_waiting(
+async def test_a_long_review_delays_no_others(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who may create VMs may write 3 MiB of labels, each of them wrong."""
+    """A tenant may write 3 MiB of labels, each of them invalid."""
     began, goes_on = threading.Event(), threading.Event()
 
     def slow(asked: Any, *, mutating: bool) -> Any:

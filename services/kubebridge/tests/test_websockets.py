@@ -1,4 +1,4 @@
-"""A stream to a guest lasts no longer than its client, whatever the guest does."""
+"""A stream to a guest lasts no longer than its client, even if the guest accepts nothing."""
 
 import asyncio
 
@@ -19,10 +19,10 @@ from virtbus.schemas.streams import ConsoleOpen
 from virtbus.schemas.vm import VmView
 
 
-async def test_a_client_that_leaves_while_its_guest_takes_nothing_is_noticed(
+async def test_a_client_that_leaves_is_detected_while_its_guest_accepts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who pasted into the console of a paused guest, and went, keeps no room of others."""
+    """A client that pasted into the console of a paused guest and left holds no resources."""
     monkeypatch.setattr(websockets, "ALIVE_S", 0.05)
     bus, over = MemoryBus(MemoryServer()), asyncio.Event()
     guests = Guests(bus)

@@ -1,4 +1,4 @@
-"""Keys are looked at once for many changes, never twice at a time, and again after a failure."""
+"""The work queue merges changes of a key, serialises its reconciles, and retries failures."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ async def settled(queue: Work) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_many_changes_of_a_key_are_one_look_and_one_after() -> None:
+async def test_many_changes_of_a_key_are_two_reconciles() -> None:
     looks: Counter[str] = Counter()
 
     async def look(key: str) -> float:
@@ -48,7 +48,7 @@ async def test_many_changes_of_a_key_are_one_look_and_one_after() -> None:
         assert looks == {"a": 2, "b": 1}
 
 
-async def test_a_key_is_never_looked_at_twice_at_a_time_and_others_do_not_wait() -> None:
+async def test_a_key_is_serialised_and_others_run_concurrently() -> None:
     busy: set[str] = set()
     most = 0
 
@@ -70,7 +70,7 @@ async def test_a_key_is_never_looked_at_twice_at_a_time_and_others_do_not_wait()
         assert 8 < most <= work.AT_ONCE
 
 
-async def test_what_failed_is_looked_at_again_ever_later() -> None:
+async def test_a_failed_key_is_retried_with_growing_delays() -> None:
     times: list[float] = []
 
     async def look(_: str) -> float:
@@ -88,7 +88,7 @@ async def test_what_failed_is_looked_at_again_ever_later() -> None:
         assert pauses[2] >= 0.4
 
 
-async def test_a_fault_of_ours_ends_nothing() -> None:
+async def test_an_unexpected_exception_does_not_stop_the_queue() -> None:
     seen: list[str] = []
 
     async def look(key: str) -> float:
@@ -104,7 +104,7 @@ async def test_a_fault_of_ours_ends_nothing() -> None:
         assert "good" in seen
 
 
-async def test_a_look_may_ask_for_another_though_nothing_changes() -> None:
+async def test_a_reconcile_may_request_another_one() -> None:
     seen: list[str] = []
 
     async def look(key: str) -> float:
@@ -117,7 +117,7 @@ async def test_a_look_may_ask_for_another_though_nothing_changes() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_may_not_act_keeps_what_is_to_be_done() -> None:
+async def test_keys_stay_queued_without_the_lease() -> None:
     seen: list[str] = []
 
     async def look(key: str) -> float:
@@ -134,7 +134,7 @@ async def test_who_may_not_act_keeps_what_is_to_be_done() -> None:
         assert seen == ["a"]
 
 
-async def test_who_waits_to_write_keeps_no_names_of_what_is_gone() -> None:
+async def test_a_waiting_bridge_drops_keys_of_deleted_objects() -> None:
     looked: list[str] = []
 
     async def look(key: str) -> float:
@@ -145,7 +145,7 @@ async def test_who_waits_to_write_keeps_no_names_of_what_is_gone() -> None:
         for number in range(10_000):
             queue.add(f"gone{number}")
         queue.add("there")
-        while queue._queue.qsize() > 10_001 - work.AT_ONCE:  # the workers hold one each
+        while queue._queue.qsize() > 10_001 - work.AT_ONCE:  # each worker holds one
             await asyncio.sleep(0)
         queue.forget_but({"there"})
         assert len(queue._queued) == work.AT_ONCE + 1

@@ -1,4 +1,4 @@
-"""A cluster and a bus as values: what the edge does with actions, and what else happens there."""
+"""A cluster and a bus as values, on which actions of the bridge and of others take effect."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 GONE = "2026-11-22T12:00:00Z"
-"""A deletionTimestamp of that moment."""
+"""A deletionTimestamp of that time."""
 CLUSTER = "c1"
 UP = {
     VmState.PENDING: VmState.SCHEDULED,
@@ -43,7 +43,7 @@ UP = {
 
 
 def view(uid: str, **fields: Any) -> VmView:
-    """A VM as the bus shows it."""
+    """Return a VM as the bus shows it."""
     base: dict[str, Any] = {
         "uid": uid,
         "namespace": "default",
@@ -61,7 +61,7 @@ def view(uid: str, **fields: Any) -> VmView:
 
 
 def kept_whole(status: dict[str, Any]) -> None:
-    """Nothing of a status is dropped or refused by an API server: the CRD's models know all."""
+    """Check that an API server keeps the whole status: the CRD's models know all of its fields."""
     model = MachineStatus if "printableStatus" in status else InstanceStatus
     model.model_validate(status, strict=True)
 
@@ -80,7 +80,7 @@ class World:
     events: list[str] = field(default_factory=list)
 
     def copy(self) -> "World":
-        """As a cache that falls behind from here on."""
+        """Return a copy, which a stale cache keeps from here on."""
         return copy.deepcopy(self)
 
     def seen(self, vmi: dict[str, Any]) -> Seen:
@@ -90,7 +90,7 @@ class World:
     # --- reconciling -------------------------------------------------------------------------
     def reconcile(self, vm: "World | None" = None, vmi: "World | None" = None,
                   bus: "World | None" = None) -> list[Action]:  # fmt: skip
-        """Both, as one would do who sees the objects as they are in other worlds."""
+        """Reconcile both objects as a bridge does that sees them as in other worlds."""
         done = self.reconcile_vm(vm or self, vmi or self)
         return done + self.reconcile_vmi(vmi or self, bus or self)
 
@@ -111,7 +111,7 @@ class World:
         return self.act(actions, read)
 
     def act(self, actions: list[Action], read: dict[str, Any]) -> list[Action]:
-        """Do what is asked, until a write meets a conflict."""
+        """Execute the actions until a write meets a conflict."""
         json.dumps([action.status for action in actions if isinstance(action, WriteVmStatus)])
         for action in actions:
             if not self._do(action, read):
@@ -163,7 +163,7 @@ class World:
                 pass
 
     def _write(self, obj: Any, read: dict[str, Any], patch: dict[str, Any]) -> bool:
-        """A merge patch (but for the status, which is whole) at the version that was read."""
+        """Apply a merge patch at the version that was read. A status is replaced as a whole."""
         if obj is None or obj["metadata"].get("resourceVersion") != read["metadata"].get(
             "resourceVersion"
         ):
@@ -189,23 +189,23 @@ class World:
         obj["metadata"]["resourceVersion"] = str(version + 1000 * self.made)
 
     def _collect(self) -> None:
-        """The API server removes what is deleted and has no finalizer."""
+        """Remove deleted objects without finalizers, as the API server does."""
         for name in ("vm", "vmi"):
             obj = getattr(self, name)
             if obj and "deletionTimestamp" in obj["metadata"] and not obj["metadata"]["finalizers"]:
                 setattr(self, name, None)
 
-    # --- what others do ----------------------------------------------------------------------
+    # --- actions of others --------------------------------------------------------------------
     def _see(self, uid: str, **fields: Any) -> None:
         self.views[uid] = self.views[uid].model_copy(update=fields)
 
     @property
     def uid(self) -> str:
-        """Of the VMI that there is, or empty."""
+        """Return the uid of the existing VMI, or an empty string."""
         return str(self.vmi["metadata"]["uid"]) if self.vmi else ""
 
     def step(self, *, to: VmState | None = None, **fields: Any) -> bool:
-        """The bus goes on by a step, or straight to a state; False where nothing does."""
+        """Advance the VM on the bus by one state, or to `to`. Return False if nothing changes."""
         for uid, one in list(self.views.items()):
             if one.deleting:
                 del self.views[uid]
@@ -218,7 +218,7 @@ class World:
         return False
 
     def ends(self, *, well: bool) -> None:
-        """The guest shuts down, or crashes, if it runs."""
+        """Let a running guest shut down or crash."""
         one = self.views.get(self.uid)
         if one is not None and one.state is VmState.RUNNING:
             end = GuestEnd(how="shut down" if well else "crashed", asked=False, at_ns=1)
@@ -226,7 +226,7 @@ class World:
             self._see(self.uid, state=state, reason="" if well else GUEST_ENDED, last_end=end)
 
     def user(self, **spec: Any) -> None:
-        """A user changes the VM's spec."""
+        """Change the VM's spec as a user."""
         if self.vm is not None:
             for key, value in spec.items():
                 self.vm["spec"].pop(key, None)
@@ -236,7 +236,7 @@ class World:
             self._bump(self.vm)
 
     def asks(self, *requests: dict[str, Any]) -> None:
-        """The aggregated API puts requests into the VM's status."""
+        """Put requests into the VM's status, as the aggregated API does."""
         if self.vm is not None:
             self.vm.setdefault("status", {})["stateChangeRequests"] = list(requests)
             self._bump(self.vm)
@@ -252,7 +252,7 @@ class World:
             self._collect()
 
     def settle(self, *, up: bool = True) -> None:
-        """Until nothing more happens; the bus goes on too (`up`)."""
+        """Reconcile until nothing changes. With `up`, the bus advances, too."""
         done: list[Action] = []
         for _ in range(100):
             self.now += timedelta(seconds=400)
@@ -269,7 +269,7 @@ class World:
 
 
 def world(**spec: Any) -> World:
-    """The smoke VM, just applied."""
+    """Return a world in which the smoke VM was just applied."""
     whole = smoke_vm(**spec)
     whole["metadata"]["resourceVersion"] = "1"
     return World(of_vm(whole))

@@ -44,6 +44,9 @@ EVENT = Bound("event", 64 * KIB, 128 * KIB)
 LETTER = Bound("dead letter", 8 * KIB, 64 * KIB)
 OTHER = Bound("value", REQUEST_BYTES, BUS_BYTES)
 KINDS = (RECORD, SECRET, STATUS, HEARTBEAT, SMALL, HOSTS, EVENT, LETTER, OTHER)
+LEAST_WRITTEN_BYTES = min(one.written_bytes for one in KINDS)
+LEAST_READ_BYTES = min(one.read_bytes for one in KINDS)
+"""A value of up to this size is within the limits of every kind."""
 HEADER_BYTES = 4 * KIB
 """Space for the headers of a stored message: id, expectations, a trace."""
 STORED_BYTES = {

@@ -5,7 +5,7 @@ are never cut.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -38,16 +38,14 @@ STEPS = (
     Step(64, 2),
 )
 
-Told = TypeVar("Told", VmStatus, NodeRecord)
 
-
-def fitted(value: Told) -> Told:
-    """Return the status or heartbeat, cut if it is larger than its kind may be written."""
+def fitted_bytes(value: VmStatus | NodeRecord) -> bytes:
+    """Return the encoded status or heartbeat, cut to the size that its kind may be written."""
     most = (STATUS if isinstance(value, VmStatus) else HEARTBEAT).written_bytes
-    made, forms = value, smaller_forms(value)
-    while len(encode(made)) > most and (smaller := next(forms, None)) is not None:
-        made = type(value).model_validate(smaller)
-    return made
+    body, forms = encode(value), smaller_forms(value)
+    while len(body) > most and (smaller := next(forms, None)) is not None:
+        body = encode(type(value).model_validate(smaller))
+    return body
 
 
 def smaller_forms(value: Any) -> Iterator[Any]:

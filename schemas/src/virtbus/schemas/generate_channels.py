@@ -387,6 +387,7 @@ FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.vm_anywhere), "one uid on any node: record, tombstone or purge marker"),
     (template(subjects.vm_all), "every record, tombstone, join nonce and claim"),
     (template(subjects.signing_keys), "the keys that sign records"),
+    (template(subjects.watch_renewals), "renewals of a controller's watches"),
     (template(subjects.hosts_all), "the addresses of hosts, one key per node"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.tele_all), "telemetry of a node"),

@@ -89,7 +89,7 @@ class HostRecord(Fact):
 
 
 class SigningKey(Fact):
-    """`$KV.sec._signing.<id>`: an Ed25519 seed in hex, by which controllers sign records."""
+    """`$KV.sec._signing.<id>`: an HMAC key in hex, by which controllers sign records."""
 
     schema_version: int = 1
     seed: str

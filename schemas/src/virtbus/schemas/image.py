@@ -98,6 +98,8 @@ def sealed_ref(ref: str) -> tuple[str, str]:
     A query may be a signature, so it is in `$KV.sec` only. The query is empty if there is none,
     or if the reference is sealed.
     """
+    if "?" not in ref:
+        return ref, ""
     source = parse_image_ref(ref)
     locator, mark, query = source.locator.partition("?")
     if not mark or _SEALED_QUERY.fullmatch(query):
@@ -108,6 +110,8 @@ def sealed_ref(ref: str) -> tuple[str, str]:
 
 def is_sealed(ref: str) -> bool:
     """True for a reference whose query is elsewhere."""
+    if "?" not in ref:
+        return False
     query = parse_image_ref(ref).locator.partition("?")[2]
     return _SEALED_QUERY.fullmatch(query) is not None
 

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from virtbus.schemas.bounds import bound_of
+from virtbus.schemas.bounds import LEAST_READ_BYTES, bound_of
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import Tombstone, VmRecord
 from virtbus.schemas.wire import decode, validate
@@ -27,6 +27,8 @@ def read_stored(model: type[Model], key: str, value: bytes) -> Model:
 
 def plain_stored(key: str, value: bytes) -> Any:
     """Return the value as plain data of any shape."""
+    if len(value) <= LEAST_READ_BYTES:
+        return decode(value)
     return decode(value, bound_of(key).read_bytes)
 
 

@@ -37,7 +37,9 @@ Base64 = Annotated[str, StringConstraints(max_length=FILE_CHARACTERS), AfterVali
 SeedBase64 = Annotated[
     str, StringConstraints(max_length=SEED_BYTES * 4 // 3 + 4), AfterValidator(check_base64)
 ]
-SshKey = Annotated[str, StringConstraints(pattern=r"^[^\r\n\x00]{16,8192}$")]
+SshKey = Annotated[
+    str, StringConstraints(min_length=16, max_length=8192, pattern=r"^[^\r\n\x00]*$")
+]
 """One line of an authorized_keys file (INJ-10)."""
 
 

@@ -176,6 +176,11 @@ def watch_renewal(instance: str, token: str) -> str:
     return f"{API}.watch.renew.{check_id(instance)}.{check_id(token)}"
 
 
+def watch_renewals(instance: str) -> str:
+    """`virtbus.api.v1.watch.renew.<instance>.*`: the renewals of a controller's watches."""
+    return f"{API}.watch.renew.{check_id(instance)}.*"
+
+
 def stream_input(node: str, verb: str, session: str) -> str:
     """`virtbus.node.<id>.rpc.agent.<verb>.<session>`: data from the client of a stream."""
     return f"{rpc(node, 'agent', verb)}.{check_id(session)}"

@@ -33,7 +33,7 @@ GUEST_ENDED = "guest_ended"
 """The reason of a status: the guest crashed, powered itself off, or was ended from outside."""
 
 LabelKey = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?$")
+    str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")
 ]
 LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
@@ -137,7 +137,8 @@ class ImageVolume(Command):
 
     def without_secrets(self) -> "ImageVolume":
         """Return the volume as a record stores it."""
-        return self.model_copy(update={"ref": sealed_ref(self.ref)[0]})
+        ref = sealed_ref(self.ref)[0]
+        return self if ref == self.ref else self.model_copy(update={"ref": ref})
 
 
 class EmptyDisk(Command):

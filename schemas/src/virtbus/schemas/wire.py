@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgpack
@@ -25,6 +26,8 @@ JSON = "application/json"
 MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+MANY_PROBLEMS = 1000
+"""Up to this many problems of a value are made, to show MAX_DETAILS of them."""
 MAX_HINTS = 10
 """Maximum number of unknown fields with a hint; each is compared with every known name."""
 HINT_CHARS = 64
@@ -184,10 +187,15 @@ def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
 def encode(value: Any) -> bytes:
     """Return the msgpack bytes of a plain value or a model, without defaults."""
     if isinstance(value, BaseModel):
-        kept = {name: getattr(value, name) for name in type(value).model_fields if name in _ALWAYS}
+        kept = {name: getattr(value, name) for name in _always(type(value))}
         value = kept | value.model_dump(exclude_defaults=True, by_alias=True)
     packed: bytes = msgpack.packb(value)
     return packed
+
+
+@functools.cache
+def _always(model: type[BaseModel]) -> tuple[str, ...]:
+    return tuple(name for name in model.model_fields if name in _ALWAYS)
 
 
 def encode_json(value: Any) -> bytes:
@@ -207,7 +215,37 @@ def validate(model: type[Model], value: Any, prefix: str = "") -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid(problems(error, prefix, model=model)) from None
+        count = error.error_count()
+        if count <= MANY_PROBLEMS:
+            raise invalid(problems(error, prefix, model=model)) from None
+    raise invalid(_first_problems(model, value, prefix, count))
+
+
+def _first_problems(
+    model: type[BaseModel], value: Any, prefix: str, count: int
+) -> tuple[Detail, ...]:
+    """Return the first of thousands of problems, and count the others.
+
+    pydantic makes all errors or none: 20,000 take 10 MiB. So a part of the value is validated.
+    """
+    left = iter(range(MANY_PROBLEMS))
+    try:
+        model.model_validate(_part(value, frozenset(_field_names(model)), left))
+    except ValidationError as error:
+        found = problems(error, prefix, model=model)[: MAX_DETAILS - 1]
+    else:
+        found = ()
+    return (*found, unlisted(count - len(found)))
+
+
+def _part(value: Any, names: frozenset[str], left: Iterator[int]) -> Any:
+    """Return a value with all known fields, and as many others and items as `left` has."""
+    if isinstance(value, dict):
+        kept = (key for key in value if key in names or next(left, None) is not None)
+        return {key: _part(value[key], names, left) for key in kept}
+    if isinstance(value, list):
+        return [_part(item, names, left) for item in value if next(left, None) is not None]
+    return value
 
 
 def invalid(details: tuple[Detail, ...]) -> VirtbusError:
@@ -287,9 +325,13 @@ HASHED_WHEN_SET = frozenset(
 
 def spec_hash(value: BaseModel) -> str:
     """Return the hex SHA-256 of a model's canonical JSON: equal for equal content."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def canonical(value: BaseModel) -> bytes:
+    """Return a model's JSON with defaults, in ASCII and with sorted keys."""
     plain = _hashed(value.model_dump(mode="json"))
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _hashed(value: Any) -> Any:

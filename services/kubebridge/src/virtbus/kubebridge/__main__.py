@@ -1,4 +1,4 @@
-"""`virtbus-kubebridge`: connects settings, bus, cluster and service."""
+"""Entry point of `virtbus-kubebridge`: connects settings, bus, cluster and service."""
 
 from virtbus.bus import client, process, tracing
 from virtbus.bus.settings import load
@@ -20,7 +20,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     settings = load(Settings)
     raise SystemExit(process.run(settings, lambda: serve(settings)))
 

@@ -1,4 +1,4 @@
-"""The bridge's loop: objects and views in, actions out, and the aggregated API."""
+"""Wires the bridge and runs its loops: reconcilers, watches, and the aggregated API."""
 
 import asyncio
 import logging
@@ -32,12 +32,12 @@ from virtbus.schemas.network import InterfaceStatus
 log = logging.getLogger(__name__)
 
 NAMED_BY = "kube-system"
-"""The namespace whose uid names a cluster: it is made with it, and stays."""
+"""The namespace whose uid names a cluster. It exists as long as the cluster."""
 AGAIN_S = 1.0
 
 
 class Bridge:
-    """One bridge, wired: `bus` is virtbus, `cluster` Kubernetes, `name` the cluster's."""
+    """One bridge. `bus` is virtbus, `cluster` is Kubernetes, and `name` names the cluster."""
 
     def __init__(self, bus: Bus, cluster: Cluster, settings: Settings, name: str) -> None:
         self.bus = bus
@@ -54,7 +54,7 @@ class Bridge:
         whose = Where(settings.namespace, settings.certificates)
         self.certificates = Certificates(cluster, whose, self.site.door.show, bus.sources)
         self.acts = asyncio.Event()
-        """Set while this is the bridge that writes."""
+        """Set while this bridge is the leader, which writes."""
         self.guests = GuestAsks(bus, known.views, self.acts)
         looks = Reconciling(cluster, known, self.guests, self.acting, name, bus.sources)
         self.work = Work(looks.look, bus.sources)
@@ -86,7 +86,7 @@ class Bridge:
             await asyncio.get_running_loop().create_future()
 
     def _pieces(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What runs for as long as the bridge does, a line each."""
+        """Yield the coroutines that run as long as the bridge does."""
         settings, sources = self.settings, self.bus.sources
         yield self.vms.run()
         yield self.vmis.run()
@@ -103,13 +103,13 @@ class Bridge:
         yield Lease(self.cluster, settings.namespace, self.instance, self.acts, sources).run()
 
     def _against(self) -> str:
-        """What keeps it from being ready, or nothing."""
+        """Return the reason why the bridge is not ready, or an empty string."""
         if not all(source.synced.is_set() for source in (self.vms, self.vmis, self.known.views)):
-            return "what there is was not all read yet"
+            return "the initial lists are not complete yet"
         return "" if self.bus.connected else "the bus is away"
 
     async def _work(self) -> None:
-        """Once all three are known: a VMI whose view was not told yet would be made again."""
+        """Start once all three caches are complete, to create no existing VM again."""
         for source in (self.vms, self.vmis, self.known.views):
             await source.synced.wait()
         marks = NodeMarks(self.bus, self.cluster, self.acts)
@@ -123,24 +123,24 @@ class Bridge:
             group.create_task(self._slices())
 
     async def _slices(self) -> None:
-        """Services may be what this bridge may not see: VMs run all the same."""
+        """Run the Service slices. Without permission to read Services, only they do not run."""
         for source in (self.services, self.slices):
             await source.synced.wait()
         await self.service_slices.run()
 
     def _interfaces(self, uid: str) -> tuple[InterfaceStatus, ...]:
-        """Of a VM, as virtbus knows them."""
+        """Return the interfaces of a VM, as virtbus knows them."""
         view = self.known.views.get(uid)
         return view.interfaces if view is not None else ()
 
 
 async def name_of(cluster: Cluster, settings: Settings) -> str:
-    """Whose VMs are this cluster's, on a bus that may have many."""
+    """Return the name that labels this cluster's VMs on a bus that several clusters may share."""
     while not settings.cluster:
         try:
             namespace = await cluster.get(NAMESPACE, NAMED_BY)
         except Answer as answer:
-            log.warning("waits for the cluster: %s", answer, extra={"code": "cluster_away"})
+            log.warning("waiting for the cluster: %s", answer, extra={"code": "cluster_away"})
         else:
             if namespace is not None:
                 return str(namespace["metadata"]["uid"])

@@ -21,25 +21,25 @@ class Settings(ServiceSettings):
         "",
         max_length=63,
         pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$",
-        description="what VMs of this cluster are labelled with on the bus; empty: the uid of "
+        description="label of this cluster's VMs on the bus; empty: the uid of "
         "the namespace kube-system",
     )
     listen: str = Field(
         "0.0.0.0:8443",
-        description="address and port of the aggregated API and of the webhooks, by TLS",
+        description="address and port of the aggregated API and the webhooks (TLS)",
     )
     namespace: str = Field(
-        "kubevirt", description="where the bridge's own Lease and certificates are"
+        "kubevirt", description="namespace of the bridge's Lease and certificates"
     )
     certificates: Path | None = Field(
         None,
-        description="folder with tls.crt and tls.key, kept by cert-manager or another; empty: "
-        "the bridge makes its own, in a Secret, and tells API servers",
+        description="folder with tls.crt and tls.key, for example from cert-manager; empty: "
+        "the bridge makes its own in a Secret and gives their CA to the API server",
     )
     webhook_certificate: bool = Field(
         False,
-        description="answer admission reviews only to who shows the front proxy's certificate; "
-        "API servers need a configuration for it (docs/howto/kubernetes.md)",
+        description="answer admission reviews only to clients with the front proxy's certificate; "
+        "API servers must be configured for it (docs/howto/kubernetes.md)",
     )
 
     @property

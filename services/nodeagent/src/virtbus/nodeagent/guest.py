@@ -11,6 +11,7 @@ from collections.abc import Callable
 from virtbus.nodeagent.asked import Asked
 from virtbus.nodeagent.core.lifecycle import (
     ASKED_AGAIN,
+    ASKED_FOR,
     ENDINGS,
     GOING,
     HELD_BACK,
@@ -64,11 +65,11 @@ class Guest:
         self._recalling = False
         """True while the earlier status is read, which decides if the record asks for anything."""
         self._at_once = self._unreported = False
+        self._asked_for = 0
         self.refused = ""
         """The reason why this node rejects the VM; empty: it accepts it."""
         self._asked = Asked()
         self._purged = False
-        self._now_ns = tools.bus.sources.time_ns
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._status = StatusWriter(tools.bus)
         self._writer: asyncio.Task[None] | None = None
@@ -83,7 +84,7 @@ class Guest:
             Action.SHUTDOWN: self._begin_shutdown,
             Action.DESTROY: self._doing.destroy,
             Action.RELEASE: self._begin_release,
-            Action.RETRY_SOON: self._retry_soon,
+            Action.RETRY_SOON: lambda: self._set_timer(Event.RETRY, SOON_S),
             Action.RETRY_BACKED_OFF: self._retry_backed_off,
             Action.RESET_ATTEMPTS: self._reset_attempts,
             Action.CONFIRM: self._doing.confirm,
@@ -200,6 +201,7 @@ class Guest:
         """Enqueue an event; during a start, only the code that stops the guest reports its end."""
         if event in ENDINGS and self.phase in WAY_DOWN and self._doing.starting:
             return
+        self._asked_for += event in ASKED_FOR
         self._events.put_nowait(event)
 
     def part(self, ready: ImageReady | NetReady) -> None:
@@ -280,6 +282,7 @@ class Guest:
                 self.seen.ready, self.seen.ready_ns = condition.reason, condition.since_ns
 
     async def _take(self, event: Event) -> None:
+        self._asked_for -= event in ASKED_FOR
         if self.held and event in HELD_BACK | ASKED_AGAIN:
             self._held_back += {event} - ASKED_AGAIN
             return
@@ -330,9 +333,6 @@ class Guest:
         self._set_timer(None, 0)
         self._doing.release()
 
-    def _retry_soon(self) -> None:
-        self._set_timer(Event.RETRY, SOON_S)
-
     def _retry_backed_off(self) -> None:
         self.seen.attempt += 1
         self._set_timer(Event.RETRY, backoff_s(self.seen.attempt))
@@ -358,8 +358,8 @@ class Guest:
         log.log(level, "%s: %s", kind, error, extra={"code": error.reason, "uid": self.record.uid})
 
     def report(self) -> None:
-        """Write the status once all queued events are handled."""
-        self._unreported = not self._events.empty()
+        """Write the status after the record's queued requests, which count as applied already."""
+        self._unreported = self._asked_for > 0
         if not self._unreported:
             self._status.report(self.status())
 
@@ -385,7 +385,7 @@ class Guest:
             accelerator=seen.accelerator,
             image_digest=image.digest if image else "",
             started_ns=seen.started_ns,
-            updated_ns=self._now_ns(),
+            updated_ns=self._tools.bus.sources.time_ns(),
             restarts=seen.restarts,
             reboots=seen.reboots,
             rebooted_ns=seen.rebooted_ns,

@@ -12,10 +12,9 @@ from virtbus.nodeagent.instance import Ownership
 from virtbus.nodeagent.settings import Settings
 from virtbus.nodeagent.told_images import ToldImages
 from virtbus.schemas import subjects
-from virtbus.schemas.fitting import fitted
+from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.node import NodeRecord, NodeState, ServiceState
 from virtbus.schemas.nodework import Tele
-from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +90,8 @@ class Liveness:
                 group.create_task(self._hear())
                 group.create_task(self._images.run())
                 while True:
+                    self._wake.clear()  # first: a change during the beat needs another
                     await self._beat()
-                    self._wake.clear()
                     try:
                         async with asyncio.timeout(self._settings.heartbeat_s):
                             await self._wake.wait()
@@ -131,9 +130,11 @@ class Liveness:
         )
 
     async def _beat(self, ttl_s: float = TTL_S) -> None:
-        record = fitted(self._record())
+        record = self._record()
         try:
-            await self._bus.put(subjects.node_record(record.node), encode(record), ttl_s=ttl_s)
+            await self._bus.put(
+                subjects.node_record(record.node), fitted_bytes(record), ttl_s=ttl_s
+            )
         except BusError as error:
             log.info("heartbeat: %s", error, extra={"code": "heartbeat_late"})
 

@@ -8,11 +8,10 @@ from virtbus.bus.ports import Bus, BusError, ConflictError
 from virtbus.nodeagent.core.recovery import WAS_UP
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
-from virtbus.schemas.fitting import fitted
+from virtbus.schemas.fitting import fitted_bytes
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import VmRecord, VmStatus
-from virtbus.schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class StatusWriter:
 
     async def _put(self, status: VmStatus) -> int:
         """Put it over any value: only this process writes statuses of a VM on this node."""
-        key, body = subjects.vm_status(status.node, status.uid), encode(fitted(status))
+        key, body = subjects.vm_status(status.node, status.uid), fitted_bytes(status)
         try:
             return await self._bus.put(key, body, expect=self._revision)
         except ConflictError:

@@ -1,5 +1,6 @@
 """Admission: expands the shorthand, fills defaults, reports all problems, separates secrets."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from virtbus.schemas.vm import (
     VmSpec,
     Volume,
 )
-from virtbus.schemas.wire import invalid, problems, spec_hash
+from virtbus.schemas.wire import canonical, invalid, problems
 
 ROOT, SEED = "root", "cloudinit"
 _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
@@ -45,6 +46,8 @@ class Admitted:
     annotations: dict[str, str]
     spec: VmSpec
     spec_hash: str
+    spec_bytes: int
+    """Bytes of the canonical spec, secrets included."""
     secrets: VmSecrets | None
     powered: bool
 
@@ -68,6 +71,7 @@ def admit(data: Any, new_uid: str) -> Admitted:
     spec = _checked(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)
+    said = canonical(spec)
     return Admitted(
         uid=uid,
         namespace=create.namespace,
@@ -75,7 +79,8 @@ def admit(data: Any, new_uid: str) -> Admitted:
         labels=dict(create.labels),
         annotations=dict(create.annotations),
         spec=public,
-        spec_hash=spec_hash(spec),
+        spec_hash=hashlib.sha256(said).hexdigest(),
+        spec_bytes=len(said),
         secrets=secrets,
         powered=starts_by_itself(spec.run_strategy),
     )
@@ -290,13 +295,10 @@ def _empty_drive(device: Mapping[str, Any]) -> bool:
 
 
 def _secret_size(data: Mapping[str, Any], volumes: list[Mapping[str, Any]]) -> list[Detail]:
-    given = {
-        "spec.volumes": secret_size(volumes),
-        **{
-            name: secret_size([{"cloud_init_no_cloud": {name: data.get(name)}}])
-            for name in ("user_data", "ssh_keys")
-        },
-    }
+    given = {"spec.volumes": secret_size(volumes)}
+    for name in ("user_data", "ssh_keys"):
+        if data.get(name):
+            given[name] = secret_size([{"cloud_init_no_cloud": {name: data[name]}}])
     size = sum(given.values())
     if size > MAX_BYTES:
         message = (

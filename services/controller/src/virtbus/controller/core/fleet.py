@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from virtbus.controller.core.held import held_alarms
+from virtbus.controller.core.held import Holding, held_alarms
 from virtbus.controller.core.hosts import Hosts
 from virtbus.controller.core.images import KnownImages
 from virtbus.controller.core.nodes import (
@@ -76,6 +76,7 @@ class Fleet:
     """Read-only; written by `apply` and `drop_vm`, which keep `names` and `promises` consistent."""
     promises: Promises = field(default_factory=Promises)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
+    holding: Holding = field(default_factory=Holding)
     nodes: dict[str, NodeSeen] = field(default_factory=dict)
     hosts: Hosts = field(default_factory=Hosts)
     images: KnownImages = field(default_factory=KnownImages)
@@ -212,6 +213,7 @@ class Fleet:
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
         self.statuses[status.node, status.uid] = (status, revision)
+        self.holding.note(status)
         if status.refused and status.uid in self.vms:
             self.refused[status.uid] = None
         return status.uid
@@ -220,6 +222,7 @@ class Fleet:
         """Process a status's purge marker; return the uid if it was known."""
         self.status_revision = max(self.status_revision, revision)
         node, _, uid = key.removeprefix("$KV.st.").partition(".")
+        self.holding.forget(node, uid)
         return uid if self.statuses.pop((node, uid), None) is not None else None
 
     def put_images(self, key: str, value: bytes) -> None:
@@ -263,8 +266,7 @@ class Fleet:
 
     def wish_of(self, node: str) -> NodeWish:
         """Return the desired state of a node."""
-        known = self.wishes.get(node)
-        return known[0] if known is not None else NodeWish(node=node)
+        return self.wishes[node][0] if node in self.wishes else NodeWish(node=node)
 
     # --- answers --------------------------------------------------------------------------
     def silence_s(self, node: str, now_s: float) -> float:
@@ -312,11 +314,9 @@ class Fleet:
 
     def must_brake(self, now_s: float) -> bool:
         """Return True if too many nodes fell silent together."""
-        known = ((node, self.nodes.get(node)) for node in self.known_nodes())
-        there = [
-            (n, seen) for n, seen in known if not seen or seen.record.state is not NodeState.LEFT
-        ]
-        silent = [seen for node, seen in there if self.silence_s(node, now_s) > SUSPECT_AFTER_S]
+        known = {node: self.nodes.get(node) for node in self.known_nodes()}
+        there = {n: s for n, s in known.items() if not s or s.record.state is not NodeState.LEFT}
+        silent = [s for node, s in there.items() if self.silence_s(node, now_s) > SUSPECT_AFTER_S]
         return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:

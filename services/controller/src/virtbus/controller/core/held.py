@@ -1,6 +1,6 @@
 """VMs that their nodes hold: the bus has lost their records, and only a person ends them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from virtbus.schemas.node import NodeRecord
 from virtbus.schemas.vm import VmStatus
@@ -17,12 +17,30 @@ def is_held(status: VmStatus) -> bool:
     return any(one.type == HELD and one.status for one in status.conditions)
 
 
-def held_on(
-    uid: str, nodes: Iterable[str], statuses: Mapping[tuple[str, str], tuple[VmStatus, int]]
-) -> str:
-    """Return the first of `nodes` that holds a VM; empty if none does."""
-    told = ((node, statuses.get((node, uid))) for node in nodes)
-    return next((node for node, one in told if one is not None and is_held(one[0])), "")
+class Holding:
+    """The nodes that hold a VM, by uid: each create asks for one."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, set[str]] = {}
+
+    def note(self, status: VmStatus) -> None:
+        """Process a status."""
+        if is_held(status):
+            self._nodes.setdefault(status.uid, set()).add(status.node)
+        else:
+            self.forget(status.node, status.uid)
+
+    def forget(self, node: str, uid: str) -> None:
+        """Process the end of a status."""
+        nodes = self._nodes.get(uid)
+        if nodes is not None:
+            nodes.discard(node)
+            if not nodes:
+                del self._nodes[uid]
+
+    def node_of(self, uid: str) -> str:
+        """Return the first node that holds a VM; empty if none does."""
+        return min(self._nodes.get(uid, ()), default="")
 
 
 def held_alarms(nodes: Iterable[NodeRecord]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ _HOLDERS = ("cloud_init_no_cloud", "cloud_init_config_drive", "files", "containe
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
     """Return the spec without its secrets, and the secrets by volume name."""
     bare = tuple(_bare(volume) for volume in spec.volumes)
-    held = [old for old, new in zip(spec.volumes, bare, strict=True) if old != new]
+    held = [old for old, new in zip(spec.volumes, bare, strict=True) if old is not new]
     if not held:
         return spec, None
     return spec.model_copy(update={"volumes": bare}), VmSecrets(
@@ -40,11 +40,12 @@ def _of_pull(volume: Volume) -> str:
 
 
 def _bare(volume: Volume) -> Volume:
+    """Return the volume without secrets; the same object if it has none."""
     update = {}
     for kind in _HOLDERS:
         holder = getattr(volume, kind)
-        if holder is not None:
-            update[kind] = holder.without_secrets()
+        if holder is not None and (bare := holder.without_secrets()) != holder:
+            update[kind] = bare
     return volume.model_copy(update=update) if update else volume
 
 

@@ -103,9 +103,11 @@ def view(
 
 def shown_spec(spec: VmSpec) -> VmSpec:
     """Return a spec for display: image URLs without their query (`changes` restores it)."""
-    if not any(volume.image is not None and "?" in volume.image.ref for volume in spec.volumes):
-        return spec
-    return spec.model_copy(update={"volumes": tuple(_shown(volume) for volume in spec.volumes)})
+    for volume in spec.volumes:
+        if volume.image is not None and "?" in volume.image.ref:
+            shown = tuple(_shown(volume) for volume in spec.volumes)
+            return spec.model_copy(update={"volumes": shown})
+    return spec
 
 
 def _shown(volume: Volume) -> Volume:

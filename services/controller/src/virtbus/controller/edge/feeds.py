@@ -114,7 +114,7 @@ class Feeds:
                 self._changed(self._fleet.drop_vm(uid, self._fleet.revision))
             else:
                 for key in [key for key in self._fleet.statuses if key[1] == uid]:
-                    del self._fleet.statuses[key]
+                    self._fleet.purge_status(subjects.vm_status(*key), 0)
                 self._changed(uid)
 
     def _forget_key(self, key: str) -> None:
@@ -183,12 +183,11 @@ class Feeds:
         return {uid for _, uid in self._fleet.statuses} | self._fleet.images.known()
 
     def _status(self, entry: Entry) -> str | None:
-        if entry.key.endswith(f".{subjects.IMAGES_KEY}"):
-            self._images(entry)
-            return None
         last = entry.key.rpartition(".")[2]
         if last.startswith("_"):  # a key of the node's agents, not of a VM
-            if last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
+            if last == subjects.IMAGES_KEY:
+                self._images(entry)
+            elif last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
                 now_s = asyncio.get_running_loop().time()
                 self._fleet.hosts.put_rival(entry.key, entry.value, now_s)
             return None

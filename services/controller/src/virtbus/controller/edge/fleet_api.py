@@ -64,7 +64,7 @@ class FleetApi:
         self._storage = storage
         self._fleet = fleet
         self._pace = Pace()
-        """Each page of events is read in a turn: eight readers take as much of the loop as two."""
+        """A page of events is read in a turn: eight readers take no more of the loop than two."""
 
     async def networks(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)

@@ -45,6 +45,7 @@ class Watcher:
     told: set[str] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set with each change, for a watch that waits to catch up."""
+    renewed_s: float = 0.0
     over: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -174,17 +175,14 @@ class Teller:
         now_s = asyncio.get_running_loop().time()
         made_s, change = self._changes.get((uid, as_json), (-math.inf, Rendered()))
         if now_s - made_s > CHANGE_FRESH_S:
-            reply = pages.plain(WatchReply(after=self._position()), as_json=as_json)
             view = self._fleet.show_held(self._fleet.vms[uid], now_s)
-            change = _rendered(reply, pages.plain(view, as_json=as_json), as_json=as_json)
+            reply = WatchReply(change=view, after=self._position())
+            change = Rendered(render(pages.plain(reply, as_json=as_json), as_json=as_json))
             if len(change) > pages.ITEM_BYTES:
                 item, _ = pages.fitting(view, as_json=as_json)
-                change = _rendered(reply, item, as_json=as_json)
+                bare = pages.plain(WatchReply(after=reply.after), as_json=as_json)
+                change = Rendered(render(bare | {"change": item}, as_json=as_json))
             if len(self._changes) >= CHANGES_KEPT:
                 self._changes.clear()
             self._changes[uid, as_json] = now_s, change
         return change
-
-
-def _rendered(reply: pages.Plain, item: pages.Plain, *, as_json: bool) -> Rendered:
-    return Rendered(render(reply | {"change": item}, as_json=as_json))

@@ -12,7 +12,6 @@ from virtbus.bus.service import in_time, refuse_late
 from virtbus.controller.core import changes, pages
 from virtbus.controller.core.admission import Admitted, admit
 from virtbus.controller.core.fleet import Fleet, Held
-from virtbus.controller.core.held import held_on
 from virtbus.controller.core.leaving import Places, leaving, loses
 from virtbus.controller.core.network_access import check_networks
 from virtbus.controller.core.placement import (
@@ -82,7 +81,7 @@ class VmApi:
         admitted = admit(request.data, self._sources.uuid7())
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
             record = self._record(admitted, request.account)
-            refuse_large(record, admitted.secrets)
+            refuse_large(record, admitted.secrets, spec_bytes=admitted.spec_bytes)
             known = self._fleet.vms.get(admitted.uid)
             if known is None:
                 self._storage.refuse_create()
@@ -98,7 +97,7 @@ class VmApi:
 
     def _refuse_held(self, uid: str) -> None:
         """Raise 409 if a node holds a VM of that uid, whose record the bus lost (I1)."""
-        node = held_on(uid, self._fleet.nodes, self._fleet.statuses)
+        node = self._fleet.holding.node_of(uid)
         if node:
             message = (
                 f"{node} holds VM {uid}, whose record the bus has lost; `virtbus bus rebuild` or "

@@ -62,7 +62,7 @@ class Watches:
         """A watch begins in one turn, and each of its pages is made and sent in one. So a thousand
         watches hold one page in memory."""
         self._teller = Teller(fleet, self._position)
-        self.run = self._teller.run
+        self._by_token: dict[str, Watcher] = {}
 
     def changed(self, uid: str | None) -> None:
         """Tell every watch that a VM's view may have changed; None: only the position did."""
@@ -78,13 +78,25 @@ class Watches:
                 if watcher.want.uid in {None, uid}:
                     self._teller.touch(watcher, uid)
 
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        renew = subjects.watch_renewals(self._instance)
+        async with self._bus.subscribe(renew) as renewals, asyncio.TaskGroup() as group:
+            group.create_task(self._teller.run())
+            async for message in renewals:
+                watcher = self._by_token.get(message.subject.rpartition(".")[2])
+                if watcher and watcher.request.account == account_of(message.headers):
+                    watcher.renewed_s = asyncio.get_running_loop().time()
+
     @contextmanager
-    def _watcher(self, want: VmWatch, request: Request) -> Iterator[Watcher]:
+    def _watcher(self, want: VmWatch, request: Request, token: str) -> Iterator[Watcher]:
         watcher = Watcher(want, request, owner_of(request.account))
         self._watchers.setdefault(want.namespace, {})[watcher] = None
+        self._by_token[token] = watcher
         try:
             yield watcher
         finally:
+            del self._by_token[token]
             del self._watchers[want.namespace][watcher]
             if not self._watchers[want.namespace]:
                 del self._watchers[want.namespace]
@@ -95,32 +107,16 @@ class Watches:
         Its renewal has a random token, which only its client knows. It counts only from the
         account that requested the watch.
         """
-        with self._watcher(want, request) as watcher:
+        token = self._bus.sources.uuid7()
+        with self._watcher(want, request, token) as watcher:
             if want.after is not None:
                 await self._catch_up(Position.parse(want.after), watcher)
             async with self._pace.turn():
                 uids = self._start(want, watcher)
-            renew = subjects.watch_renewal(self._instance, self._bus.sources.uuid7())
-            async with self._bus.subscribe(renew) as renewals:
-                watcher.told.update(uids)
-                await self._list(uids, request, renew)
-                async with asyncio.TaskGroup() as group:
-                    limit = asyncio.timeout(RENEW_S)
-
-                    async def renewed() -> None:
-                        async for message in renewals:
-                            if account_of(message.headers) == request.account:
-                                limit.reschedule(asyncio.get_running_loop().time() + RENEW_S)
-
-                    listener = group.create_task(renewed())
-                    try:
-                        async with limit:
-                            with self._teller.following(watcher):
-                                await watcher.over
-                    except TimeoutError:
-                        pass
-                    finally:
-                        listener.cancel()
+            watcher.told.update(uids)
+            await self._list(uids, request, subjects.watch_renewal(self._instance, token))
+            with self._teller.following(watcher):
+                await _until_silent(watcher)
 
     def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
         """Return the uids of the first list; with `after`, mark later changes as dirty instead."""
@@ -183,3 +179,13 @@ class Watches:
     def _position(self) -> str:
         fleet = self._fleet
         return str(Position(fleet.revision, fleet.status_revision, int(self._now_s())))
+
+
+async def _until_silent(watcher: Watcher) -> None:
+    """Return RENEW_S after the last renewal; raises the error that ended the watch."""
+    loop = asyncio.get_running_loop()
+    watcher.renewed_s = loop.time()
+    while (left_s := watcher.renewed_s + RENEW_S - loop.time()) > 0:
+        await asyncio.wait([watcher.over], timeout=left_s)
+        if watcher.over.done():
+            watcher.over.result()

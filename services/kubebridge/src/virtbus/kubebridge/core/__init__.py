@@ -1,4 +1,5 @@
 """KubeVirt's semantics as tables and pure functions: objects and views in, actions out.
 
-Objects are plain values, as JSON brings them. No await, clock, socket, randomness or client.
+Objects are plain values, as parsed from JSON. There is no await, clock, socket, randomness or
+client here.
 """

@@ -1,4 +1,4 @@
-"""Authorization of a request: its target, the access review, and the refusal."""
+"""Authorizes requests: finds the target, builds the access review, and words the refusal."""
 
 from typing import Any, NamedTuple
 
@@ -7,13 +7,13 @@ from virtbus.kubebridge.core.refusals import Refusal
 from virtbus.kubebridge.core.subresources import EXPAND, GROUP, VERSIONS, VM, VMI
 
 ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
-"""HTTP's methods as RBAC has them."""
+"""RBAC verbs by HTTP method."""
 
 
 class Target(NamedTuple):
-    """The subresource of an object; without a `name` a verb of the namespace.
+    """A subresource of an object. Without `name`, it is a verb of the namespace.
 
-    `subresource` is RBAC's name; the rest of the address is in `rest`.
+    `subresource` is RBAC's name. `rest` has the remaining parts of the address.
     """
 
     version: str
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 def target_of(path: str) -> Target | None:
     """Return the target of `/apis/<group>/<version>/…`; None if it is not ours.
 
-    A port and its protocol are part of the address, and not of the subresource.
+    A port and its protocol are part of the address, not of the subresource.
     """
     match path.split("/"):
         case ["", "apis", group, version, "namespaces", namespace, resource, *more] if (
@@ -48,7 +48,7 @@ def target_of(path: str) -> Target | None:
 
 
 def review(user: User, method: str, target: Target) -> dict[str, Any]:
-    """The spec of the SubjectAccessReview."""
+    """Return the spec of the SubjectAccessReview."""
     attributes = {
         "group": GROUP,
         "version": target.version,
@@ -68,7 +68,7 @@ def review(user: User, method: str, target: Target) -> dict[str, Any]:
 
 
 def forbidden(user: User, method: str, target: Target, reason: str = "") -> Refusal:
-    """403, in Kubernetes' words."""
+    """Return a 403 in Kubernetes' words."""
     what = f"{target.resource}/{target.subresource}" if target.subresource else target.resource
     named = f' "{target.name}"' if target.name else ""
     why = (

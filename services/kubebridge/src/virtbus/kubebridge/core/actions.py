@@ -1,4 +1,4 @@
-"""Actions for the edge: each is safe to repeat, and they run in order.
+"""Defines the actions of a reconcile. Each is safe to repeat, and they run in order.
 
 Writes are made at the resource version that was read. A conflict or a refusal ends the actions, and
 the newer object is reconciled instead.
@@ -10,19 +10,19 @@ from typing import Any
 from virtbus.schemas.api import VmCreate
 
 AT_ONCE_S = 0.01
-"""Until the next look, where what was just done is to be seen by it."""
+"""Seconds before the next reconcile if it needs the result of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateVmi:
-    """Create the VMI; one of that name which is there already is as good."""
+    """Create the VMI. An existing one of that name counts as success."""
 
     vmi: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteVmi:
-    """Delete the VMI of exactly this uid, as it was read (preconditions); absent is done."""
+    """Delete the VMI of this uid at the version that was read. A missing one counts as success."""
 
     uid: str
     version: str
@@ -30,10 +30,9 @@ class DeleteVmi:
 
 @dataclass(frozen=True, slots=True)
 class WriteVmi:
-    """Change a VMI in one write, for it has no status subresource.
+    """Change a VMI in one write, because it has no status subresource.
 
-    What is in `metadata` is added to the labels or takes the place of the finalizers; a `status`
-    is whole, and takes the place of what was there.
+    Labels in `metadata` are added; finalizers are replaced. `status` replaces the whole status.
     """
 
     patch: dict[str, Any]
@@ -55,21 +54,21 @@ class WriteVmStatus:
 
 @dataclass(frozen=True, slots=True)
 class BusCreate:
-    """`vm.create`; the refusal, if it is one, is part of what is seen next."""
+    """Send `vm.create`. A refusal is an input of the next reconcile."""
 
     create: VmCreate
 
 
 @dataclass(frozen=True, slots=True)
 class BusStart:
-    """`vm.start`, of a VM whose image failed for good."""
+    """Send `vm.start` for a VM whose image failed permanently."""
 
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class BusDelete:
-    """`vm.delete`; 404 means gone."""
+    """Send `vm.delete`. 404 means that the VM is gone."""
 
     uid: str
     grace_s: int | None = None
@@ -77,7 +76,10 @@ class BusDelete:
 
 @dataclass(frozen=True, slots=True)
 class BusHold:
-    """Mark a VM that no VMI stands for (`why`), or take the mark away (empty); nothing ends it."""
+    """Mark a VM that has no VMI with the reason `why`, or remove the mark if `why` is empty.
+
+    The VM continues to run.
+    """
 
     uid: str
     why: str
@@ -85,7 +87,7 @@ class BusHold:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An Event on the object that is reconciled."""
+    """Record an Event on the reconciled object."""
 
     reason: str
     message: str
@@ -94,7 +96,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Reconcile anew after `after_s` seconds, though nothing changes meanwhile."""
+    """Reconcile again after `after_s` seconds, even if nothing changes."""
 
     after_s: float
 
@@ -115,10 +117,10 @@ Action = (
 
 @dataclass(slots=True)
 class Plan:
-    """The actions, in their order."""
+    """A list of actions in their order."""
 
     actions: list[Action] = field(default_factory=list)
 
     def then(self, *actions: Action) -> None:
-        """Add to the end."""
+        """Append actions."""
         self.actions += actions

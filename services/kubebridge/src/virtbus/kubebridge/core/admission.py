@@ -1,4 +1,4 @@
-"""The webhooks' logic: an AdmissionReview in, another out (ADR 0025).
+"""Decides about admission: takes an AdmissionReview and returns the answer (ADR 0025).
 
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
@@ -17,16 +17,16 @@ from virtbus.kubebridge.core.rules import foreign_vmi_causes, vm_causes, vmi_cau
 from virtbus.kubebridge.core.walk import MAX_CAUSES
 
 LONGEST = 1024
-"""Characters of a path or a message: both may hold what the user wrote, which is up to 1.5 MB."""
+"""Longest reported path or message. Both may quote the user, who may write 1.5 MB."""
 VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 CREATE, UPDATE = "CREATE", "UPDATE"
 Plain = dict[str, Any]
 
 
 class Admitted(NamedTuple):
-    """How one kind is admitted: its defaults, and what is wrong with one that is new or changed.
+    """The admission of one kind: its defaults, and the checks of a new or changed object.
 
-    Both are of what users send. The bridge's own writes come to no webhook.
+    Only writes of users reach the webhooks. The bridge's own writes are excluded.
     """
 
     fill: Callable[[Object, Object], Plain]
@@ -39,14 +39,14 @@ def _vm_filled(vm: Object, _old: Object) -> Plain:
 
 
 def _vmi_filled(vmi: Object, old: Object) -> Plain:
-    """A VMI has no subresource for its status: what users say of it is let be (KubeVirt too)."""
+    """Fill in a VMI. A user's status is ignored, as in KubeVirt: it is not a subresource."""
     whole = dict(vmi) if old else of_vmi(vmi)
     whole.pop("status", None)
     return whole | {"status": old["status"]} if "status" in old else whole
 
 
 def _vm_changed(vm: Object, old: Object) -> list[Cause]:
-    """What the change brings: rules that became stricter keep nobody from halting a VM."""
+    """Return only new problems: stricter rules must not keep a user from halting an old VM."""
     if at(vm, "spec") == at(old, "spec"):
         return []
     known = set(vm_causes(old))
@@ -58,12 +58,12 @@ def _vmi_created(vmi: Object) -> list[Cause]:
 
 
 def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
-    """Refuse changes of a VMI's spec: one run of a guest keeps its spec."""
+    """Refuse changes of a VMI's spec, because one run of a guest keeps its spec."""
     causes = []
     if at(vmi, "spec") != at(old, "spec"):
         message = (
             "update of VMI object is restricted; change its VirtualMachine's template and restart"
-            " that, or delete this VMI and create it anew"
+            " it, or delete this VMI and create it again"
         )
         causes.append(Cause("spec", message, Reason.NOT_SUPPORTED))
     mine, theirs = (part(one, "metadata", "labels") for one in (old, vmi))
@@ -84,11 +84,13 @@ KINDS = {
 
 
 def answer(review: Any, *, mutating: bool) -> Plain:
-    """The review to send back.
+    """Return the answer to a review.
 
-    The mutating webhook refuses as well: the API server asks CEL and the schema after it and
-    before the validating one, and an object's problems are to be told at once. ValueError: no
-    review.
+    The mutating webhook refuses, too. The API server checks schema and CEL after it and before the
+    validating webhook, but an object's problems should be reported together.
+
+    Raises:
+        ValueError: it is not an AdmissionReview.
     """
     request = part(review, "request")
     uid = text(request, "uid")
@@ -106,10 +108,10 @@ def _said(request: Object, mutating: bool) -> Plain:
     kind, operation = text(request, "kind", "kind"), text(request, "operation")
     admitted, obj, old = KINDS.get(kind), part(request, "object"), part(request, "oldObject")
     if admitted is None or operation not in {CREATE, UPDATE} or text(request, "subResource"):
-        why = f"{operation} of {kind or 'nothing'}: virtbus admits {', '.join(KINDS)} only; mend"
+        why = f"{operation} of {kind or 'nothing'}: virtbus admits only {', '.join(KINDS)}; correct"
         return _denied(bad_request(f"{why} the webhooks' rules (deploy/kubernetes)"))
     if at(obj, "metadata", "deletionTimestamp"):
-        return {"allowed": True}  # nothing may keep what is deleted from going
+        return {"allowed": True}  # a deletion must always succeed
     whole = admitted.fill(obj, old if operation == UPDATE else {}) if mutating else obj
     causes = admitted.changed(whole, old) if operation == UPDATE else admitted.created(whole)
     if causes:
@@ -133,5 +135,5 @@ def _bound(causes: list[Cause]) -> list[Cause]:
     ]
     more = len(causes) - MAX_CAUSES
     if more > 0:
-        told.append(Cause("spec", f"has {more} more problems; mend these first"))
+        told.append(Cause("spec", f"has {more} more problems; correct these first"))
     return told

@@ -1,4 +1,4 @@
-"""Converts node affinity to a node selector, if it requires no more than one."""
+"""Converts node affinity with one term and single values to a node selector."""
 
 from collections.abc import Iterator
 
@@ -7,22 +7,22 @@ from virtbus.kubebridge.core.plain import Object, at, items, part, text
 
 TERMS = ("affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")
 Expression = tuple[str, Object]
-"""One, and its path below the spec."""
+"""The path of a match expression below the spec, and the expression."""
 
 
 def terms(spec: Object) -> list[Object]:
-    """One of them must hold."""
+    """Return the terms. A node must match one of them."""
     return items(spec, *TERMS)
 
 
 def expressions(spec: Object) -> Iterator[Expression]:
-    """Of the only term: all must hold."""
+    """Yield the expressions of the only term. A node must match all of them."""
     for index, one in enumerate(items(next(iter(terms(spec)), {}), "matchExpressions")):
         yield f"{'.'.join(TERMS)}[0].matchExpressions[{index}]", one
 
 
 def value_of(expression: Object) -> str | None:
-    """The only value, where it has one."""
+    """Return the only value of an expression, or None."""
     values = at(expression, "values")
     if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str):
         return values[0]
@@ -30,7 +30,7 @@ def value_of(expression: Object) -> str | None:
 
 
 def selector(spec: Object) -> dict[str, str]:
-    """The labels that the affinity asks for beside those of nodeSelector."""
+    """Return the labels that the affinity requires in addition to nodeSelector."""
     asked = {
         text(one, "key"): value
         for _, one in expressions(spec)

@@ -1,16 +1,16 @@
-"""Bounds of a JSON text, checked before it is parsed."""
+"""Bounds the number of values of a JSON text before it is parsed."""
 
 
 def values_at_most(text: str) -> int:
-    """No JSON text has more values than this: one after each comma and opening bracket.
+    """Return an upper bound of the values in a JSON text: one for each comma and opening bracket.
 
-    Those within strings count too, so it may be too many, never too few.
+    Characters within strings count too, so the bound may be too high but never too low.
     """
     return 1 + sum(map(text.count, ",[{"))
 
 
 def check_values(text: str, most: int) -> None:
-    """ValueError where a JSON text may hold more values than `most`."""
+    """Raise a ValueError if a JSON text may hold more than `most` values."""
     if values_at_most(text) > most:
         msg = f"it holds more than {most} values; make the object smaller"
         raise ValueError(msg)

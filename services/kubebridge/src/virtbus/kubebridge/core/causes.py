@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Reason(StrEnum):
-    """The causes that Kubernetes knows (meta/v1, CauseType)."""
+    """Reasons of a cause (meta/v1, CauseType)."""
 
     REQUIRED = "FieldValueRequired"
     INVALID = "FieldValueInvalid"
@@ -16,12 +16,12 @@ class Reason(StrEnum):
 
 
 class Cause(NamedTuple):
-    """One problem: the field's path as KubeVirt writes it, and what to write instead."""
+    """One problem: the field's path as KubeVirt writes it, and a message with the next step."""
 
     field: str
     message: str
     reason: Reason = Reason.INVALID
 
     def plain(self) -> dict[str, Any]:
-        """As in `details.causes`."""
+        """Return the cause as in `details.causes`."""
         return {"reason": str(self.reason), "message": self.message, "field": self.field}

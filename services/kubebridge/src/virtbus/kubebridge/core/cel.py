@@ -1,11 +1,11 @@
-"""The rules as CEL, for API servers to hold by themselves (ADR 0025); one row one rule.
+"""The rules in CEL, which API servers check by themselves (ADR 0025): one row for each rule.
 
-A row's message is its rule's. CEL knows no index within an expression, so the path of a rule about
-two lists ends at the list. https://kubernetes.io/docs/reference/using-api/cel/
+A row takes its message from its rule. CEL has no index within an expression, so the path of a rule
+about two lists ends at the list. https://kubernetes.io/docs/reference/using-api/cel/
 
-An API server evaluates all of them at each write of an object, its status included, and copies all
-that is declared at a place for each step of a path: whether disks, interfaces and networks have
-their partners costs it 0.7 ms a rule, and is the webhooks' alone (ADR 0025).
+An API server evaluates all rules at each write of an object, including its status. For each step of
+a path it copies everything that is declared there. Rules that match disks with volumes, or
+interfaces with networks, cost 0.7 ms each, so only the webhooks check them (ADR 0025).
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,19 +18,19 @@ from virtbus.kubebridge.core.rules_checks import BINDINGS, DISKS, NICS, RESERVED
 BY_SCHEMA = frozenset(
     {(1, "template"), (47, "volumes[]"), *((rule.number, rule.field) for rule in CROWD_RULES)}
 )
-"""Rules that the schema's own words hold: `required`, `maxItems`, `maxProperties`."""
+"""Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Whose names are compared; a bound is what lets an API server count the cost."""
+"""Lists whose names are compared. The API server needs a bound to estimate the cost."""
 SEVERAL = "'none, or more than one'"
 
 
 class Cel(NamedTuple):
-    """`rule` is of `self`, what is `at` a path; the break is told at `path` below it.
+    """A rule on `self`, the value at the path `at`. A violation is reported at `path` below it.
 
-    `shown` is what stands for each `{}` of the rule's message: text in quotes, or an expression
-    that an API server can count the cost of; one that looks for the culprit in a list costs too
-    much.
+    `shown` has the value for each `{}` of the rule's message: quoted text, or an expression. The
+    API server must be able to estimate the expression's cost. A search for the faulty item costs
+    too much.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Cel(NamedTuple):
     shown: tuple[str, ...] = ()
 
     def validation(self) -> dict[str, Any]:
-        """An item of `x-kubernetes-validations`."""
+        """Return an item of `x-kubernetes-validations`."""
         rule = _RULES[self.number, self.field]
         plain = [one[1:-1] if one.startswith("'") else "…" for one in self.shown]
         made = {"rule": self.rule, "message": rule.message.format(*plain)}
@@ -49,7 +49,7 @@ class Cel(NamedTuple):
             made["messageExpression"] = _filled(rule.message, self.shown)
         if self.path:
             made["fieldPath"] = self.path
-        # A duplicate's message would not be told; CEL knows no others of our reasons.
+        # The API server drops the message of a duplicate, and CEL knows no other of our reasons.
         told = Reason.REQUIRED if rule.reason is Reason.REQUIRED else Reason.INVALID
         return {**made, "reason": str(told)}
 
@@ -60,7 +60,7 @@ _RULES: Mapping[tuple[int, str], Rule] = {
 
 
 def _filled(message: str, shown: Iterable[str]) -> str:
-    """A message as an expression that makes it."""
+    """Return an expression that builds the message."""
     values = iter(shown)
     texts = message.replace("{{", "\0").replace("}}", "\1").split("{}")
     quoted = [repr(one.replace("\0", "{").replace("\1", "}")) for one in texts]
@@ -75,7 +75,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _both(holder: str, left: str, right: str, key: str, limits: str) -> str:
-    """Where both quantities are there, the left is not greater."""
+    """Return a rule: if both quantities are given, the left one is not greater."""
     there = f"{holder} && has({limits}) && '{key}' in {limits}"
     return f"!({there}) || quantity(string({left})).compareTo(quantity(string({right}))) <= 0"
 
@@ -93,7 +93,7 @@ def _over_limit(number: int, key: str) -> Cel:
 
 
 def _seed(kind: str) -> tuple[Cel, ...]:
-    """cloud-init's data in a volume."""
+    """Return the rules of cloud-init's data in a volume."""
     users = ("userData", "userDataBase64", "secretRef")
     nets = ("networkData", "networkDataBase64", "networkDataSecretRef")
 
@@ -141,7 +141,7 @@ _WAY = "c.sshPublicKey.propagationMethod"
 
 
 def _unseeded(way: str) -> str:
-    """A key that is to come by a seed that no volume has; of `c`, a credential."""
+    """Return a condition on credential `c`: it needs a seed that no volume has."""
     seed = f"has(self.volumes) && self.volumes.exists(v, has(v.{_SEED_OF[way]}))"
     return f"has(c.sshPublicKey) && has({_WAY}.{way}) && !({seed})"
 
@@ -151,7 +151,7 @@ VM_ROWS = (
     Cel(2, "running", "", "!(has(self.running) && has(self.runStrategy))", ".running"),
     Cel(3, "running", "", "has(self.running) || has(self.runStrategy)", ".running"),
 )
-"""Below a VM's `spec`."""
+"""Rules below a VM's `spec`."""
 RUN_ROWS = (
     Cel(
         17,
@@ -163,7 +163,7 @@ RUN_ROWS = (
         ".memory.guest",
     ),
 )
-"""Below a VMI's `spec` only."""
+"""Rules below a VMI's `spec`, but not below a VM's template."""
 SPEC_ROWS = (
     _over_limit(20, "memory"),
     _over_limit(26, "cpu"),
@@ -273,11 +273,11 @@ SPEC_ROWS = (
         (SEVERAL,),
     ),
 )
-"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+"""Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""
 
 
 def keywords(rows: tuple[Cel, ...], prefix: str) -> dict[str, dict[str, Any]]:
-    """What is added to the schema of each path."""
+    """Return the keywords that the rules add to the schema of each path."""
     added: dict[str, dict[str, Any]] = {}
     for row in rows:
         path = f"{prefix}.{row.at}".rstrip(".")
@@ -287,8 +287,8 @@ def keywords(rows: tuple[Cel, ...], prefix: str) -> dict[str, dict[str, Any]]:
 
 
 def of_spec(prefix: str) -> dict[str, dict[str, Any]]:
-    """The same of all rules of a VMI's spec, which is at the prefix."""
+    """Return the keywords of all rules of a VMI's spec at the prefix."""
     lengths = {f"{prefix}.{path}.name": {"maxLength": NAME_LENGTH} for path in NAMES}
-    # A name and one source. By CEL it is a look for each of 16 sources, at each write of a status.
+    # A volume has a name and one source. In CEL, each write of a status would check 16 sources.
     one_source = {f"{prefix}.volumes[]": {"minProperties": 2, "maxProperties": 2}}
     return keywords(SPEC_ROWS, prefix) | lengths | one_source

@@ -8,34 +8,36 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 AUTHORITY_LIFE, AUTHORITY_LEFT = timedelta(days=365), timedelta(days=120)
-"""How long an authority lasts; with less than that left there is another one."""
+"""Lifetime of an authority, and the remaining time at which a new one is made."""
 SERVING_LIFE, SERVING_LEFT = timedelta(days=90), timedelta(days=30)
-"""The same of what is served. It ends before its authority does."""
+"""Lifetime of a serving certificate, and the remaining time at which it is renewed. It ends before
+its authority does.
+"""
 SETTLED = timedelta(days=1)
-"""After that long everyone was told of an authority, whoever was away meanwhile."""
+"""Time after which every API server knows a new authority, even one that was away."""
 SKEW = timedelta(hours=1)
-"""Certificates begin this much earlier, for servers whose clocks are behind."""
+"""Certificates begin this much earlier, for API servers whose clocks are behind."""
 
 
 class Life(NamedTuple):
-    """From when to when a certificate holds."""
+    """The validity of a certificate."""
 
     begins: datetime
     ends: datetime
 
 
 class Due(NamedTuple):
-    """What is to be made. `authority` is made first, and signs from then on."""
+    """The certificates to make. A new authority is made first and signs the serving certificate."""
 
     authority: bool
     serving: bool
 
 
 def due(authorities: tuple[Life, ...], serving: Life | None, now: datetime) -> Due:
-    """What to make now, of what is kept: authorities, the newest first, and what is served.
+    """Return the certificates to make now. `authorities` has the newest first.
 
-    `serving` is None where it is missing, or is not what one of the authorities signed for our
-    names.
+    `serving` is None if the certificate is missing, has other names, or was signed by none of the
+    authorities.
     """
     newest = authorities[0] if authorities else None
     if newest is None or newest.ends <= now:
@@ -49,6 +51,6 @@ def due(authorities: tuple[Life, ...], serving: Life | None, now: datetime) -> D
 
 
 def life(now: datetime, lasts: timedelta, within: Life | None = None) -> Life:
-    """Of a certificate that is made now; not beyond its authority's."""
+    """Return the validity of a new certificate. It ends no later than its authority."""
     ends = now + lasts
     return Life(now - SKEW, min(ends, within.ends) if within else ends)

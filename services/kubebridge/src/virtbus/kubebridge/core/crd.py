@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions of kubevirt.io/v1, with KubeVirt's names and columns."""
+"""Builds the CustomResourceDefinitions of kubevirt.io/v1, with KubeVirt's names and columns."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,17 +18,17 @@ AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
 
 
 def column(name: str, path: str, **more: Any) -> Schema:
-    """A column of `kubectl get`; one with priority 1 is shown by `-o wide` only."""
+    """Return a column of `kubectl get`. Only `-o wide` shows columns with priority 1."""
     return {"name": name, "type": "string", "jsonPath": path, **more}
 
 
 def condition(name: str, kind: str, **more: Any) -> Schema:
-    """A column with the status of a condition."""
+    """Return a column with the status of a condition."""
     return column(name, f".status.conditions[?(@.type=='{kind}')].status", **more)
 
 
 class Resource(NamedTuple):
-    """What makes one definition; `rows` are the verdicts on its fields, by their paths."""
+    """The parts of one definition. `rows` has the verdicts on its fields by path."""
 
     kind: str
     short_names: tuple[str, ...]
@@ -36,9 +36,11 @@ class Resource(NamedTuple):
     model: type[BaseModel]
     rows: Mapping[str, Field]
     status: bool
-    """Whether status is a subresource. A VMI's is not: clients of KubeVirt write it as a whole."""
+    """True if status is a subresource. A VMI's is not, because KubeVirt's clients write it as a
+    whole.
+    """
     held: Mapping[str, Schema] = {}
-    """Keywords for the schemas of paths: rules that API servers hold by themselves."""
+    """Schema keywords by path, for the rules that API servers check by themselves."""
 
 
 def _rows(prefix: str, rows: tuple[Field, ...]) -> dict[str, Field]:
@@ -51,7 +53,7 @@ RESOURCES = (
         ("vm", "vms"),
         (
             AGE,
-            column("Status", ".status.printableStatus", description="How it is, in a word"),
+            column("Status", ".status.printableStatus", description="State for people"),
             condition("Ready", "Ready"),
         ),
         VirtualMachine,
@@ -88,12 +90,12 @@ RESOURCES = (
 
 
 def definitions() -> dict[str, Schema]:
-    """All of them, by their plural names."""
+    """Return all definitions by plural name."""
     return {f"{one.kind.lower()}s": definition(one) for one in RESOURCES}
 
 
 def definition(resource: Resource) -> Schema:
-    """The object that `kubectl apply` takes."""
+    """Return the definition as `kubectl apply` takes it."""
     schema = structural(resource.model, lambda path: _told(resource.rows.get(path)))
     for path, keywords in resource.held.items():
         _below(schema, path).update(keywords)
@@ -129,14 +131,14 @@ def definition(resource: Resource) -> Schema:
 
 
 def _below(schema: Schema, path: str) -> Schema:
-    """The schema of a path, `[]` for each item of a list."""
+    """Return the schema at a path. `[]` stands for each item of a list."""
     for name in path.replace("[]", ".[]").split("."):
         schema = schema["items"] if name == "[]" else schema["properties"][name]
     return schema
 
 
 def _told(row: Field | None) -> str:
-    """What `kubectl explain` adds where virtbus does not do what KubeVirt does."""
+    """Return the text that `kubectl explain` adds if virtbus differs from KubeVirt."""
     if row is None:
         return ""
     match row.verdict:

@@ -1,4 +1,4 @@
-"""From a model of KubeVirt's to the structural schema that a CustomResourceDefinition holds.
+"""Converts a model of a KubeVirt object to the structural schema of a CustomResourceDefinition.
 
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 Remark = Callable[[str], str]
-"""The path of a field, `[]` for each item of a list → what virtbus adds to its words."""
+"""Maps the path of a field to text that is added to its description. `[]` stands for list items."""
 
 REFERENCE = "#/$defs/"
 KEPT = (
@@ -21,7 +21,7 @@ KEPT = (
 
 
 def structural(model: type[BaseModel], remark: Remark) -> Schema:
-    """The schema of a model: no references, no null beside a type, each field described."""
+    """Return the schema of a model without references and null types, each field described."""
     whole = model.model_json_schema()
     return _schema(whole, whole.get("$defs", {}), "", remark)
 
@@ -29,7 +29,7 @@ def structural(model: type[BaseModel], remark: Remark) -> Schema:
 def _schema(
     said: Mapping[str, Any], models: Mapping[str, Any], path: str, remark: Remark
 ) -> Schema:
-    """Of the value at a path. What its field says of it counts more than what its type says."""
+    """Return the schema of the value at a path. The field's keywords override those of its type."""
     merged: Schema = {}
     for layer in _layers(said, models):
         merged = {**layer, **merged}
@@ -37,7 +37,7 @@ def _schema(
     text = " ".join(filter(None, (merged.get("description"), remark(path))))
     if text:
         made["description"] = text
-    if merged.get("properties"):  # an empty one the API server drops, and `apply` writes it again
+    if merged.get("properties"):  # API servers drop an empty one; each `apply` would rewrite it
         made["properties"] = {
             name: _schema(one, models, f"{path}.{name}".removeprefix("."), remark)
             for name, one in merged["properties"].items()
@@ -53,11 +53,11 @@ def _schema(
 
 
 def _layers(said: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What is said of a value, the field's own words first, then those of its type."""
+    """Yield the schemas that describe a value: first the field's own, then those of its type."""
     yield said
     if "$ref" in said:
         yield from _layers(models[said["$ref"].removeprefix(REFERENCE)], models)
     for one in said.get("anyOf") or ():
         if one != {"type": "null"}:
             yield from _layers(one, models)
-            return  # an int or a string is told by a keyword of its own
+            return  # x-kubernetes-int-or-string replaces the alternatives

@@ -1,4 +1,4 @@
-"""A call of a subresource, and its effects."""
+"""Defines a call of a subresource, and its effects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from virtbus.schemas.guest import GuestQuestion
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What was asked, with the objects of that name as they are (None: there is none).
+    """A call, with the objects of that name, or None for a missing one.
 
-    `options` is the body, or a stream's `port` and `protocol`.
+    `options` is the request body, or the `port` and `protocol` of a stream.
     """
 
     method: str
@@ -25,18 +25,18 @@ class Call:
 
     @property
     def uid(self) -> str:
-        """Of the VMI, and so of its VM of virtbus."""
+        """Return the uid of the VMI, which is also the uid of its VM on the bus."""
         return text(self.vmi, "metadata", "uid")
 
     @property
     def dry_run(self) -> bool:
-        """True where nothing shall be done: patches are only tried."""
+        """Return True if the call must have no effect. Patches are sent as a dry run."""
         return self.options.get("dryRun") == ["All"]
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A JSON patch (RFC 6902); its tests make a change meanwhile a 409."""
+    """A JSON patch (RFC 6902). Its tests turn a concurrent change into a 409."""
 
     of: Literal["vm", "vm/status", "vmi"]
     operations: tuple[dict[str, Any], ...]
@@ -45,7 +45,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """A verb of the bus on the VM of this uid; its refusal is the answer's."""
+    """A verb of the bus for the VM of this uid. A refusal becomes the answer."""
 
     verb: str
     uid: str
@@ -54,7 +54,7 @@ class Bus:
 
 @dataclass(frozen=True, slots=True)
 class AskGuest:
-    """Questions to the guest's agent; `guest_answers` makes KubeVirt's answer of its own."""
+    """Questions to the guest agent. `guest_answers` converts the result to KubeVirt's API."""
 
     uid: str
     questions: tuple[GuestQuestion, ...]
@@ -63,7 +63,7 @@ class AskGuest:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A websocket `plain.kubevirt.io` to the guest; of a screenshot the answer is a PNG."""
+    """A websocket `plain.kubevirt.io` to the guest. A screenshot is answered with a PNG instead."""
 
     what: Literal["console", "portforward", "vnc", "screenshot"]
     uid: str
@@ -74,7 +74,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """An object as the answer."""
+    """An answer that is an object."""
 
     what: dict[str, Any]
     is_a_patch: ClassVar[bool] = True

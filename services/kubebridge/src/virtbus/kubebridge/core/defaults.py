@@ -1,6 +1,6 @@
-"""Defaults of a manifest, as KubeVirt's mutating webhooks fill them in; one row one default.
+"""Fills in defaults as KubeVirt's mutating webhooks do: one row for each default.
 
-Each fills only a missing field, so a repeat has no effect.
+A default fills only a missing field, so a repeat has no effect.
 """
 
 import copy
@@ -13,17 +13,17 @@ from virtbus.kubebridge.core.metadata import VM_FINALIZER, VMI_FINALIZER
 from virtbus.kubebridge.core.plain import Object, at, items, part, text
 
 FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
-"""KubeVirt's: a VM of the same name has the same firmware uuid on both."""
+"""KubeVirt's namespace. A VM of the same name gets the same firmware uuid from both."""
 
 DEFAULT_BUS = "sata"
-"""KubeVirt's on amd64 (pkg/defaults, setDefaultAmd64DisksBus)."""
+"""KubeVirt's default on amd64 (pkg/defaults, setDefaultAmd64DisksBus)."""
 WATCHDOG_ACTION = "reset"
 
 Plain = dict[str, Any]
 
 
 class Default(NamedTuple):
-    """Where, what (for the docs), and how: `fill` changes the spec of a VMI."""
+    """A default: its field, its value for the docs, and `fill`, which changes a VMI's spec."""
 
     path: str
     what: str
@@ -31,7 +31,7 @@ class Default(NamedTuple):
 
 
 def into(spec: Plain, *path: str) -> Plain:
-    """The object at the path, made where it is missing; one that leads nowhere if it is odd."""
+    """Return the object at the path, created if missing; a detached one if the path is invalid."""
     here = spec
     for name in path:
         below = here.get(name)
@@ -44,7 +44,7 @@ def into(spec: Plain, *path: str) -> Plain:
 
 
 def _many(spec: Plain, *path: str) -> list[Plain]:
-    """The objects of a list, made where it is missing."""
+    """Return the objects of a list, created if missing."""
     holder = into(spec, *path[:-1])
     if holder.get(path[-1]) is None:
         holder[path[-1]] = []
@@ -77,7 +77,7 @@ def _topology(spec: Plain) -> None:
     asked = at(resources, "limits", "cpu") or at(resources, "requests", "cpu")
     try:
         sockets = max(1, quantity.whole(asked)) if asked else 1
-    except ValueError:  # told with its field
+    except ValueError:  # reported by the field's row
         sockets = 1
     cpu |= {"sockets": sockets, "cores": 1, "threads": 1}
 
@@ -137,7 +137,7 @@ def _cdroms(spec: Plain) -> None:
 
 
 def _watchdog(spec: Plain) -> None:
-    """A watchdog without a model is an i6300esb."""
+    """Make a watchdog without a model an i6300esb."""
     watchdog = at(spec, "domain", "devices", "watchdog")
     if not isinstance(watchdog, dict) or watchdog.get("diag288") is not None:
         return
@@ -156,33 +156,33 @@ SPEC_DEFAULTS = (
     Default("domain.cpu.model", "host-model", _model),
     Default(
         "domain.cpu",
-        "without sockets, cores and threads: a socket for each CPU of the limit, or of the request;"
-        " else one",
+        "without sockets, cores and threads: one socket for each CPU of the limit or of the"
+        " request, otherwise one socket",
         _topology,
     ),
-    Default("domain.memory.guest", "the request of memory, or its limit", _memory),
+    Default("domain.memory.guest", "the memory request, or the memory limit", _memory),
     Default(
         "volumes[].containerDisk.imagePullPolicy",
-        "Always for the tag latest or none, else IfNotPresent",
+        "Always if the tag is latest or missing, otherwise IfNotPresent",
         _pull_policy,
     ),
     Default(
         "domain.devices.interfaces",
-        "without networks: one on the pod's network, unless autoattachPodInterface is false",
+        "without networks: one on the pod network, unless autoattachPodInterface is false",
         _nic,
     ),
     Default("domain.devices.disks", "a sata disk for each volume without one", _disks),
     Default("domain.devices.disks[].disk.bus", "sata", _buses),
-    Default("domain.devices.disks[].cdrom", "read-only, the tray closed", _cdroms),
+    Default("domain.devices.disks[].cdrom", "read-only, with a closed tray", _cdroms),
     Default("domain.devices.watchdog", "an i6300esb that resets the guest", _watchdog),
     Default("domain.features.acpi.enabled", "true", _features),
 )
 
 
 def of_vmi(vmi: Object) -> Plain:
-    """The VMI as it is stored: defaults, and the finalizer that keeps it until its guest is gone.
+    """Return the VMI as it is stored: with defaults, and with the finalizer of its guest.
 
-    Its status is none: the phase Pending is told with the first status that says anything.
+    It has no status. Its phase Pending comes with the first status update.
     """
     whole: Plain = copy.deepcopy(dict(vmi))
     spec = into(whole, "spec")
@@ -194,9 +194,10 @@ def of_vmi(vmi: Object) -> Plain:
 
 
 def of_vm(vm: Object) -> Plain:
-    """The VM as it is stored. Its template stays as it was written, but for what must not change.
+    """Return the VM as it is stored. Only invariant fields of its template are filled in.
 
-    That is the architecture, the machine and the firmware's uuid: each VMI of it has the same.
+    These are the architecture, the machine type and the firmware's uuid. All VMIs of the VM share
+    them.
     """
     whole: Plain = copy.deepcopy(dict(vm))
     if not isinstance(at(whole, "spec", "template"), dict):
@@ -220,7 +221,7 @@ def _finalizer(whole: Plain, name: str) -> None:
 
 
 def json_patch(before: Object, after: Object) -> list[dict[str, Any]]:
-    """What a mutating webhook answers: RFC 6902 operations, none where nothing was open."""
+    """Return a mutating webhook's answer: RFC 6902 operations, none if nothing was missing."""
     return list(_patch(before, after, ""))
 
 
@@ -240,5 +241,5 @@ def _patch(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _pointed(key: str) -> str:
-    """A name within a JSON pointer (RFC 6901)."""
+    """Escape a name for a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""Discovery documents of the aggregated API: groups, versions, resources."""
+"""Builds the discovery documents of the aggregated API: groups, versions and resources."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -7,14 +7,14 @@ from typing import Any
 from virtbus.kubebridge.core.subresources import EXPAND, GROUP, VERBS, VERSIONS, Verb
 
 KUBEVIRT = "v1.9.0"
-"""The version of KubeVirt whose API is served; virtctl warns when its own minor is another."""
+"""The version of KubeVirt whose API is served. virtctl warns if its own minor version differs."""
 GROUP_LIST = "APIGroupDiscoveryList"
 AGGREGATED = f"application/json;g=apidiscovery.k8s.io;v=v2;as={GROUP_LIST}"
-"""The content type of `aggregated`, and how it is asked for."""
+"""The content type of `aggregated`. Clients name it in their Accept header."""
 
 
 def version(release: str) -> dict[str, Any]:
-    """`/version`, as KubeVirt has it; `release` is that of virtbus."""
+    """Return the body of `/version`, as KubeVirt has it. `release` is the version of virtbus."""
     return {
         "gitVersion": KUBEVIRT,
         "gitCommit": f"virtbus-{release}",
@@ -27,7 +27,7 @@ def version(release: str) -> dict[str, Any]:
 
 
 def api_group() -> dict[str, Any]:
-    """`GET /apis/subresources.kubevirt.io`."""
+    """Return the body of `GET /apis/subresources.kubevirt.io`."""
     listed = [{"groupVersion": f"{GROUP}/{one}", "version": one} for one in VERSIONS]
     return {
         "kind": "APIGroup",
@@ -39,12 +39,15 @@ def api_group() -> dict[str, Any]:
 
 
 def api_groups() -> dict[str, Any]:
-    """`GET /apis`."""
+    """Return the body of `GET /apis`."""
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [api_group()]}
 
 
 def api_resources(version: str) -> dict[str, Any]:
-    """`GET /apis/subresources.kubevirt.io/<version>`: each verb, also those to come."""
+    """Return the body of `GET /apis/subresources.kubevirt.io/<version>`.
+
+    It lists each verb, including those that are not supported yet.
+    """
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -67,7 +70,7 @@ def _resource(name: str, access: str) -> dict[str, Any]:
 
 
 def aggregated() -> dict[str, Any]:
-    """`GET /apis` of those who ask for `AGGREGATED`: all of it in one answer."""
+    """Return the body of `GET /apis` for clients that accept `AGGREGATED`, with all resources."""
     return {
         "kind": GROUP_LIST,
         "apiVersion": "apidiscovery.k8s.io/v2",
@@ -85,7 +88,7 @@ def aggregated() -> dict[str, Any]:
 
 
 def _discovered() -> Iterator[dict[str, Any]]:
-    """Subresources below resources that have no verbs of their own in this group."""
+    """Yield the resources with their subresources. The resources have no verbs in this group."""
     yield {"resource": EXPAND, "scope": "Namespaced", "singularResource": "", "verbs": ["update"]}
     by_resource = sorted(VERBS, key=lambda verb: verb.resource)
     for resource, verbs in groupby(by_resource, key=lambda verb: verb.resource):

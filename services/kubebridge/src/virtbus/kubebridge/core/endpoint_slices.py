@@ -1,7 +1,7 @@
-"""EndpointSlices of guests that Services select, in addition to those of pods.
+"""Computes the EndpointSlices of guests that Services select, in addition to those of pods.
 
-Users know Kubernetes' own controller (k8s.io/endpointslice); ours does the same, except for pods.
-Foreign slices are not touched. A proxy uses all slices of a Service together.
+Kubernetes' own controller (k8s.io/endpointslice) does the same for pods. The bridge does not touch
+the slices of others. A proxy combines all slices of a Service.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,31 +17,31 @@ MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 SERVICE_NAME = "kubernetes.io/service-name"
 HEADLESS = "service.kubernetes.io/headless"
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
-"""Of a list of our slices."""
+"""Selects the bridge's slices in a list."""
 MAX_ENDPOINTS = 100
-"""In a slice, as Kubernetes' own controller has it."""
+"""Endpoints of one slice, as in Kubernetes' own controller."""
 FAMILIES = ("IPv4", "IPv6")
 UNRESOLVED = "UnresolvedPort"
-"""The reason of an Event."""
+"""Reason of the Event about a port that guests cannot resolve."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSlice:
-    """One of that name which is there already is looked at next."""
+    """Create a slice. If one of that name exists, it is compared in the next round."""
 
     slice: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceSlice:
-    """At the resource version that was read."""
+    """Replace a slice at the resource version that was read."""
 
     slice: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteSlice:
-    """If it is still the one of this uid."""
+    """Delete a slice if it still has this uid."""
 
     name: str
     uid: str
@@ -49,7 +49,7 @@ class DeleteSlice:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """An Event on the Service, of type Warning; the same again is told once."""
+    """Record a Warning Event on the Service. A repeated one is recorded once."""
 
     reason: str
     message: str
@@ -61,9 +61,9 @@ SliceAction = CreateSlice | ReplaceSlice | DeleteSlice | Warn
 def reconcile(
     service: Object, members: Iterable[Member], slices: Iterable[Object]
 ) -> list[SliceAction]:
-    """What is to be done; nothing where all is told. `slices` are ours, of this Service's name.
+    """Return the writes that are needed. `slices` are the bridge's slices for this Service.
 
-    A slice's endpoints stay in it, so that a change of one guest writes one slice.
+    An endpoint stays in its slice, so a change of one guest writes one slice.
     """
     if at(service, "metadata", "deletionTimestamp"):
         return []
@@ -92,11 +92,11 @@ def reconcile(
     return [*actions, *warns]
 
 
-# --- which goes where --------------------------------------------------------------------------
+# --- distribution over slices ------------------------------------------------------------------
 def _spread(
     here: Mapping[str, Member], family: str, service: str, known: Mapping[str, Object]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Names of slices and the uids in each: where they are already, then where there is room."""
+    """Yield slice names with their uids. Existing endpoints stay, new ones fill gaps."""
     left = dict.fromkeys(sorted(here))
     stem = f"{service}-virtbus-{family.lower()}-"
     numbers = sorted(
@@ -121,9 +121,9 @@ def _spread(
             yield f"{stem}{number}", placed
 
 
-# --- what is in one ----------------------------------------------------------------------------
+# --- contents of a slice -----------------------------------------------------------------------
 def _ports(service: Object) -> tuple[list[dict[str, Any]], str]:
-    """The ports of guests, and what is to be said of those that only a pod could name."""
+    """Return the ports, and a warning about named target ports, which only pods have."""
     ports, odd = [], []
     for one in items(service, "spec", "ports"):
         target = at(one, "targetPort")
@@ -139,7 +139,7 @@ def _ports(service: Object) -> tuple[list[dict[str, Any]], str]:
             port["appProtocol"] = protocol
         ports.append(port)
     names = ", ".join(sorted(odd))
-    why = f"targetPort {names}: the ports of a VirtualMachineInstance have no names; write a number"
+    why = f"targetPort {names}: ports of a VirtualMachineInstance have no names; write a number"
     return ports, why if odd else ""
 
 
@@ -209,7 +209,7 @@ def _written(wanted: dict[str, Any], there: Object | None) -> list[SliceAction]:
 
 
 def _shown(one: Object) -> tuple[Any, ...]:
-    """What of a slice is ours to say; lists that are empty come back as none."""
+    """Return the parts of a slice that the bridge writes. Empty lists come back as missing."""
     meta = part(one, "metadata")
     parts = (meta.get("labels"), meta.get("ownerReferences"), one.get("ports") or [])
     return (*parts, one.get("endpoints") or [])

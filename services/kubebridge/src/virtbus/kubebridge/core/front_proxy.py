@@ -1,4 +1,4 @@
-"""Authentication through the API server as a front proxy, by the headers that it writes.
+"""Authenticates users by the headers of the API server, which acts as a front proxy.
 
 Its configuration is in the ConfigMap `kube-system/extension-apiserver-authentication`, which the
 API server maintains (Kubernetes' "Configure the aggregation layer").
@@ -15,7 +15,7 @@ NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
 
 
 class User(NamedTuple):
-    """Who asks, as the API server found out."""
+    """The user of a request, as the API server has authenticated it."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -24,9 +24,9 @@ class User(NamedTuple):
 
 
 class FrontProxy(NamedTuple):
-    """`ca` (PEM) signs its certificate, `names` are those it may have; none: any that `ca` signed.
+    """The front proxy. `ca` (PEM) signs its certificate, whose name must be one of `names`.
 
-    Without `ca` nobody is believed.
+    If `names` is empty, any certificate that `ca` signed is accepted. Without `ca`, none is.
     """
 
     ca: str = ""
@@ -37,7 +37,7 @@ class FrontProxy(NamedTuple):
     extra_prefixes: tuple[str, ...] = ("X-Remote-Extra-",)
 
     def is_it(self, certificate: Mapping[str, Any] | None) -> bool:
-        """Whether a client's verified certificate (as `ssl` tells it) is the front proxy's."""
+        """Return True if a client's verified certificate (from `ssl`) is the front proxy's."""
         if not self.ca or not certificate:
             return False
         named = {
@@ -49,7 +49,7 @@ class FrontProxy(NamedTuple):
         return not self.names or not named.isdisjoint(self.names)
 
     def user(self, headers: Sequence[tuple[str, str]]) -> User | None:
-        """Whom the headers name; None where they name nobody."""
+        """Return the user in the headers, or None."""
         name = next(iter(_values(headers, self.user_headers)), "")
         if not name:
             return None
@@ -68,7 +68,7 @@ class FrontProxy(NamedTuple):
 
 
 def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[str]:
-    """Of the first of `names` that there is."""
+    """Return the values of the first header in `names` that is present."""
     for name in names:
         if found := [value for key, value in headers if key.lower() == name.lower()]:
             return found
@@ -76,9 +76,9 @@ def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[st
 
 
 def of_config_map(found: Object | None) -> FrontProxy:
-    """What the ConfigMap says; what it leaves out, or says in no way that can be read, is as usual.
+    """Read the ConfigMap. Missing or invalid entries have their default.
 
-    But for the names: where they cannot be read, nobody is believed.
+    If the list of names is invalid, no certificate is accepted.
     """
     usual = FrontProxy()
     names = _listed(found, "allowed-names")
@@ -95,7 +95,7 @@ def of_config_map(found: Object | None) -> FrontProxy:
 
 
 def _listed(found: Object | None, name: str) -> tuple[str, ...] | None:
-    """A JSON list of strings; nothing is an empty one, and None what is none."""
+    """Parse a JSON list of strings. A missing one is empty, an invalid one None."""
     said = text(found, "data", f"requestheader-{name}")
     if not said:
         return ()

@@ -18,16 +18,16 @@ LOGIN = ".dockerconfigjson"
 MAX_NAME = 64
 _NAME = re.compile(rf"\.?[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 Key = tuple[str, str]
-"""A key that may log in, and the field that brought it."""
+"""An SSH key, and the manifest field that brought it."""
 
 
 def fill(walked: Walked, spec: Object, given: Given, prefix: str) -> dict[str, list[Key]]:
-    """Put what was read into what was walked; the keys of each kind of seed are the answer."""
+    """Put the contents into the translated VM. Return the SSH keys by kind of seed."""
     keys: dict[str, list[Key]] = {seed: [] for seed in SEEDS}
     for need in needs(spec, prefix):
         found = given.get((need.kind, need.name))
         if found is None and not need.optional:
-            message = f"{need.kind} {need.name} does not exist; create it, the VMI waits for it"
+            message = f"{need.kind} {need.name} does not exist; create it: the VMI waits for it"
             walked.causes.append(Cause(need.field, message, Reason.NOT_FOUND))
             continue
         data = _data(walked, need, found or {})
@@ -46,7 +46,7 @@ def fill(walked: Walked, spec: Object, given: Given, prefix: str) -> dict[str, l
 
 
 def _data(walked: Walked, need: Need, found: Object) -> dict[str, bytes]:
-    """The contents, by their keys."""
+    """Return the contents by key."""
     encoded = "data" if need.kind == SECRET else "binaryData"
     data = {}
     for key, value in part(found, encoded).items():
@@ -65,8 +65,8 @@ def _named(need: Need, key: str) -> str:
 
 
 def _lacks(walked: Walked, need: Need, keys: str) -> None:
-    """Told like what does not exist: the VMI waits until somebody adds it."""
-    message = f"{need.kind} {need.name} has no key {keys}; add it, the VMI waits for it"
+    """Report a missing key like a missing object: the VMI waits until it is added."""
+    message = f"{need.kind} {need.name} has no key {keys}; add it: the VMI waits for it"
     walked.causes.append(Cause(need.field, message, Reason.NOT_FOUND))
 
 
@@ -79,7 +79,7 @@ def _text(data: bytes) -> str | None:
 
 # --- seeds -------------------------------------------------------------------------------------
 def _seed(walked: Walked, need: Need, volume: Object, data: Mapping[str, bytes]) -> None:
-    """User and network data of a seed; what the manifest itself says stays."""
+    """Put user data and network data into a seed. Values in the manifest itself have precedence."""
     (seed,) = (name for name in SEEDS if f"].{name}." in need.field)
     wanted = dict(SEED_KEYS)
     if need.use is Use.NETWORK:
@@ -103,34 +103,36 @@ def _seed(walked: Walked, need: Need, volume: Object, data: Mapping[str, bytes])
 
 
 def _seeds_of(credential: Object) -> tuple[str, ...]:
-    """The kinds of seeds that a key is for."""
+    """Return the kinds of seeds into which a credential's keys go."""
     ways = part(credential, "sshPublicKey", "propagationMethod")
     by_way = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
     return tuple(seed for way, seed in by_way.items() if at(ways, way) is not None)
 
 
 def _keys(walked: Walked, need: Need, data: Mapping[str, bytes]) -> Iterator[str]:
-    """Each line of each value, as KubeVirt takes them."""
+    """Yield each line of each value, as KubeVirt does."""
     for key, value in data.items():
         plain = _text(value)
         if plain is None:
-            walked.causes.append(Cause(need.field, f"{_named(need, key)} is no text in UTF-8"))
+            walked.causes.append(Cause(need.field, f"{_named(need, key)} is not UTF-8 text"))
         yield from (line.strip() for line in (plain or "").splitlines() if line.strip())
 
 
 # --- files and logins --------------------------------------------------------------------------
 def _files(walked: Walked, need: Need, data: Mapping[str, bytes]) -> None:
-    """Each key a file, its name as it is."""
+    """Make a file of each key, under the key's name."""
     if need.use is Use.ANSWERS and not any(key.lower() in ANSWERS for key in data):
         _lacks(walked, need, " or ".join(sorted(ANSWERS)))
     wrong = [
-        f"{_named(need, key)} is no name for a file on a disk; {MAX_NAME} characters of A-Z, a-z,"
-        " 0-9, '.', '_' and '-' at most"
+        f"{_named(need, key)} is not a valid file name; use up to {MAX_NAME} characters of A-Z,"
+        " a-z, 0-9, '.', '_' and '-'"
         for key in data
         if _NAME.fullmatch(key) is None or len(key) > MAX_NAME
     ]
     if len(data) > FILES:
-        wrong.append(f"{need.kind} {need.name} has {len(data)} keys; {FILES} at most make a disk")
+        wrong.append(
+            f"{need.kind} {need.name} has {len(data)} keys; a disk has at most {FILES} files"
+        )
     walked.causes += [Cause(need.field, message) for message in wrong]
     if wrong:
         return
@@ -156,12 +158,12 @@ def _login(walked: Walked, need: Need, data: Mapping[str, bytes]) -> None:
 
 
 def _whole(walked: Walked, field: str) -> None:
-    """All of it together travels beside the VM's record, in one entry."""
+    """Check the total size: all contents are stored in one entry next to the VM's record."""
     size = sum(_characters(volume) for volume in items(walked.ours, "spec", "volumes"))
     if size > FILE_CHARACTERS:
         message = (
-            f"user data, network data and files have {size} bytes; {FILE_CHARACTERS} at most for a"
-            " VM (what is no text counts in Base64)"
+            f"user data, network data and files have {size} bytes; a VM can have at most"
+            f" {FILE_CHARACTERS} (binary data counts in Base64)"
         )
         walked.causes.append(Cause(field, message))
 

@@ -9,7 +9,7 @@ API_VERSION = "subresources.kubevirt.io/v1"
 
 
 def os_info(told: GuestInfo) -> dict[str, Any]:
-    """`guestosinfo`: all of it at once."""
+    """Return the answer of `guestosinfo`: system, users and file systems."""
     return {
         "apiVersion": API_VERSION,
         "kind": "VirtualMachineInstanceGuestAgentInfo",
@@ -22,12 +22,12 @@ def os_info(told: GuestInfo) -> dict[str, Any]:
 
 
 def users(told: GuestInfo) -> dict[str, Any]:
-    """`userlist`."""
+    """Return the answer of `userlist`."""
     return _list("VirtualMachineInstanceGuestOSUserList", [_user(one) for one in told.users])
 
 
 def filesystems(told: GuestInfo) -> dict[str, Any]:
-    """`filesystemlist`."""
+    """Return the answer of `filesystemlist`."""
     listed = [_filesystem(one) for one in told.filesystems]
     return _list("VirtualMachineInstanceFileSystemList", listed)
 
@@ -37,7 +37,7 @@ def _list(kind: str, listed: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _zone(told: GuestInfo) -> str:
-    """`CET, 3600`, as KubeVirt writes it."""
+    """Return the time zone as KubeVirt writes it: `CET, 3600`."""
     return f"{told.os.timezone}, {told.os.utc_offset_s}" if told.os is not None else ""
 
 

@@ -1,4 +1,4 @@
-"""Status of the `kubevirt` object: KubeVirt's API is served, in which version."""
+"""Builds the status of the `kubevirt` object, which tells clients the served version of the API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ _CONDITIONS = {"Available": True, "Created": True, "Degraded": False, "Progressi
 
 
 def status(generation: int, orphans: Mapping[str, str]) -> dict[str, Any]:
-    """Its status; the same of one version and the same orphans, so that it is written once.
+    """Return the status, the same for the same arguments, so that it is written once.
 
-    `orphans`: the VMs of the bus that no VMI stands for, names by uid (ADR 0033).
+    `orphans` has the VMs on the bus that have no VMI: names by uid (ADR 0033).
     """
     return {
         "phase": "Deployed",
@@ -40,7 +40,7 @@ def _orphaned(orphans: Mapping[str, str]) -> dict[str, str]:
         return said | {"reason": "None", "message": "every VM of this cluster has its VMI"}
     shown = ", ".join(f"{key} ({uid})" for uid, key in list(orphans.items())[:SHOWN])
     message = (
-        f"{len(orphans)} VM(s) of virtbus have no VirtualMachineInstance here, and none was told "
-        f"to be deleted; nothing ends them but a person: {shown}"
+        f"{len(orphans)} VM(s) of virtbus have no VirtualMachineInstance here, and no delete of "
+        f"them was reported; they are kept until a person decides: {shown}"
     )
     return said | {"reason": "VirtualMachineInstancesAbsent", "message": message}

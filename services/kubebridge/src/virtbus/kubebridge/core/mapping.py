@@ -1,7 +1,7 @@
-"""A VMI as the VM of virtbus that its guest is: `vm.create`, by the table of fields.
+"""Maps a VMI to `vm.create` by the table of fields.
 
-A VMI is one run of a guest, so its VM runs once; what comes after an end is the VM controller's
-(`vm_rules`). Its uid is the VM's: a create that is repeated finds what it made.
+A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`vm_rules`)
+decides about the next run. VMI and VM share a uid, so a repeated create finds the existing VM.
 """
 
 import re
@@ -25,47 +25,47 @@ from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
 
 CREATED_BY = "kubevirt.io/created-by"
-"""The VMI's uid, as KubeVirt labels what it makes for one."""
+"""The VMI's uid. KubeVirt puts this label on the objects that it creates for a VMI."""
 CLUSTER = "virtbus.io/cluster"
-"""Which cluster's bridge made a VM: none touches another's, nor what others made."""
+"""The cluster whose bridge created a VM. A bridge acts only on VMs with its own label."""
 OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
-"""Those that a VM of virtbus has beside the VMI's own, sooner or later."""
+"""Labels that a VM of virtbus can have in addition to those of its VMI."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
 _SIZE = re.compile(r"(?<![\w.])[0-9]{7,20}(?![\w.])")
 UNNAMED = "unnamed"
-"""In place of a name that the API server is still to generate."""
+"""A placeholder for a name that the API server has yet to generate."""
 
 
 class Translated(NamedTuple):
-    """`create` is None where `causes` say why."""
+    """The result of a translation. `create` is None if there are `causes`."""
 
     create: VmCreate | None
     causes: tuple[Cause, ...]
 
     @property
     def waits(self) -> bool:
-        """True where nothing is wrong but that something does not exist yet."""
+        """Return True if the only problems are missing objects."""
         return bool(self.causes) and all(one.reason is Reason.NOT_FOUND for one in self.causes)
 
 
 def defaulted_template(vm: Object) -> Object:
-    """The VMI that a VM's template makes, as far as its fields go."""
+    """Return the VMI that a VM's template makes, with the fields that are known in advance."""
     template = part(of_vm(vm), "spec", "template")
     named = {key: text(vm, "metadata", key) for key in ("name", "namespace")}
     return of_vmi({**template, "metadata": {**part(template, "metadata"), **named}})
 
 
 def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> list[Cause]:
-    """All that the fields of a VMI, or of a VM's template, say that virtbus cannot do."""
+    """Return the problems of all fields of a VMI, or of a VM's template."""
     walked = walk(part(vmi, "spec"), VMI, prefix)
     _finish(walked, vmi, None, prefix)
     _named(walked, vmi, meta)
-    walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # there is room for them, too
+    walked.ours["labels"] |= dict.fromkeys(OWN_LABELS, UNNAMED)  # leave room for them
     return [*walked.causes, *_bounded(walked)[1], *_annotations(vmi, meta)]
 
 
 def vm_field_causes(vm: Object) -> list[Cause]:
-    """The same of a VM: its own fields, and its template's."""
+    """Return the problems of all fields of a VM and of its template."""
     return [
         *walk(part(vm, "spec"), VM, "spec").causes,
         *notes.causes(vm),
@@ -74,7 +74,7 @@ def vm_field_causes(vm: Object) -> list[Cause]:
 
 
 def translate(vmi: Object, given: Given, cluster: str) -> Translated:
-    """The VM to create for a VMI whose `needs` were read."""
+    """Translate a VMI whose references (`needs`) were read."""
     vmi = of_vmi(vmi)
     walked = walk(part(vmi, "spec"), VMI, "spec")
     _finish(walked, vmi, given, "spec")
@@ -95,9 +95,9 @@ def _named(walked: Walked, vmi: Object, meta: str) -> None:
 
 
 def _bounded(walked: Walked) -> tuple[VmCreate | None, tuple[Cause, ...]]:
-    """Our model, or what it refuses under the fields of theirs that it came from.
+    """Validate our model, and report its errors under the manifest's fields.
 
-    What is missing of ours because theirs was refused is no problem of its own.
+    A field of ours that is missing because the manifest's field was refused is not reported.
     """
     try:
         return VmCreate.model_validate(walked.ours), ()
@@ -112,7 +112,7 @@ def _bounded(walked: Walked) -> tuple[VmCreate | None, tuple[Cause, ...]]:
 
 
 def _plain(message: str) -> str:
-    """A message of our models in Kubernetes' terms: sizes are quantities."""
+    """Rewrite a message of our models in Kubernetes' terms: sizes become quantities."""
     return _SIZE.sub(_quantity, message).replace("Input should", "must", 1)
 
 
@@ -132,9 +132,9 @@ def _annotations(vmi: Object, meta: str) -> Iterator[Cause]:
             yield Cause(f"{meta}.annotations.{key}", message, Reason.NOT_SUPPORTED)
 
 
-# --- what is not one field's matter ------------------------------------------------------------
+# --- fields that depend on others --------------------------------------------------------------
 def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> None:
-    """Nodes by affinity; seeds with host name and secrets, which `given` None leaves out."""
+    """Add node affinity, and seeds with host name and keys. `given` None leaves out references."""
     spec = part(vmi, "spec")
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
@@ -157,6 +157,6 @@ def _finish(walked: Walked, vmi: Object, given: Given | None, prefix: str) -> No
 
 
 def _free(spec: Object) -> str:
-    """A name for a seed that the manifest does not name."""
+    """Return a name for the seed that no volume of the manifest has."""
     taken = {text(volume, "name") for volume in items(spec, "volumes")}
     return next(name for n in range(len(taken) + 1) if (name := f"{SEED}{n or ''}") not in taken)

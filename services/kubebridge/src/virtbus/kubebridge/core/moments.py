@@ -1,4 +1,4 @@
-"""Kubernetes' times (RFC 3339, UTC) and the conditions that carry them."""
+"""Formats and parses Kubernetes' times (RFC 3339, UTC), and merges conditions that carry them."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -8,25 +8,25 @@ from virtbus.kubebridge.core.plain import Object, text
 
 
 def stamp(now: datetime) -> str:
-    """As Kubernetes writes a time."""
+    """Format a time as Kubernetes does."""
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_stamp(now: datetime) -> str:
-    """As Kubernetes writes a MicroTime, such as an Event's or a Lease's."""
+    """Format a MicroTime, as Events and Leases have it."""
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def moment(value: str) -> datetime | None:
-    """The time that a stamp tells, or None."""
+    """Parse a time. Return None if it is invalid."""
     try:
         return datetime.fromisoformat(value).astimezone(UTC)
-    except (ValueError, OverflowError):  # of a year that UTC has not
+    except (ValueError, OverflowError):  # the time is out of range in UTC
         return None
 
 
 def condition(kind: str, *, on: bool, reason: str = "", message: str = "") -> dict[str, Any]:
-    """A condition without its times."""
+    """Return a condition without its times."""
     said = {"type": kind, "status": "True" if on else "False"}
     if reason:
         said["reason"] = reason
@@ -36,7 +36,7 @@ def condition(kind: str, *, on: bool, reason: str = "", message: str = "") -> di
 
 
 def merged(wanted: Iterable[dict[str, Any]], before: list[Object], now: str) -> list[Any]:
-    """The conditions with their times: one that holds its status keeps its transition's."""
+    """Add times to the conditions. If the status is unchanged, so is the transition time."""
     known = {text(one, "type"): one for one in before}
     result = []
     for one in wanted:
@@ -49,5 +49,5 @@ def merged(wanted: Iterable[dict[str, Any]], before: list[Object], now: str) -> 
 
 
 def find(conditions: Iterable[Object], kind: str) -> Object:
-    """The condition of a type, or an empty one."""
+    """Return the condition of a type, or an empty one."""
     return next((one for one in conditions if one.get("type") == kind), {})

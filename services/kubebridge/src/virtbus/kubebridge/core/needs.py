@@ -11,25 +11,25 @@ SEEDS = {
     "cloudInitNoCloud": "cloud_init_no_cloud",
     "cloudInitConfigDrive": "cloud_init_config_drive",
 }
-"""The kinds of seeds, and what they are called in a VM's spec."""
+"""The kinds of seeds, with their names in a VM's spec."""
 
 
 class Use(Enum):
-    """What an object's contents become."""
+    """The use of an object's contents."""
 
     SEED = auto()
     NETWORK = auto()
     FILES = auto()
     ANSWERS = auto()
-    """Windows' answer file."""
+    """An answer file for Windows setup."""
     LOGIN = auto()
     KEYS = auto()
 
 
 class Need(NamedTuple):
-    """An object of the VMI's namespace; `field` is where the VMI names it.
+    """A reference to an object in the VMI's namespace. `field` is the path of the reference.
 
-    `place` is that of its volume, or (of keys) of its credential.
+    `place` is the index of its volume, or of its credential if it holds keys.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Need(NamedTuple):
 
 
 Given = Mapping[tuple[str, str], Object]
-"""What was read, by kind and name; what does not exist is not in it."""
+"""Contents of the objects that were read, by kind and name. Missing objects are absent."""
 
 IN_VOLUMES: tuple[tuple[tuple[str, ...], str, Use], ...] = (
     (("containerDisk", "imagePullSecret"), SECRET, Use.LOGIN),
@@ -52,12 +52,12 @@ IN_VOLUMES: tuple[tuple[tuple[str, ...], str, Use], ...] = (
     (("sysprep", "configMap", "name"), CONFIG_MAP, Use.ANSWERS),
     (("sysprep", "secret", "name"), SECRET, Use.ANSWERS),
 )
-"""Where a volume names an object."""
+"""Paths below a volume that name an object."""
 OF_KEYS = ("sshPublicKey", "source", "secret", "secretName")
 
 
 def needs(spec: Object, prefix: str = "spec") -> tuple[Need, ...]:
-    """Each object that the spec names, in the order of the volumes; then the keys."""
+    """Return all references of the spec: first those of volumes, in order, then those of keys."""
     return tuple(_needs(spec, prefix))
 
 

@@ -1,7 +1,7 @@
-"""Labels Kubernetes Nodes that have the name of a virtbus node: KubeVirt's label and heartbeat.
+"""Labels the Kubernetes Nodes of virtbus nodes with KubeVirt's label and heartbeat.
 
-Tools find schedulable nodes by them; virtbus itself places VMs. The labels are removed when virtbus
-has forgotten the node.
+A Node and a virtbus node belong together if they have the same name. Tools find schedulable nodes
+by the label; virtbus itself places VMs. The label is removed once virtbus has forgotten the node.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,22 +15,24 @@ from virtbus.schemas.node import NodeState, NodeView
 SCHEDULABLE = "kubevirt.io/schedulable"
 HEARTBEAT = "kubevirt.io/heartbeat"
 OURS = "virtbus.io/node"
-"""The label of Nodes that we marked: no other is touched."""
+"""The label of Nodes that the bridge marked. It touches no others."""
 BEAT = timedelta(seconds=60)
 FORGOTTEN = timedelta(minutes=5)
-"""After the last beat: a list that lacks a node may be one of a bus that just came back."""
+"""Time after the last heartbeat before the mark is removed. A bus that just came back may list no
+nodes.
+"""
 SILENT = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 
 
 class Mark(NamedTuple):
-    """A merge patch of a Node; that there is none of the name is no failure."""
+    """A merge patch of a Node. A missing Node is not an error."""
 
     node: str
     patch: dict[str, Any]
 
 
 def takes(view: NodeView) -> bool:
-    """True where the node takes VMs now."""
+    """Return True if the node takes VMs now."""
     return view.state is NodeState.READY and not (view.wish is not None and view.wish.closed)
 
 
@@ -40,10 +42,9 @@ def marks(
     absent: Collection[str],
     now: datetime,
 ) -> list[Mark]:
-    """What is to be written; nothing where all is told and fresh.
+    """Return the patches to write; none if all marks are fresh.
 
-    `there` are the Nodes that bear our mark, by name; of the `absent` it is known that Kubernetes
-    has no Node of the name.
+    `there` has the Nodes with our mark, by name. `absent` has names without a Node in Kubernetes.
     """
     found, known = [], set()
     for view in views:
@@ -72,7 +73,7 @@ def _mark(view: NodeView, node: Object | None, now: datetime) -> Mark | None:
 
 
 def _since(node: Object, now: datetime) -> timedelta:
-    """How long ago the last beat was; a Node without a beat had it long ago."""
+    """Return the time since the last heartbeat; a long time if there was none."""
     last = moment(text(node, "metadata", "annotations", HEARTBEAT))
     return now - last if last is not None else 2 * FORGOTTEN
 

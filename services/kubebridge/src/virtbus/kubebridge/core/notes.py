@@ -1,4 +1,4 @@
-"""Annotations: which of them rules read, and how many of a template's a VMI gets."""
+"""Selects annotations: those that rules read, and those of a template that its VMI gets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,23 +8,25 @@ from virtbus.kubebridge.core.fields.table import ANNOTATIONS
 from virtbus.kubebridge.core.plain import Object, number, part
 
 READ = frozenset(ANNOTATIONS)
-"""Every other annotation is a stranger's, of up to 256 KiB an object."""
+"""Annotations that rules read. All others are ignored; an object may have 256 KiB of them."""
 VALUE_CHARS = 1024
 TEMPLATE_BYTES = 16 * 1024
-"""Names and values of a template's annotations; nothing else bounds those."""
+"""Bound of the names and values of a template's annotations. Kubernetes does not bound them."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""The whole manifest once more, which only kubectl reads."""
+"""A copy of the whole manifest that only kubectl reads."""
 SIZE = "virtbus.io/annotation-bytes"
-"""Beside the annotations of a template that are kept: the size of all, where it is too large."""
+"""The total size of a template's annotations. It is set next to the kept ones if they are too
+large.
+"""
 
 
 def read(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The annotations that a rule reads, with values of bounded length."""
+    """Return the annotations that a rule reads, with values of bounded length."""
     return {name: _cut(notes[name]) for name in READ & notes.keys()}
 
 
 def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a template's annotations those that its VMI gets: as many as fit, in their order."""
+    """Return the annotations of a template that its VMI gets: as many as fit, in their order."""
     left_bytes, kept = TEMPLATE_BYTES, {}
     for name, value in notes.items():
         left_bytes -= _size_bytes(name, value)
@@ -36,7 +38,7 @@ def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def slim_template(meta: Object) -> dict[str, Any]:
-    """A template's metadata with the annotations that its VMI gets, and the size of all of them."""
+    """Return a template's metadata with the annotations that its VMI gets, and their total size."""
     notes = part(meta, "annotations")
     size_bytes = sum(_size_bytes(name, value) for name, value in notes.items())
     marked = {SIZE: size_bytes} if size_bytes > TEMPLATE_BYTES else {}
@@ -44,12 +46,12 @@ def slim_template(meta: Object) -> dict[str, Any]:
 
 
 def causes(vm: Object) -> list[Cause]:
-    """Why a VM's template has too many annotations, also of a VM whose annotations were cut."""
+    """Report a template with too many annotations, even if its annotations were already cut."""
     meta = slim_template(part(vm, "spec", "template", "metadata"))
     size_bytes = number(meta, SIZE)
     if size_bytes <= TEMPLATE_BYTES:
         return []
-    message = f"they have {size_bytes} bytes, and a VMI gets at most {TEMPLATE_BYTES}"
+    message = f"the annotations have {size_bytes} bytes, but a VMI gets at most {TEMPLATE_BYTES}"
     return [Cause("spec.template.metadata.annotations", message)]
 
 

@@ -1,4 +1,4 @@
-"""The aggregated API's OpenAPI documents, of versions 2 and 3, from the table of verbs."""
+"""Generates the aggregated API's OpenAPI documents (versions 2 and 3) from the table of verbs."""
 
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pause": _DRY_RUN,
     "unpause": _DRY_RUN,
 }
-"""What the body of a verb may hold."""
+"""Fields of each verb's request body."""
 
 
 class _Operation(NamedTuple):
-    """One address with its method, in neither version of OpenAPI."""
+    """One operation of the API, independent of the version of OpenAPI."""
 
     path: str
     method: str
@@ -41,13 +41,18 @@ class _Operation(NamedTuple):
 def _operations(version: str) -> list[_Operation]:
     base = f"/apis/{GROUP}/{version}"
     found = [
-        _Operation(f"{base}/", "get", f"{version}Resources", "The resources there are."),
-        _Operation(f"{base}/version", "get", f"{version}Version", "Whose API it is."),
+        _Operation(f"{base}/", "get", f"{version}Resources", "List the API's resources."),
+        _Operation(
+            f"{base}/version",
+            "get",
+            f"{version}Version",
+            "Return the version of KubeVirt's API that is served.",
+        ),
         _Operation(
             f"{base}/namespaces/{{namespace}}/{EXPAND}",
             "put",
             f"{version}ExpandSpec",
-            "A VirtualMachine with what it refers to in it.",
+            "Return a VirtualMachine with its instance type and preference filled in.",
             body={"type": "object"},
         ),
     ]
@@ -74,7 +79,7 @@ def _operation(version: str, verb: Verb, path: str) -> _Operation:
 
 
 def document_v2() -> dict[str, Any]:
-    """`GET /openapi/v2`: all versions of the API in one."""
+    """Return the body of `GET /openapi/v2`: all versions of the API in one document."""
     paths: dict[str, Any] = {}
     for each in (one for version in VERSIONS for one in _operations(version)):
         body = [] if each.body is None else [{"in": "body", "name": "body", "schema": each.body}]
@@ -96,7 +101,7 @@ def document_v2() -> dict[str, Any]:
 
 
 def document_v3(version: str) -> dict[str, Any]:
-    """`GET /openapi/v3/apis/subresources.kubevirt.io/<version>`."""
+    """Return the body of `GET /openapi/v3/apis/subresources.kubevirt.io/<version>`."""
     paths: dict[str, Any] = {}
     for each in _operations(version):
         body = {} if each.body is None else {"content": {JSON: {"schema": each.body}}}
@@ -116,7 +121,7 @@ def document_v3(version: str) -> dict[str, Any]:
 
 
 def index_v3() -> dict[str, Any]:
-    """`GET /openapi/v3`: where the documents are."""
+    """Return the body of `GET /openapi/v3`: the addresses of the documents."""
     names = [f"apis/{GROUP}/{version}" for version in VERSIONS]
     return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in names}}
 

@@ -1,4 +1,4 @@
-"""docs/reference/kubevirt-fields.md: the tables of fields, defaults and rules."""
+"""Generates docs/reference/kubevirt-fields.md: the tables of fields, defaults and rules."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,25 +16,25 @@ from virtbus.kubebridge.core.rules import (
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(
         [
             "# KubeVirt's fields",
             "",
-            "What virtbus makes of each field of `kubevirt.io/v1`. A manifest with a refused field"
-            " is refused as a whole, all problems in one answer; nothing is dropped in silence."
-            " `false`, an empty list and an empty string ask for nothing, and pass. What lies"
-            " beneath an ignored or refused field shares its fate; a field that is not here is not"
-            " KubeVirt's, and is refused.",
+            "This page lists how virtbus treats each field of `kubevirt.io/v1`. A manifest with a"
+            " refused field is refused as a whole, with all problems in one answer. No field is"
+            " dropped silently. `false`, an empty list and an empty string are accepted anywhere."
+            " The fields below an ignored or refused field are treated like it. A field that is not"
+            " on this page is unknown to KubeVirt and is refused.",
             "",
-            "*Of virtbus* is the field that it becomes in a VM of virtbus (models.md); what has no"
-            " such field acts as told under *How*. What a VM's status says, and its verbs:"
-            " kubevirt-states.md. Where VMs run, and how Services find them:"
+            "The column *virtbus field* names the field in a VM of virtbus (models.md). The column"
+            " *Details* describes the effect. A VM's states and verbs are in kubevirt-states.md."
+            " Placement and Services are described in"
             " ../explanation/kubernetes-placement.md.",
             "",
             "## VirtualMachineInstance, `spec`",
             "",
-            "Also below `spec.template.spec` of a VirtualMachine.",
+            "The same fields are below `spec.template.spec` of a VirtualMachine.",
             "",
             *_verdicts(VMI.rows),
             "## VirtualMachine, `spec`",
@@ -42,20 +42,21 @@ def page() -> str:
             *_verdicts(VM.rows),
             "## Annotations",
             "",
-            "Of a VirtualMachineInstance or a VirtualMachine's template. Others are nobody's"
-            " command, and are let be.",
+            "Annotations of a VirtualMachineInstance or of a VirtualMachine's template. All other"
+            " annotations are kept and have no effect.",
             "",
             *_verdicts(tuple(ANNOTATIONS.values())),
             "## Defaults",
             "",
-            "Filled in where a VirtualMachineInstance leaves them open. A VirtualMachine's template"
-            " gets its architecture, its machine and a firmware uuid, made of its name.",
+            "A VirtualMachineInstance gets these values for missing fields. The template of a"
+            " VirtualMachine gets an architecture, a machine type, and a firmware uuid. The uuid is"
+            " derived from the name.",
             "",
             *table(("Field", "Default"), ((f"`{one.path}`", one.what) for one in SPEC_DEFAULTS)),
             "## Rules between fields",
             "",
-            "Each break is told in `details.causes` with its field. CEL: a CustomResourceDefinition"
-            " can hold the rule by itself; else only the webhook does.",
+            "The webhook checks all rules. It reports each violation in `details.causes` with its"
+            " field. The column CEL tells if the CustomResourceDefinition checks the rule, too.",
             "",
             *table(
                 ("Field", "Reason", "Message", "CEL"),
@@ -76,9 +77,9 @@ def _rule(rule: Rule, prefix: str) -> tuple[str, ...]:
 
 def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
     for title, verdicts, heads in (
-        ("Mapped", {Verdict.MAPPED}, ("Field", "Of virtbus", "Taken", "How")),
-        ("Ignored safely", {Verdict.IGNORED}, ("Field", "Why that is safe")),
-        ("Refused", {Verdict.REFUSED}, ("Field", "Why", "Instead")),
+        ("Mapped", {Verdict.MAPPED}, ("Field", "virtbus field", "Accepted values", "Details")),
+        ("Ignored", {Verdict.IGNORED}, ("Field", "Reason")),
+        ("Refused", {Verdict.REFUSED}, ("Field", "Reason", "Instead")),
     ):
         told = [row for row in rows if row.verdict in verdicts and says(row)]
         if told:
@@ -87,7 +88,7 @@ def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
 
 
 def says(row: Field) -> bool:
-    """False for an object that only holds others."""
+    """Return False for an object that only holds other fields."""
     return row.kind not in {Kind.OBJECT, Kind.LIST} or bool(row.why)
 
 
@@ -102,7 +103,7 @@ def _cells(row: Field) -> tuple[str, ...]:
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """A Markdown table and an empty line."""
+    """Return the lines of a Markdown table, with an empty line at the end."""
     cells = [heads, tuple("---" for _ in heads), *rows]
     return [
         *(

@@ -1,6 +1,6 @@
-"""The phase of a VMI: one table from its previous phase and the state of its VM.
+"""Derives the phase of a VMI by a table, from its previous phase and the state of its VM.
 
-A phase never leads back from an end: a VMI is one run of a guest.
+Final phases never change, because a VMI is one run of a guest.
 """
 
 from collections.abc import Mapping
@@ -39,13 +39,15 @@ PHASE_OF: Mapping[VmState, Phase | None] = {
     S.UNKNOWN: P.UNKNOWN,
     S.DELETING: None,
 }
-"""None: as before. FAILED is an end only where the guest had run: see `phase_of`."""
+"""The phase for each state. None keeps the previous phase. FAILED is final only if the guest had
+run; see `phase_of`.
+"""
 
 RANK = {P.PENDING: 0, P.SCHEDULING: 1, P.SCHEDULED: 2, P.RUNNING: 3}
 
 
 def phase_of(before: Phase, view: VmView | None, *, gone: bool) -> Phase:
-    """The next phase. `gone`: there is no such VM any more, for certain."""
+    """Return the next phase. `gone` means that the VM certainly no longer exists."""
     if before in FINAL:
         return before
     if gone:
@@ -54,11 +56,11 @@ def phase_of(before: Phase, view: VmView | None, *, gone: bool) -> Phase:
         return before
     after = PHASE_OF[view.state]
     if view.state is S.FAILED and view.reason != GUEST_ENDED:
-        after = P.SCHEDULING  # it never began: tried again, by its node or by us
+        after = P.SCHEDULING  # the guest never ran; the node or the bridge retries
     if after is None:
         return before
     if before in RANK and after in RANK and RANK[after] < RANK[before]:
-        return before  # stale, or on its way up again after a node was away
+        return before  # stale, or restarting after its node was away
     return after
 
 
@@ -67,11 +69,11 @@ EVENTS: Mapping[Phase, tuple[str, str]] = {
     P.SUCCEEDED: ("Stopped", "The VirtualMachineInstance was shut down."),
     P.FAILED: ("Stopped", "The VirtualMachineInstance crashed."),
 }
-"""What is told when a phase begins."""
+"""The Event at the start of a phase."""
 
 ENDS: Mapping[str, str] = {
     "panicked": "The VirtualMachineInstance's guest panicked.",
     "watchdog": "The VirtualMachineInstance was powered off by its watchdog.",
     "ended": "The VirtualMachineInstance was ended by somebody on its node.",
 }
-"""How a guest failed, where it did not crash."""
+"""Event messages for a guest that failed in another way than by a crash."""

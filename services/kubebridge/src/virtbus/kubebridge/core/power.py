@@ -1,7 +1,7 @@
-"""start, stop and restart of a VM: by its run strategy, a change of it or a request in its status.
+"""Starts, stops and restarts a VM by a change of its run strategy or a request in its status.
 
-What the bus does of it follows from the VMI that goes or comes (`vm_rules`): nothing is both
-written here and asked of the bus, so that an answer that got lost may be asked for again.
+The effects on the bus follow from the VMI that is created or deleted (`vm_rules`). A verb never
+both writes here and sends to the bus, so it can be repeated if its answer was lost.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from virtbus.schemas.vm import RunStrategy as R
 NOT_RUNNING = "VM is not running"
 UNDERWAY = "unable to complete request: stop/start already underway"
 BY_STATUS = frozenset({R.MANUAL, R.RERUN_ON_FAILURE})
-"""Whose starts and stops are requests in the status, for their spec says nothing of it."""
+"""Strategies whose starts and stops are requests in the status: the spec does not change."""
 
 
 def _no(call: Call, why: str) -> Refusal:
@@ -28,7 +28,7 @@ def _phase(call: Call) -> str:
 
 
 def start(call: Call) -> Refusal | tuple[Deed, ...]:
-    """A running VM is told as such first, whatever its strategy."""
+    """Start a VM. A running VM is refused first, under any strategy."""
     vm = call.vm or {}
     if call.vmi is not None and _phase(call) not in {*FINAL, Phase.UNKNOWN, ""}:
         return _no(call, "VM is already running")
@@ -51,7 +51,7 @@ def _asked_start(call: Call, strategy: R, asked: dict[str, Any]) -> Refusal | tu
 
 
 def _grace_asked(call: Call, name: str) -> int | Refusal | None:
-    """Seconds of grace that a call brings, if any."""
+    """Return the seconds of grace in a call, if any."""
     grace_s = call.options.get(name)
     if grace_s is None:
         return None
@@ -63,7 +63,7 @@ def _grace_asked(call: Call, name: str) -> int | Refusal | None:
 
 
 def stop(call: Call) -> Refusal | tuple[Deed, ...]:
-    """A shorter grace reaches a guest that is stopping already, too."""
+    """Stop a VM. A shorter grace applies even if the guest is already stopping."""
     strategy = strategy_of(call.vm or {})
     grace_s = _grace_asked(call, "gracePeriod")
     if isinstance(grace_s, Refusal):
@@ -88,7 +88,7 @@ def _shortens(call: Call, grace_s: int | None) -> bool:
 
 
 def restart(call: Call) -> Refusal | tuple[Deed, ...]:
-    """Another VMI in place of the one there is."""
+    """Restart a VM: replace its VMI by a new one."""
     strategy = strategy_of(call.vm or {})
     grace_s = _grace_asked(call, "gracePeriodSeconds")
     if isinstance(grace_s, Refusal):
@@ -111,7 +111,7 @@ def _stop_of(call: Call) -> dict[str, Any]:
 
 
 def _running(vm: Object, *, on: bool) -> Patch:
-    """The strategy by the field that is in use; a change meanwhile is a conflict."""
+    """Patch the strategy in the field that the VM uses. A concurrent change is a conflict."""
     name, value = "running", on
     field: Any = value
     if at(vm, "spec", "runStrategy") is not None:
@@ -125,14 +125,14 @@ def _running(vm: Object, *, on: bool) -> Patch:
 
 
 def _request(call: Call, *asked: dict[str, Any]) -> Refusal | tuple[Patch, ...]:
-    """Requests in the status, where none are open yet."""
+    """Add requests to the status if no others are open."""
     if items(call.vm, "status", "stateChangeRequests"):
         return _no(call, UNDERWAY)
     return (_requests(call.vm or {}, asked),)
 
 
 def _stopped(call: Call) -> tuple[Patch, ...]:
-    """A stop takes the place of what was asked before."""
+    """Replace the open requests by a stop."""
     return (_requests(call.vm or {}, (_stop_of(call),)),)
 
 

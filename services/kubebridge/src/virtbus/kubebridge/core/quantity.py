@@ -1,4 +1,4 @@
-"""Kubernetes' quantities: 4G, 1.5Gi, 100m, 1e9 (apimachinery, resource.Quantity)."""
+"""Parses Kubernetes' quantities: 4G, 1.5Gi, 100m, 1e9 (apimachinery, resource.Quantity)."""
 
 import re
 from decimal import ROUND_CEILING, Decimal
@@ -14,14 +14,14 @@ LARGEST = 2**63 - 1
 
 
 def parse(value: Any) -> Decimal:
-    """The number that a quantity stands for.
+    """Return the number of a quantity.
 
     Raises:
-        ValueError: it is none, or beyond 64 bits.
+        ValueError: it is not a quantity, or it is larger than 64 bits.
     """
     msg = "must be a quantity such as 4Gi, 500M or 2"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(msg)  # noqa: TRY004  all that is wrong with a value is a ValueError
+        raise ValueError(msg)  # noqa: TRY004  callers catch only ValueError
     match = _GRAMMAR.fullmatch(str(value))
     if match is None:
         raise ValueError(msg)
@@ -37,10 +37,10 @@ def parse(value: Any) -> Decimal:
 
 
 def whole(value: Any) -> int:
-    """The quantity rounded up to a whole number: bytes, or CPUs.
+    """Return the quantity rounded up to a whole number: bytes, or CPUs.
 
     Raises:
-        ValueError: it is none, or negative.
+        ValueError: it is not a quantity, or it is negative.
     """
     number = parse(value)
     if number < 0:

@@ -1,4 +1,4 @@
-"""Kubernetes' Status objects: how the aggregated API says no (apimachinery, api/errors)."""
+"""Builds Kubernetes' Status objects for refusals (apimachinery, api/errors)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,11 +23,11 @@ REASONS = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
-"""Kubernetes' word for each code (apimachinery, StatusReason)."""
+"""Kubernetes' reason for each code (apimachinery, StatusReason)."""
 
 
 class Refusal(NamedTuple):
-    """An answer that is none: code and reason go together."""
+    """A refusal as the answer. Its code and reason belong together."""
 
     code: int
     reason: str
@@ -37,7 +37,7 @@ class Refusal(NamedTuple):
     causes: tuple[Cause, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The Status, as kubectl and virtctl print it."""
+        """Return the Status object, which kubectl and virtctl print."""
         details: dict[str, Any] = {}
         if self.kind:
             details = {"name": self.name, "group": GROUP, "kind": self.kind}
@@ -56,47 +56,47 @@ class Refusal(NamedTuple):
 
 
 def conflict(kind: str, name: str, why: str) -> Refusal:
-    """409: the object's state does not allow it."""
+    """Return a 409: the object's state does not allow the call."""
     message = f'Operation cannot be fulfilled on {kind}.{GROUP} "{name}": {why}'
     return Refusal(409, "Conflict", message, kind, name)
 
 
 def not_found(kind: str, name: str) -> Refusal:
-    """404."""
+    """Return a 404."""
     return Refusal(404, "NotFound", f'{kind}.{GROUP} "{name}" not found', kind, name)
 
 
 def bad_request(why: str) -> Refusal:
-    """400: the request says what makes no sense, or nothing that it could go on with."""
+    """Return a 400: the request is invalid or incomplete."""
     return Refusal(400, "BadRequest", why)
 
 
 def unauthorized() -> Refusal:
-    """401: nobody whom we believe says who it is."""
+    """Return a 401: no trusted certificate or header names the user."""
     return of_http(401, "Unauthorized")
 
 
 def unavailable(why: str) -> Refusal:
-    """503: the same may do later."""
+    """Return a 503: the same request may succeed later."""
     return of_http(503, why)
 
 
 def of_http(code: int, why: str) -> Refusal:
-    """Where all that is known is a code."""
+    """Return the refusal of an HTTP code."""
     return Refusal(code, REASONS.get(code, "Unknown"), why)
 
 
 def of_bus(error: ErrorBody) -> Refusal:
-    """What the bus refused; its codes are HTTP's."""
+    """Return the refusal of the bus, whose codes are those of HTTP."""
     return of_http(error.code, error.message)
 
 
 def not_implemented(what: str) -> Refusal:
-    """501, with the name of what is missing."""
+    """Return a 501 with the name of the missing feature."""
     return Refusal(501, "NotImplemented", what)
 
 
 def invalid(kind: str, name: str, causes: Sequence[Cause]) -> Refusal:
-    """422 of a webhook: all problems in the message, each with its field."""
+    """Return the 422 of a webhook, with all problems and their fields in the message."""
     told = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
     return Refusal(422, "Invalid", told, kind, name, tuple(causes))

@@ -1,8 +1,8 @@
-"""The rules between fields, as in KubeVirt's validating webhooks; one row one rule.
+"""The rules between fields, as in KubeVirt's validating webhooks: one row for each rule.
 
-A rule about one field alone is in its row of the table of fields. `number` is the rule's in
-KubeVirt's webhooks, 0 for our own. `cel` marks rules that a CRD's CEL can hold as well. Objects
-have their defaults filled in.
+A rule about a single field is in the field's row of the table. `number` is the number of the rule
+in KubeVirt's webhooks; rules of virtbus have 0. `cel` marks the rules that CEL in a CRD can check
+too. The rules expect objects with filled-in defaults.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ from virtbus.kubebridge.core.rules_ignored import (
 
 
 class Rule(NamedTuple):
-    """`check` yields a path below the spec, and what stands in the message for `{}`, a break."""
+    """A rule. `check` yields a path below the spec and the message's values for each violation."""
 
     number: int
     field: str
@@ -89,7 +89,7 @@ VM_RULES = (
     ),
     Rule(3, "running", "RunStrategy must be specified", no_strategy, REQUIRED),
 )
-"""Below a VM's `spec`."""
+"""Rules below a VM's `spec`."""
 
 CROWD = "{} list exceeds the 256 element limit in length"
 CROWD_RULES = tuple(
@@ -101,11 +101,13 @@ CROWD_RULES = tuple(
         ("domain", "devices", "interfaces"),
     )
 )
-"""Below the same; nothing else is looked at where one is broken, so that no object costs much."""
+"""Rules below a VMI's spec that bound its lists. If one is broken, no other rule is checked, which
+bounds the cost of an object.
+"""
 
 
 def _of_seed(seed: str) -> tuple[Rule, ...]:
-    """The rules of a kind of seed."""
+    """Return the rules of one kind of seed."""
     return (
         Rule(64, f"volumes[].{seed}", "must have only one {} source set", data_twice(seed)),
         Rule(
@@ -304,7 +306,7 @@ SPEC_RULES = (
     ),
     Rule(0, "domain.devices.interfaces[].ports[]", "{}", ports, cel=False),
 )
-"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+"""Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""
 
 RUN_RULES = (
     Rule(
@@ -316,7 +318,7 @@ RUN_RULES = (
         REQUIRED,
     ),
 )
-"""Below a VMI's `spec`; a VM's template may leave these to the time when it runs."""
+"""Rules below a VMI's `spec`. A VM's template is not checked because it need not be complete."""
 
 VMI_RULES = (
     Rule(
@@ -328,11 +330,11 @@ VMI_RULES = (
         cel=False,
     ),
 )
-"""Of a VMI that somebody else creates; below the object."""
+"""Rules for a VMI that a user creates. Paths begin at the object."""
 
 
 def vm_causes(vm: Object) -> list[Cause]:
-    """All that is wrong with a VM as a user sends it: rules and fields, each problem once."""
+    """Return all problems of a VM as a user sends it: rules and fields, each problem once."""
     spec = part(vm, "spec")
     found = list(_broken(VM_RULES, spec, "spec"))
     crowds = _broken(CROWD_RULES, part(spec, "template", "spec"), "spec.template.spec")
@@ -346,12 +348,12 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 
 def between_fields(vmi: Object) -> list[Cause]:
-    """What breaks a rule in a VMI with its defaults; the webhook may have been away."""
+    """Return the violations of rules in a VMI with defaults. The webhook may have missed them."""
     return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
 def vmi_causes(vmi: Object) -> list[Cause]:
-    """The same of a VMI, whoever made it."""
+    """Return all problems of a VMI: rules and fields, each problem once."""
     if crowded := list(_broken(CROWD_RULES, part(vmi, "spec"), "spec")):
         return crowded
     whole = of_vmi(vmi)
@@ -359,7 +361,7 @@ def vmi_causes(vmi: Object) -> list[Cause]:
 
 
 def foreign_vmi_causes(vmi: Object) -> list[Cause]:
-    """What is wrong with a VMI beside that, where not the bridge itself creates it."""
+    """Return the additional problems of a VMI that the bridge did not create."""
     return list(_broken(VMI_RULES, vmi, ""))
 
 
@@ -371,7 +373,7 @@ def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cau
 
 
 def _once(causes: list[Cause]) -> list[Cause]:
-    """Each field's problems told once; a rule and a row may both see the same."""
+    """Remove duplicates: a rule and a field's row may both find the same problem."""
     seen: Counter[tuple[str, str]] = Counter()
     kept = []
     for cause in causes:

@@ -1,5 +1,5 @@
 """Checks of the rules: each yields the path of a violation and the values for its message."""
-# ruff: noqa: D103  a check's rule says what it looks for
+# ruff: noqa: D103  the rule of each check describes it
 
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -10,7 +10,7 @@ from virtbus.kubebridge.core.metadata import RESERVED_LABELS
 from virtbus.kubebridge.core.plain import Object, at, items, part, text
 
 Found = tuple[str, tuple[str, ...]]
-"""A path, and what the message names."""
+"""The path of a violation, and the values for the message."""
 MAX_ITEMS = 256
 BINDINGS = (
     *("bridge", "masquerade", "sriov", "binding", "passtBinding", "passt", "slirp", "macvtap"),
@@ -47,7 +47,7 @@ def no_strategy(spec: Object) -> Iterator[Found]:
 def _amount(spec: Object, *path: str) -> Decimal | None:
     try:
         return quantity.parse(at(spec, *path))
-    except ValueError:  # not given, or told with its row
+    except ValueError:  # absent, or reported by the field's row
         return None
 
 
@@ -72,7 +72,7 @@ def cpu_over_limit(spec: Object) -> Iterator[Found]:
 
 
 def too_many(*path: str) -> Callable[[Object], Iterator[Found]]:
-    """The check of one list."""
+    """Make the check of the length of one list."""
 
     def check(spec: Object) -> Iterator[Found]:
         if len(items(spec, *path)) > MAX_ITEMS:
@@ -83,7 +83,7 @@ def too_many(*path: str) -> Callable[[Object], Iterator[Found]]:
 
 # --- names -------------------------------------------------------------------------------------
 def names_twice(*path: str) -> Callable[[Object], Iterator[Found]]:
-    """The check of one list."""
+    """Make the check for duplicate names in one list."""
 
     def check(spec: Object) -> Iterator[Found]:
         seen: set[str] = set()
@@ -105,7 +105,7 @@ def _unpartnered(spec: Object, mine: tuple[str, ...], partners: tuple[str, ...])
 
 
 def without_volume(spec: Object) -> Iterator[Found]:
-    """A CD-ROM drive may be empty."""
+    """Find disks without a volume. A CD-ROM drive may be empty."""
     names = {text(one, "name") for one in items(spec, "volumes")}
     for index, disk in enumerate(_disks(spec)):
         name = text(disk, "name")

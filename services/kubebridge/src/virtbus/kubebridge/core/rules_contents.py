@@ -1,5 +1,5 @@
 """Checks of the rules about volumes' contents: seeds, files and keys."""
-# ruff: noqa: D103  a check's rule says what it looks for
+# ruff: noqa: D103  the rule of each check describes it
 
 from collections.abc import Callable, Iterator
 

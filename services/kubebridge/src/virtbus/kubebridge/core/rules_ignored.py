@@ -1,9 +1,9 @@
-"""Checks of fields that virtbus accepts without acting on them, as the API server has them.
+"""Checks of fields that virtbus accepts but ignores.
 
-A manifest that KubeVirt refuses is refused here too, so that it fails where it is written and not
-where it is taken next.
+A manifest that KubeVirt refuses is refused here too. Otherwise it would fail only later, when it is
+moved to a KubeVirt cluster.
 """
-# ruff: noqa: D103  a check's rule says what it looks for
+# ruff: noqa: D103  the rule of each check describes it
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ VALUES_OF = {
     "Gt": True,
     "Lt": True,
 }
-"""Operators of a node selector: True where it needs values."""
+"""Operators of a node selector. True means that the operator needs values."""
 WEIGHTS = range(1, 101)
 _PREFIX = r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
 _KEY = re.compile(rf"{_PREFIX}[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?")

@@ -1,4 +1,4 @@
-"""The run strategy: one table from a VM's strategy, its VMI and its requests to an action.
+"""Decides by run strategy: one table from a VM's strategy, VMI and requests to an action.
 
 It follows KubeVirt's behaviour. A finished VMI is deleted if its strategy continues; the next step
 follows from its absence.
@@ -13,18 +13,18 @@ from virtbus.schemas.vm import RunStrategy
 
 
 class Has(StrEnum):
-    """A VM's VMI."""
+    """The state of a VM's VMI."""
 
     NONE = "none"
     ALIVE = "alive"
     ENDING = "ending"
-    """Deleted, and not gone yet: nothing is to be done but wait."""
+    """Deleted, but not gone yet. The only thing to do is to wait."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
 
 class Asked(StrEnum):
-    """The first of `status.stateChangeRequests` that is not met yet."""
+    """The first unmet request in `status.stateChangeRequests`."""
 
     NOTHING = "nothing"
     START = "start"
@@ -32,7 +32,7 @@ class Asked(StrEnum):
 
 
 class Do(StrEnum):
-    """What follows."""
+    """The action that follows."""
 
     NOTHING = "nothing"
     START = "create a VMI"
@@ -63,19 +63,19 @@ TABLE: Mapping[tuple[RunStrategy, Has, Asked], Do] = {
     **{(R.HALTED, has, asked): Do.STOP for has in EXISTS for asked in A},
     **{(R.ONCE, H.NONE, asked): Do.START for asked in A},
 }
-"""What has no row is nothing."""
+"""The action for each combination. A combination without a row needs none."""
 
 BACKS_OFF = frozenset({R.ALWAYS, R.RERUN_ON_FAILURE, R.ONCE})
 BACK_OFF_STEP_S, BACK_OFF_MAX_S = 10, 300
 
 
 def decide(strategy: RunStrategy, has: Has, asked: Asked) -> Do:
-    """What the table says."""
+    """Return the action in the table."""
     return TABLE.get((strategy, has, asked), Do.NOTHING)
 
 
 def strategy_of(vm: Object) -> RunStrategy:
-    """`spec.runStrategy`, or what `spec.running` stands for; Halted where neither can be read."""
+    """Return `spec.runStrategy`, or what `spec.running` means; Halted if neither is valid."""
     said = text(vm, "spec", "runStrategy")
     if said in set(RunStrategy):
         return RunStrategy(said)
@@ -83,7 +83,7 @@ def strategy_of(vm: Object) -> RunStrategy:
 
 
 def has_of(vmi: Object | None) -> Has:
-    """What a VM's VMI is to it."""
+    """Return the state of a VM's VMI."""
     if vmi is None:
         return Has.NONE
     said = text(vmi, "status", "phase")
@@ -95,7 +95,7 @@ def has_of(vmi: Object | None) -> Has:
 
 
 def open_requests(vm: Object, vmi: Object | None) -> list[Object]:
-    """The requests that are not met yet: from the first one of these on."""
+    """Return the requests from the first unmet one on."""
     requests = items(vm, "status", "stateChangeRequests")
     while requests and _met(requests[0], vmi):
         requests = requests[1:]
@@ -103,7 +103,7 @@ def open_requests(vm: Object, vmi: Object | None) -> list[Object]:
 
 
 def _met(request: Object, vmi: Object | None) -> bool:
-    """True for a stop whose VMI is gone, a start that has its VMI, and what nobody knows."""
+    """Return True for a stop whose VMI is gone, a start whose VMI exists, or an unknown action."""
     match text(request, "action"):
         case "Stop":
             return vmi is None or text(request, "uid") != text(vmi, "metadata", "uid")
@@ -114,20 +114,20 @@ def _met(request: Object, vmi: Object | None) -> bool:
 
 
 def asked_of(requests: list[Object]) -> Asked:
-    """What the first of the open requests asks for."""
+    """Return the first open request."""
     first = text(requests[0], "action") if requests else ""
     return {"Start": Asked.START, "Stop": Asked.STOP}.get(first, Asked.NOTHING)
 
 
 def starts_paused(requests: list[Object]) -> bool:
-    """True where the start that was asked for shall leave the guest paused."""
+    """Return True if the requested start leaves the guest paused."""
     return bool(requests) and part(requests[0], "data").get("paused") == "true"
 
 
 def back_off_s(count: int, uid: str) -> int:
-    """Seconds before the start after `count` failures in a row: 10, 40, 90 … 300.
+    """Return the seconds before the next start after `count` failures in a row: 10, 40, 90 … 300.
 
-    Up to half as much again, by the uid of the VMI that failed, parts VMs that fail together.
+    The uid of the failed VMI adds up to 50 %, so VMs that fail together are started apart.
     """
     delay = BACK_OFF_STEP_S * max(count, 1) ** 2
     apart = int(uid.replace("-", "")[-4:] or "0", 16) if _is_hex(uid) else 0

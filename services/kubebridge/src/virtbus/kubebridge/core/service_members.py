@@ -1,4 +1,4 @@
-"""Guests as Services see them: by KubeVirt's labels of pods, and the addresses virtbus gave."""
+"""Presents guests to Services: labels like those of KubeVirt's pods, addresses from virtbus."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,10 @@ from virtbus.schemas.network import InterfaceStatus
 
 
 class Member(NamedTuple):
-    """A guest that Services may select; `addresses` are those that virtbus gave it, by family.
+    """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
 
-    What a guest says of its own addresses counts for nothing here: it could take the traffic of
-    a Service to wherever it likes.
+    Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
+    to any host.
     """
 
     namespace: str
@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
 
 def member(vmi: Object, interfaces: Iterable[InterfaceStatus]) -> Member | None:
-    """The VMI as Services see it; None where it has no address, or has ended."""
+    """Return the VMI as a member; None if it has no address or has ended."""
     phase = text(vmi, "status", "phase")
     addresses = _addresses(interfaces)
     if phase in FINAL or not addresses:
@@ -50,7 +50,7 @@ def member(vmi: Object, interfaces: Iterable[InterfaceStatus]) -> Member | None:
 
 
 def labels_of(labels: Object, name: str, uid: str) -> dict[str, str]:
-    """Those of a VMI, and those that KubeVirt gives the pod of one: Services select by them."""
+    """Return the labels of a VMI and those of KubeVirt's pod for it. Services select by them."""
     own = {key: value for key, value in labels.items() if isinstance(value, str)}
     return own | {
         "kubevirt.io": "virt-launcher",
@@ -61,7 +61,7 @@ def labels_of(labels: Object, name: str, uid: str) -> dict[str, str]:
 
 
 def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
-    """One of each family: of the pod network's interface, or else of the first that has any."""
+    """Return one address of each family. The pod network has precedence."""
     known = [one for one in interfaces if one.addresses]
     of_pod = [one for one in known if one.network == "default"]
     found: dict[str, str] = {}
@@ -69,7 +69,7 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
         for text_ in one.addresses:
             try:
                 address = ipaddress.ip_interface(text_).ip
-            except ValueError:  # a node may say anything
+            except ValueError:  # nodes are not trusted to report valid addresses
                 continue
             if not (address.is_link_local or address.is_loopback or address.is_unspecified):
                 found.setdefault(f"IPv{address.version}", str(address))
@@ -77,7 +77,7 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
 
 
 def selects(service: Object, labels: Mapping[str, str]) -> bool:
-    """True where the Service's selector, if it has one, matches the labels."""
+    """Return True if the Service has a selector that matches the labels."""
     if text(service, "spec", "type") == "ExternalName":
         return False
     selector = part(service, "spec", "selector")

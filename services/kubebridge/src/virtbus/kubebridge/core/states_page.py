@@ -1,4 +1,4 @@
-"""docs/reference/kubevirt-states.md: phases, run strategies and verbs, from their tables."""
+"""Generates docs/reference/kubevirt-states.md: phases, run strategies and verbs."""
 
 from virtbus.kubebridge.core.page import table
 from virtbus.kubebridge.core.phases import PHASE_OF
@@ -9,16 +9,16 @@ from virtbus.schemas.vm import RunStrategy
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(
         [
             "# KubeVirt's states and verbs",
             "",
             "## The phase of a VirtualMachineInstance",
             "",
-            "By the state of its VM of virtbus. `Succeeded` and `Failed` are for good, and no phase"
-            " leads back to an earlier one; a start that failed is no end: it is tried again, and"
-            " the condition `Synchronized` says why it failed.",
+            "The phase follows from the state of the VM in virtbus. `Succeeded` and `Failed` are"
+            " final, and no phase leads back to an earlier one. A failed start is retried, and the"
+            " condition `Synchronized` has the reason of the failure.",
             "",
             *table(
                 ("State of the VM", "Phase"),
@@ -26,19 +26,20 @@ def page() -> str:
             ),
             "## printableStatus of a VirtualMachine",
             "",
-            "The first that holds, in this order: "
+            "The first status that applies, in this order: "
             + ", ".join(f"`{name}`" for name, _ in PRINTABLE)
-            + "; `Unknown` where none does.",
+            + ". If none applies, it is `Unknown`.",
             "",
             "## Run strategies",
             "",
-            "By the strategy, its VirtualMachineInstance, and the first request in"
-            " `status.stateChangeRequests` that is not met yet. What is not here: nothing is done.",
+            "The action follows from the run strategy, the state of the VirtualMachineInstance, and"
+            " the first unmet request in `status.stateChangeRequests`. Other combinations need no"
+            " action.",
             "",
-            *table(("Strategy", "Instance", "Asked", "What is done"), _strategies()),
+            *table(("Strategy", "Instance", "Request", "Action"), _strategies()),
             "## Verbs",
             "",
-            f"Of `{GROUP}`. A verb to come answers 501 with what is said here.",
+            f"The verbs of `{GROUP}`. A verb that is not supported yet answers 501 with this text.",
             "",
             *table(
                 ("Verb", "Method", "Answer"),

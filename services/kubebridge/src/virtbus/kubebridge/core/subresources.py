@@ -1,7 +1,7 @@
-"""The verbs of `subresources.kubevirt.io`: requests and effects, in one table.
+"""Maps the verbs of `subresources.kubevirt.io` to effects, in one table.
 
-Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that does
-not exist yet answers 501 with the name of the missing feature.
+Codes and messages are KubeVirt's, because virtctl prints them and waits for them. A verb that is
+not supported yet answers 501 with the name of the missing feature.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ GROUP, VERSIONS = "subresources.kubevirt.io", ("v1", "v1alpha3")
 VM, VMI = "virtualmachines", "virtualmachineinstances"
 KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
 EXPAND = "expand-vm-spec"
-"""A verb of a namespace: the VM is in the body."""
+"""A verb of a namespace. The VM is in the request body."""
 VM_NOT_RUNNING, VMI_NOT_RUNNING = "VM is not running", "VMI is not running"
 NO_AGENT = "VMI does not have guest agent connected"
 
@@ -33,7 +33,7 @@ Outcome = Refusal | tuple[Deed, ...]
 
 
 class Verb(NamedTuple):
-    """A row. `decide` gets a call whose objects exist; `success` is the code where it may."""
+    """A row. `decide` gets a call whose objects exist. `success` is the code of a success."""
 
     method: str
     resource: str
@@ -44,7 +44,7 @@ class Verb(NamedTuple):
 
     @property
     def access(self) -> str:
-        """The verb of the SubjectAccessReview."""
+        """Return the verb of the SubjectAccessReview."""
         return "get" if self.method == "GET" else "update"
 
 
@@ -95,7 +95,7 @@ def _soft_reboot(call: Call) -> Outcome:
 def _console(call: Call) -> Outcome:
     if text(call.vmi, "status", "phase") == Phase.FAILED:
         return _no(call, "VMI is in failed status")
-    # 400, and no 409: virtctl asks again for as long as this is the answer.
+    # 400 instead of 409: virtctl retries for as long as it gets this answer.
     return (Stream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
 
@@ -131,7 +131,7 @@ def _wrong_port(port: str, protocol: object) -> str:
     if not port:
         return "port must not be empty"
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
-        return f"port {port!r:.20} is none; write 1-65535"
+        return f"port {port!r:.20} is not valid; write 1-65535"
     if protocol not in {"tcp", "udp"}:
         return f"protocol {protocol!r:.20} is not supported; write tcp or udp"
     return ""
@@ -149,18 +149,18 @@ def _ask(*questions: GuestQuestion) -> Callable[[Call], Outcome]:
 
 
 def _expand(call: Call) -> Outcome:
-    """Without instance types a VM is expanded already."""
+    """Return the VM itself: without instance types, it is already expanded."""
     return (Give(dict(call.vm or {})),)
 
 
 def expanded(given: Any, namespace: str) -> Refusal | dict[str, Any]:
-    """`expand-vm-spec`: the VM of the body, expanded."""
+    """Expand the VM in the body (`expand-vm-spec`)."""
     if not isinstance(given, dict) or not isinstance(given.get("spec"), dict):
         return bad_request("Object is not a valid VirtualMachine")
     if text(given, "metadata", "namespace") not in {"", namespace}:
         return bad_request(f"VM namespace must be empty or {namespace}")
     if at(given, "spec", "instancetype") or at(given, "spec", "preference"):
-        return not_implemented(f"{EXPAND}: instance types and preferences are not there yet")
+        return not_implemented(f"{EXPAND}: instance types and preferences are not supported yet")
     return given
 
 
@@ -169,12 +169,12 @@ def _later(call: Call) -> Outcome:
 
 
 def _missing(method: str, resource: str, name: str, what: str) -> Verb:
-    return Verb(method, resource, name, _later, missing=f"{name} is not there yet: {what}")
+    return Verb(method, resource, name, _later, missing=f"{name} is not supported yet: {what}")
 
 
-CLAIMS, MIGRATION = "disks are not plugged in yet", "virtbus has no live migration yet"
-FREEZE = "file systems are not frozen yet"
-SEV, GRAPH = "encrypted guests are not there", "objects are not told as a graph yet"
+CLAIMS, MIGRATION = "disks cannot be hotplugged yet", "virtbus has no live migration yet"
+FREEZE = "file systems cannot be frozen yet"
+SEV, GRAPH = "encrypted guests are not supported", "there is no graph of objects yet"
 BACKUP = "there are no backups yet"
 
 VERBS = (
@@ -194,13 +194,13 @@ VERBS = (
     Verb("GET", VMI, "guestosinfo", _ask(*GuestQuestion), 200),
     Verb("GET", VMI, "userlist", _ask(GuestQuestion.USERS), 200),
     Verb("GET", VMI, "filesystemlist", _ask(GuestQuestion.FILESYSTEMS), 200),
-    _missing("GET", VMI, "usbredir", "no USB device is redirected yet"),
+    _missing("GET", VMI, "usbredir", "USB devices cannot be redirected yet"),
     _missing("GET", VMI, "vsock", "guests have no vsock yet"),
     _missing("PUT", VMI, "freeze", FREEZE),
     _missing("PUT", VMI, "unfreeze", FREEZE),
     _missing("PUT", VM, "migrate", MIGRATION),
-    _missing("PUT", VM, "memorydump", "memory is not dumped yet"),
-    _missing("PUT", VM, "removememorydump", "memory is not dumped yet"),
+    _missing("PUT", VM, "memorydump", "memory cannot be dumped yet"),
+    _missing("PUT", VM, "removememorydump", "memory cannot be dumped yet"),
     *(
         _missing(method, resource, name, what)
         for resource in (VM, VMI)
@@ -222,12 +222,12 @@ BY_NAME: Mapping[tuple[str, str], Verb] = {(verb.resource, verb.name): verb for 
 
 
 def answer(call: Call) -> Outcome:
-    """What a verb becomes, or why not; each deed is done in its order, at the versions read."""
+    """Return the effects of a call, or a refusal. Effects run in order, at the versions read."""
     verb = BY_NAME.get((call.resource, call.verb))
     if verb is None:
         return Refusal(404, "NotFound", f"there is no subresource {call.verb!r:.60}")
     if verb.method != call.method:
-        why = f"{call.verb} is asked for by {verb.method}"
+        why = f"{call.verb} needs the method {verb.method}"
         return Refusal(405, "MethodNotAllowed", why)
     if verb.missing:
         return not_implemented(verb.missing)

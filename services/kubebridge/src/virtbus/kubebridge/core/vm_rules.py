@@ -49,20 +49,22 @@ from virtbus.kubebridge.core.vm_status import (
 from virtbus.schemas.vm import RunStrategy
 
 ORPHAN = "orphan"
-"""The API server's finalizer of `--cascade=orphan`: what the VM owns stays."""
+"""The API server's finalizer of `--cascade=orphan`, which keeps the objects that the VM owns."""
 
 
 YOUNG_S = 1.0
-"""By then most guests run: one status then tells what two would."""
+"""Seconds after which most guests run. A status that waits for it saves a write."""
 REFUSED_S = 10.0
-"""After a VMI was refused (a quota, a webhook that is away): nobody says when that is over."""
+"""Seconds before a retry after a refused create (a quota, an absent webhook). No event reports the
+end of such a cause.
+"""
 
 
 def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -> list[Action]:
-    """What is to be done; nothing where all is told and done.
+    """Return the actions for a VM; none if all is done and reported.
 
-    `vmi` is the one of the VM's name; one that is not the VM's own is not touched. `failed` says
-    why the last create of a VMI was refused.
+    `vmi` has the VM's name. A VMI of another owner is not touched. `failed` is the reason why the
+    last create of a VMI was refused.
     """
     foreign = vmi is not None and not owns(vm, vmi)
     if at(vm, "metadata", "deletionTimestamp"):
@@ -81,11 +83,11 @@ def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -
 
 
 def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[Action]:
-    """What the run strategy wants."""
+    """Follow the run strategy."""
     requests = open_requests(vm, vmi)
     strategy = strategy_of(vm)
     if strategy is RunStrategy.HALTED and text(vm, "status", "runStrategy") != strategy:
-        requests = []  # of a time before it was halted: a halt is not undone by a restart
+        requests = []  # they precede the halt: a restart must not undo it
     do = decide(strategy, has_of(vmi), asked_of(requests))
     if do is Do.START_ONCE:
         do = Do.START if text(vm, "status", "runStrategy") != strategy else Do.NOTHING
@@ -107,7 +109,7 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
 
 
 def _young_s(pair: Pair, now: datetime) -> float:
-    """Seconds for which a new VM's VMI is not told of, if it starts well."""
+    """Return the seconds for which a new VM's status waits for its VMI to start."""
     made = moment(text(pair.vmi, "metadata", "creationTimestamp"))
     if made is None or part(pair.vm, "status") or printable(pair) != "Starting":
         return 0.0
@@ -117,19 +119,19 @@ def _young_s(pair: Pair, now: datetime) -> float:
 
 
 def owns(vm: Object, vmi: Object) -> bool:
-    """True where the VM, this one and not another of its name before it, owns the VMI."""
+    """Return True if this VM owns the VMI. An earlier VM of its name does not count."""
     owners = at(vmi, "metadata", "ownerReferences") or []
     mine = text(vm, "metadata", "uid")
     return any(isinstance(one, dict) and one.get("uid") == mine for one in owners)
 
 
 def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> list[Action]:
-    """A VMI, once the back-off is over. Its own appearance tells the status, and spares a write."""
+    """Create a VMI once the backoff is over. Its appearance triggers the status."""
     left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
     if left_s > 0:
         return [*_told(Pair(vm, None), requests, now), LookAgain(left_s)]
     vmi = vmi_of(vm, paused=starts_paused(requests))
-    vmi["status"] = vmi_status.status(vmi, vmi_status.Seen(), now)  # spares a write of its own
+    vmi["status"] = vmi_status.status(vmi, vmi_status.Seen(), now)  # saves a separate write
     create: list[Action] = [CreateVmi(vmi)]
     if failed:
         told = _told(Pair(vm, None, starts=True), requests, now, failed=failed)
@@ -143,7 +145,7 @@ def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> li
 
 
 def _stop(pair: Pair, requests: list[Object], now: datetime) -> list[Action]:
-    """What shall follow the end is written before it: it holds over our own death."""
+    """Stop the VMI. The requests that follow are written first, so that they survive a crash."""
     name = text(pair.vmi, "metadata", "name")
     message = f"Stopped the virtual machine by deleting the virtual machine instance {name}"
     observed = str(strategy_of(pair.vm))
@@ -165,9 +167,9 @@ def _run_always(vm: Object) -> Action:
 
 
 def _end(vm: Object, vmi: Object | None, now: datetime) -> list[Action]:
-    """The VMI first, then the finalizer; with `--cascade=orphan` the VMI stays.
+    """Delete the VMI first, then remove the finalizer. With `--cascade=orphan` the VMI stays.
 
-    It is told after that: no status that cannot be written holds up an end.
+    The status is written last, so a failed write of it does not delay the deletion.
     """
     finalizers = at(vm, "metadata", "finalizers") or []
     orphans = ORPHAN in finalizers
@@ -194,7 +196,7 @@ def _told(
 
 
 def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:
-    """The VMI that a VM's template makes."""
+    """Return the VMI that a VM's template makes."""
     meta = part(vm, "metadata")
     name = text(meta, "name")
     template = part(of_vm(vm), "spec", "template")

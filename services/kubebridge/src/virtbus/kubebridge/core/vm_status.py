@@ -24,7 +24,7 @@ from virtbus.kubebridge.core.vmi_status import (
 from virtbus.kubebridge.core.walk import changed
 
 GENERATION = "kubevirt.io/vm-generation"
-"""The VM's generation that a VMI was made of."""
+"""The generation of the VM from which a VMI was created."""
 DIGITS_OF_INT64 = 19
 RESTART_REQUIRED, FAILURE = "RestartRequired", "Failure"
 ANNOTATIONS_DROPPED = "AnnotationsDropped"
@@ -35,7 +35,7 @@ MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodSc
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A VM and its VMI, and whether one is about to be made or deleted."""
+    """A VM and its VMI. `starts`: the VMI is about to be created; `stops`: to be deleted."""
 
     vm: Object
     vmi: Object | None
@@ -44,12 +44,12 @@ class Pair:
 
     @property
     def has(self) -> Has:
-        """What the VMI is to the VM."""
+        """Return the state of the VMI."""
         return has_of(self.vmi)
 
     @property
     def phase(self) -> str:
-        """The VMI's, or empty."""
+        """Return the VMI's phase, or an empty string."""
         return text(self.vmi, "status", "phase")
 
 
@@ -94,22 +94,25 @@ PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
     ("CrashLoopBackOff", _crash_loop),
     ("Stopped", lambda pair: pair.vmi is None or pair.phase in FINAL),
 )
-"""The first that holds; Unknown where none does. Migrating, Provisioning, WaitingForVolumeBinding,
-ErrorPvcNotFound, DataVolumeError and WaitingForReceiver take their places with what they tell of:
-Migrating after Stopping, the claims' around ErrorUnschedulable, WaitingForReceiver last."""
+"""Statuses in order of precedence. The first that applies counts; Unknown if none does.
+
+Migrating will come after Stopping, and WaitingForReceiver last. Provisioning,
+WaitingForVolumeBinding, ErrorPvcNotFound and DataVolumeError will come around ErrorUnschedulable.
+"""
 
 
 def printable(pair: Pair) -> str:
-    """`status.printableStatus`."""
+    """Return `status.printableStatus`."""
     return next((name for name, holds_ in PRINTABLE if holds_(pair)), "Unknown")
 
 
 def status(
     pair: Pair, requests: list[Object], now: datetime, *, failed: str = "", observed: str = ""
 ) -> dict[str, Any]:
-    """The whole status. `failed`: why the VMI could not be made; `observed`: the strategy acted on.
+    """Return the whole status.
 
-    `requests` are those that are not met yet.
+    `failed` is the reason why the VMI could not be created. `observed` is the strategy that was
+    acted on. `requests` are the unmet ones.
     """
     vm, vmi = pair.vm, pair.vmi
     before, at_ = part(vm, "status"), stamp(now)
@@ -151,7 +154,7 @@ _OURS = frozenset(
 
 
 def start_failure(vm: Object, vmi: Object | None, now: datetime) -> dict[str, Any]:
-    """How often in a row a VMI failed before its guest ran, and when the next is made; or none."""
+    """Return the count of failed starts in a row, and the time of the next retry."""
     before = part(vm, "status", "startFailure")
     if strategy_of(vm) not in BACKS_OFF or _ran(vmi):
         return {}
@@ -168,7 +171,7 @@ def start_failure(vm: Object, vmi: Object | None, now: datetime) -> dict[str, An
 
 
 def back_off_left_s(vm: Object, now: datetime) -> float:
-    """Seconds before a VMI may be made; 0 or less: now."""
+    """Return the seconds before a VMI may be created; 0 or less means now."""
     until = moment(text(vm, "status", "startFailure", "retryAfterTimestamp"))
     return (until - now).total_seconds() if until is not None else 0.0
 
@@ -195,7 +198,7 @@ def _conditions(pair: Pair, failed: str) -> Iterator[dict[str, Any]]:
             yield condition(RESTART_REQUIRED, on=True, reason="RestartRequired", message=NOT_LIVE)
     if failed:
         yield condition(FAILURE, on=True, reason="FailedCreate", message=failed)
-    for cause in notes.causes(pair.vm):  # made while our webhooks were away
+    for cause in notes.causes(pair.vm):  # the VM was written while the webhooks were away
         message = f"{cause.field}: {cause.message}"
         yield condition(ANNOTATIONS_DROPPED, on=True, reason=TOO_LARGE, message=message)
 
@@ -210,7 +213,7 @@ def _mirror(one: Object) -> dict[str, Any]:
 
 
 def restart_required(vm: Object, vmi: Object) -> bool:
-    """True where the template says otherwise, for the guest, than what its VMI was made of."""
+    """Return True if the VM's template now makes another guest than its VMI has."""
     made_of = text(vmi, "metadata", "annotations", GENERATION)
     if has_of(vmi) is not Has.ALIVE or made_of == str(number(vm, "metadata", "generation")):
         return False
@@ -218,7 +221,7 @@ def restart_required(vm: Object, vmi: Object) -> bool:
 
 
 def _observed(vm: Object, vmi: Object | None) -> int:
-    """The generation that runs: the VM's own, unless the VMI was made of another template."""
+    """Return the generation that runs: the VM's, unless the VMI has an older template."""
     made_of = text(vmi, "metadata", "annotations", GENERATION)
     readable = made_of.isdecimal() and len(made_of) < DIGITS_OF_INT64
     if vmi is not None and readable and _is_behind(vm, vmi):
@@ -227,7 +230,7 @@ def _observed(vm: Object, vmi: Object | None) -> int:
 
 
 def _is_behind(vm: Object, vmi: Object) -> bool:
-    """True where a VMI made now would differ in any field, also in one that virtbus ignores."""
+    """Return True if a VMI created now would differ in any field, even in an ignored one."""
     if has_of(vmi) is not Has.ALIVE:
         return False
     wanted = defaulted_template(vm)
@@ -241,6 +244,6 @@ def _is_behind(vm: Object, vmi: Object) -> bool:
 
 
 def _lasting(vmi: Object) -> Object:
-    """The spec without what a stop or a paused start changes of a VMI alone."""
+    """Return the spec without the fields that a stop or a paused start changes in the VMI alone."""
     own = {"terminationGracePeriodSeconds", "startStrategy"}
     return {key: value for key, value in part(vmi, "spec").items() if key not in own}

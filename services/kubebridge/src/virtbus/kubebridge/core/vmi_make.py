@@ -1,4 +1,4 @@
-"""Hardware fields of a VMI's status."""
+"""Builds the hardware fields of a VMI's status."""
 
 from collections import Counter
 from string import ascii_lowercase
@@ -8,16 +8,16 @@ from virtbus.kubebridge.core.plain import Object, part, text
 from virtbus.schemas.vm import Disk, DiskBus
 
 MACHINE = "q35"
-"""Where the VMI names none."""
+"""The machine type of a VMI that names none."""
 
 
 def machine(vmi: Object) -> dict[str, str]:
-    """As it was asked for; which version that is, the QEMU of its node decides."""
+    """Return the requested machine type. The QEMU of the node decides its version."""
     return {"type": text(vmi, "spec", "domain", "machine", "type") or MACHINE}
 
 
 def qos_class(vmi: Object) -> str:
-    """Of a pod with the VMI's resources; a guest always asks for memory, so never BestEffort."""
+    """Return the QoS class. A guest always requests memory, so it is never BestEffort."""
     resources = part(vmi, "spec", "domain", "resources")
     limits, requests = part(resources, "limits"), part(resources, "requests")
     equal = all(
@@ -28,7 +28,7 @@ def qos_class(vmi: Object) -> str:
 
 
 def volume_status(disks: tuple[Disk, ...]) -> list[dict[str, Any]]:
-    """By name; `target` is what a disk is called in the guest, as its node calls them in turn."""
+    """Return the volumes by name. `target` is the name of the disk in the guest."""
     used: Counter[str] = Counter()
     said = []
     for disk in disks:

@@ -37,30 +37,33 @@ from virtbus.schemas.quarantine import ORPHANED
 from virtbus.schemas.vm import VmView
 
 RETRY_S = (10.0, 300.0)
-"""Between tries of an image that failed for good: as long as it failed so far, within these. What
-may change by itself is looked at as often as the first, what a user must change as the second."""
+"""Shortest and longest delay between retries.
+
+An image that failed permanently is retried after as long as it has been failing, within these
+bounds. The first bound applies if the cause may end by itself, the second if a user must act.
+"""
 FOR_GOOD = frozenset({Code.INVALID, Code.TOO_LARGE, Code.UNSUPPORTED})
-"""Refusals that hold until the manifest, or a Secret that it names, is another."""
+"""Refusals that last until the manifest, or a Secret that it names, changes."""
 DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
-"""Where the VMI says none, and the longest that `vm.delete` takes."""
+"""The grace of a VMI that gives none, and the longest that `vm.delete` accepts."""
 UID_TAKEN = "uid_taken"
-"""Why a create is refused whose uid is a VM that is not as asked for."""
-NO_VMI = "the API server of its cluster has no VirtualMachineInstance of it, and told of no delete"
-OTHER_VMI = "its cluster has another VirtualMachineInstance of this name, and told of no delete"
+"""Reason of a refused create: the uid belongs to a VM with another spec."""
+NO_VMI = "its cluster has no VirtualMachineInstance for it, and reported no delete"
+OTHER_VMI = "its cluster has another VirtualMachineInstance of its name, and reported no delete"
 HELD = (
-    "VM {uid} of virtbus has no VirtualMachineInstance {key} here, whose delete nobody told: it is "
-    "kept as it is; `virtbus vm delete {uid}` ends it and removes its disks, `virtbus vm adopt "
-    "{uid}` keeps it, without this cluster"
+    "VM {uid} of virtbus has no VirtualMachineInstance {key} here, and no delete was reported. "
+    "It is kept: `virtbus vm delete {uid}` ends it and removes its disks; `virtbus vm adopt "
+    "{uid}` keeps it without this cluster"
 )
 LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNOWN})
-"""Its VM was seen once, and its end was not."""
+"""Phases in which the VM was seen and its end was not."""
 
 
 def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
-    """What is to be done; nothing where all is told and done.
+    """Return the actions for a VMI; none if all is done and reported.
 
-    Any of the inputs may be older than the others: nothing is ended, let go or told as failed but
-    on what is certain (`Seen.gone`), and a create that comes again changes nothing.
+    Any input may be older than the others. Only certain knowledge (`Seen.gone`) ends, releases or
+    fails a VMI. A repeated create changes nothing.
     """
     plan = Plan()
     if at(vmi, "metadata", "deletionTimestamp"):
@@ -70,7 +73,7 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
         _tell(vmi, seen, now, "", plan)
         return plan.actions
     finalizers = at(vmi, "metadata", "finalizers") or []
-    if VMI_FINALIZER not in finalizers:  # first, so that no VM is ever without it
+    if VMI_FINALIZER not in finalizers:  # first: each VMI with a VM needs it
         plan.then(WriteVmi({"metadata": {"finalizers": [*finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
     if _unseen(seen) and phase(vmi) in LIVES:
@@ -83,17 +86,17 @@ def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
 
 
 def _unseen(seen: Seen) -> bool:
-    """Its VM is not in our view of the bus, and nobody said why: what was told of it still holds.
+    """Return True if the VM is missing in our view of the bus without a reason. The status stays.
 
-    A controller that is behind may have listed without it; the create, asked again, tells. It may
-    say that the VM is there, and not as it would be made now: a Secret changed since.
+    A lagging controller may have listed without it; a repeated create gives the answer. That answer
+    may be `uid_taken` because a Secret changed since the VM was created.
     """
     there = seen.refused is None or seen.refused.reason == UID_TAKEN
     return seen.view is None and not seen.gone and not seen.waits and there
 
 
 def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> Seen:
-    """The create, for as long as no VM is seen; or why it has to wait."""
+    """Create the VM while none is seen, or note why the create has to wait."""
     if seen.view is not None or seen.gone or phase(vmi) in FINAL:
         return seen
     translated = translate(vmi, given, cluster)
@@ -111,12 +114,12 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: Plan) -> S
 
 
 def _retry(vmi: Object, view: VmView | None, now: datetime, plan: Plan) -> str:
-    """Ask again for what failed for good, ever more rarely; when that was last, or empty."""
+    """Retry a permanent failure with growing delays. Return the time of the last retry, or ""."""
     if view is None or not given_up(view) or phase(vmi) in FINAL:
         return ""
     trouble = find(conditions(vmi), SYNCHRONIZED)
     since = moment(text(trouble, "lastTransitionTime"))
-    if since is None:  # told first, then tried again
+    if since is None:  # report it first, then retry
         plan.then(LookAgain(RETRY_S[0]))
         return ""
     last = moment(text(trouble, "lastProbeTime")) or since
@@ -129,7 +132,7 @@ def _retry(vmi: Object, view: VmView | None, now: datetime, plan: Plan) -> str:
 
 
 def _end(vmi: Object, seen: Seen, plan: Plan) -> None:
-    """The VM goes first, then the finalizer: a VMI that is gone has nothing on any node."""
+    """Delete the VM, then remove the finalizer: a VMI that is gone has nothing on any node."""
     finalizers = at(vmi, "metadata", "finalizers") or []
     if seen.gone:
         if VMI_FINALIZER in finalizers:
@@ -148,7 +151,7 @@ def _end(vmi: Object, seen: Seen, plan: Plan) -> None:
 
 
 def _tell(vmi: Object, seen: Seen, now: datetime, retried: str, plan: Plan) -> None:
-    """The status, the node's label and the finalizer, in one write, if anything is new."""
+    """Write the status, the node's label and the finalizer in one write, if anything is new."""
     said = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
     if said != part(vmi, "status"):
@@ -175,11 +178,11 @@ def _events(vmi: Object, said: Object, end: GuestEnd | None, plan: Plan) -> None
 
 
 def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusDelete | BusHold | None:
-    """What to do about a VM of the bus when the API server has `there` under its name.
+    """Return the action for a VM on the bus. `there` is the uid of the VMI with its name, or "".
 
-    That is the uid of a VMI, empty for none. `ended`: the end of the VM's own VMI was seen, as when
-    the create of a slow bridge comes after it. Where it was not, the VMI is only absent, perhaps of
-    an API server that was restored to an older state: absence ends nothing (ADR 0033).
+    `ended` is True if the end of the VM's own VMI was seen. A slow bridge may create a VM after
+    that. Otherwise the VMI is only absent, for example after the API server was restored to an
+    older state. Absence ends nothing (ADR 0033).
     """
     if view.labels.get(CLUSTER) != cluster or view.deleting:
         return None

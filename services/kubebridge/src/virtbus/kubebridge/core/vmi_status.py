@@ -20,7 +20,7 @@ READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
 SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
 ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
 TERMINATING = "PodTerminating"
-"""Why a guest that still runs is not ready: it is about to end."""
+"""Reason why a running guest is not ready: it is about to be stopped."""
 NO_MIGRATION = "virtbus has no live migration yet"
 OF_IMAGES = (
     *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
@@ -30,16 +30,19 @@ OF_IMAGES = (
     *("backing_file", "data_file", "bitmaps", "encrypted", "internal_snapshots"),
     *("dirty", "corrupt"),
 )
-"""How those of imaged's reasons begin that an image is to blame for: docs/reference/errors.md."""
+"""Prefixes of imaged's reasons for which the image is to blame (docs/reference/errors.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the bus says of a VMI's VM.
+    """The bus's knowledge of a VMI's VM.
 
-    `gone` is certain, and for good: a watch told its end, `vm.delete` answered 404, or `vm.create`
-    410. `refused` is the last answer of `vm.create`, `waits` why it was not asked; `guest` is what
-    the guest's agent told, or that nobody has `asked` it yet: then what is written stays.
+    `gone` is certain and permanent: the watch reported its end, `vm.delete` answered 404, or
+    `vm.create` answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason
+    why it was not sent.
+
+    `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
+    written status is kept until then.
     """
 
     view: VmView | None = None
@@ -51,13 +54,13 @@ class Seen:
 
 
 def phase(vmi: Object) -> Phase:
-    """The phase that is written."""
+    """Return the phase in the status."""
     said = text(vmi, "status", "phase")
     return Phase(said) if said in set(Phase) else Phase.PENDING
 
 
 def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
-    """The whole status. `retried`: when an image that failed for good was last tried again."""
+    """Return the whole status. `retried` is the time of the last retry of a failed image."""
     before, at = part(vmi, "status"), stamp(now)
     after = phase_of(phase(vmi), seen.view, gone=seen.gone)
     ends = bool(text(vmi, "metadata", "deletionTimestamp"))
@@ -104,7 +107,7 @@ _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW
 
 
 def _transitions(before: Object, after: Phase, now: str) -> list[Any]:
-    """The first time of each phase (metrics come from it)."""
+    """Return the first time of each phase. Metrics are computed from it."""
     there = items(before, "phaseTransitionTimestamps")
     if any(text(one, "phase") == after for one in there):
         return list(there)
@@ -134,7 +137,7 @@ def _conditions(
 
 
 def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
-    """The reason, by KubeVirt's words, and the message."""
+    """Return the reason in KubeVirt's words, and the message."""
     if runs:
         return TERMINATING, "the guest is shut down"
     if view is None or view.node == UNPLACED:
@@ -143,7 +146,7 @@ def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
 
 
 def _troubles(seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
-    """Why it does not get on: what keeps it from a node, and from its start."""
+    """Yield the conditions that explain why the VM is not placed or not started."""
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")
@@ -159,24 +162,27 @@ def _troubles(seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
 
 
 def image_failed(view: VmView) -> bool:
-    """True where the VM does not start for want of its image."""
+    """Return True if the VM does not start because of its image."""
     return view.state in {VmState.FAILED, VmState.PREPARING} and view.reason.startswith(OF_IMAGES)
 
 
 def given_up(view: VmView) -> bool:
-    """True where its node has given up on a start, and waits for somebody to ask again."""
+    """Return True if its node has given up on a start and waits for a request."""
     retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
     return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
 
 
-# --- what the guest has ------------------------------------------------------------------------
+# --- guest information -------------------------------------------------------------------------
 def _interface(one: InterfaceStatus, seen: Seen, before: Object) -> dict[str, Any]:
     guest = seen.guest
     told = next((nic for nic in items(before, "interfaces") if nic.get("mac") == one.mac), {})
     if not seen.asked and "interfaceName" in told:
         return dict(told)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
-    known = [*one.addresses, *(inside.addresses if inside else ())]  # ours first: it is certain
+    known = [
+        *one.addresses,
+        *(inside.addresses if inside else ()),
+    ]  # ours first: they are certain
     addresses = list(dict.fromkeys(text_.partition("/")[0] for text_ in known))
     said: dict[str, Any] = {
         "name": one.name,
@@ -193,7 +199,7 @@ def _interface(one: InterfaceStatus, seen: Seen, before: Object) -> dict[str, An
 
 
 def guest_os(guest: GuestInfo | None) -> dict[str, str]:
-    """KubeVirt's names; an empty object without an agent."""
+    """Return the guest's system under KubeVirt's names; empty without an agent."""
     if guest is None or guest.os is None:
         return {}
     os = guest.os
@@ -211,11 +217,11 @@ def guest_os(guest: GuestInfo | None) -> dict[str, str]:
 
 
 def conditions(obj: Object) -> list[Object]:
-    """The conditions that are written."""
+    """Return the conditions in the status."""
     return items(obj, "status", "conditions")
 
 
 def holds(obj: Object, kind: str, *, on: bool = True, reason: str = "") -> bool:
-    """True where the object has the condition so, for the reason (any, where none is given)."""
+    """Return True if the condition has this status, and this reason if one is given."""
     found = find(conditions(obj), kind)
     return text(found, "status") == str(on) and (not reason or text(found, "reason") == reason)

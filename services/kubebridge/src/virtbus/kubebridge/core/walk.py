@@ -12,9 +12,9 @@ from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict, as_is
 from virtbus.kubebridge.core.fields.table import Table
 
 MAX_CAUSES = 100
-"""More problems than anyone reads; an object has up to 1.5 MB of them."""
+"""Largest number of reported problems. A hostile object of 1.5 MB may have far more."""
 NOTHING: tuple[Any, ...] = (False, [], "")
-"""What asks for nothing is let be, also where a field is refused."""
+"""Values without effect. They are accepted even for a refused field."""
 Path = tuple[str | int, ...]
 _SHAPES: dict[Kind, tuple[type, ...]] = {
     Kind.OBJECT: (dict,),
@@ -30,9 +30,10 @@ _SHAPES: dict[Kind, tuple[type, ...]] = {
 
 @dataclass(slots=True)
 class Walked:
-    """`ours` is a VmCreate as plain values; `origin` tells where each of its fields came from.
+    """The result of a walk. `ours` is a VmCreate as plain values.
 
-    `beside` is what acts in another way than by one of our fields, such as the name of a Secret.
+    `origin` has the manifest field from which each of our fields came. `beside` has values that map
+    to none of our fields, such as the name of a Secret.
     """
 
     causes: list[Cause] = field(default_factory=list)
@@ -41,13 +42,13 @@ class Walked:
     origin: dict[Path, str] = field(default_factory=dict)
 
     def put(self, path: Path, value: Any, origin: str) -> None:
-        """Set one of our fields; one that is set stays."""
+        """Set one of our fields, unless it is already set."""
         if path not in self.origin:
             self.origin[path] = origin
             _put(self.ours, path, value)
 
     def where(self, path: str) -> str:
-        """The field of theirs that one of ours (`spec.volumes[0].name`) came from, or near to."""
+        """Return the manifest field that gave ours (`spec.volumes[0].name`), or the nearest."""
         parts = _parts(path)
         for end in range(len(parts), 0, -1):
             if (origin := self.origin.get(parts[:end])) is not None:
@@ -56,14 +57,14 @@ class Walked:
 
 
 def walk(value: Any, table: Table, prefix: str) -> Walked:
-    """All of `value`, whose path is `prefix`, by the table."""
+    """Translate `value` by the table. `prefix` is its path."""
     walked = Walked()
     steps: list[tuple[int, Path, Any, str]] = []
     for one in _walk(value, "", prefix, (), table):
         if isinstance(one, Cause):
             walked.causes.append(one)
             if len(walked.causes) == MAX_CAUSES:
-                break  # refused anyway: what a hostile object costs ends here
+                break  # the object is refused anyway; this bounds a hostile one's cost
         else:
             steps.append(one)
     for _, path, ours, origin in sorted(steps, key=lambda step: step[0]):
@@ -96,7 +97,7 @@ def _walk(
 
 
 def _is_odd(value: Any, kind: Kind) -> bool:
-    """A bool is an int to Python, and a map may hold anything."""
+    """Return True for a bool in place of a number, and for a map with other values than strings."""
     if kind is Kind.MAP:
         return not all(isinstance(one, str) for one in value.values())
     return isinstance(value, bool) and kind in {Kind.NUMBER, Kind.QUANTITY}
@@ -118,7 +119,7 @@ def _mapped(
 def _object(
     value: Any, row: Field, path: str, indices: tuple[int, ...], table: Table
 ) -> Iterator[Cause | Step]:
-    """An object, or one of a list of them, and what is in it."""
+    """Walk through an object, or an object of a list."""
     if not isinstance(value, dict):
         yield Cause(path, "must be an object")
         return
@@ -133,12 +134,12 @@ def _leaf(
     value: Any, row: Field, path: str, indices: tuple[int, ...], table: Table
 ) -> Iterator[Cause | Step]:
     if value == "" and (row.values or row.pattern):
-        return  # Go's API leaves out an empty string: the field is not given
+        return  # Go clients write an empty string for a missing field
     taken = not row.values or value in row.values
     if row.pattern and re.fullmatch(row.pattern, value) is None:
         taken = False
     if not taken:
-        shown = f"{value!r:.80} is not taken; " if isinstance(value, str) else ""
+        shown = f"{value!r:.80} is not supported; " if isinstance(value, str) else ""
         yield Cause(path, f"{shown}{row.instead}", Reason.NOT_SUPPORTED)
         return
     try:
@@ -153,7 +154,7 @@ def _leaf(
 
 
 def _step(row: Field, value: Any, path: str, indices: tuple[int, ...], table: Table) -> Step:
-    """An object that becomes a value of ours, or one that is to be filled."""
+    """Return the step of an object that becomes a value of ours, or an empty object to fill."""
     ours = {} if row.make is as_is else row.make(value)
     return table.place(row), _ours(row.to, indices), ours, path
 
@@ -165,9 +166,9 @@ def _unknown(pattern: str, path: str, table: Table) -> Cause:
     return Cause(path, f"KubeVirt has no such field{hint}", Reason.NOT_SUPPORTED)
 
 
-# --- paths of ours -----------------------------------------------------------------------------
+# --- our paths ---------------------------------------------------------------------------------
 def _ours(to: str, indices: tuple[int, ...]) -> Path:
-    """`spec.volumes[].name` with the indices in their places; nothing for what is beside."""
+    """Return `spec.volumes[].name` with its indices filled in; empty for a field without `to`."""
     numbers = iter(indices)
     path: list[str | int] = []
     for part in filter(None, to.split(".")):
@@ -178,12 +179,12 @@ def _ours(to: str, indices: tuple[int, ...]) -> Path:
 
 
 def _parts(path: str) -> Path:
-    """`spec.volumes[0].name` as parts."""
+    """Split `spec.volumes[0].name` into parts."""
     return tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", path))
 
 
 def _camel(part: str | int) -> str | int:
-    """A name of ours as KubeVirt would write it: `container_disk` is `containerDisk`."""
+    """Return a name of ours as KubeVirt writes it: `container_disk` is `containerDisk`."""
     if isinstance(part, int):
         return part
     first, *others = part.split("_")
@@ -197,7 +198,7 @@ def _join(path: str, rest: Path) -> str:
 
 
 def _put(root: dict[str, Any], path: Path, value: Any) -> None:
-    """Set a value deep inside, with what is missing on the way."""
+    """Set a value at a path and create missing parts of the path."""
     here: Any = root
     for part, following in zip(path, (*path[1:], None), strict=True):
         fresh: Any = value if following is None else [] if isinstance(following, int) else {}
@@ -213,6 +214,6 @@ def _put(root: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def changed(one: Any, other: Any, table: Table) -> bool:
-    """True where two specs make different guests: what is ignored makes none."""
+    """Return True if two specs make different guests. Ignored fields make no difference."""
     first, second = walk(one, table, ""), walk(other, table, "")
     return (first.ours, first.beside) != (second.ours, second.beside)

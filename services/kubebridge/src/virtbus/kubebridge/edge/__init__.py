@@ -1,4 +1,4 @@
-"""The bridge's access to Kubernetes: list and watch, the writer, the API, certificates.
+"""The bridge's access to Kubernetes: list and watch, writes, the served API, certificates.
 
-It reads objects, asks `core` for actions, and executes them. Must not enter: a rule of KubeVirt's.
+It reads objects, asks `core` for actions, and executes them. KubeVirt's rules belong into `core`.
 """

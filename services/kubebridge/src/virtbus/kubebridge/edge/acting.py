@@ -39,36 +39,36 @@ log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
 CONFLICT_S = 0.5
-"""After a conflict: what was newer is about to be told by the watch; if not, look again."""
+"""Seconds before a retry after a conflict. The watch usually delivers the newer object earlier."""
 REFUSED_S = 60.0
-"""After a write that no version of the object is taken with."""
+"""Seconds before a retry after a write that the API server rejects at any version."""
 THERE = "AlreadyExists"
 NAME_HELD = (
     "the name {name} is held by VM {uid} on the bus, whose VirtualMachineInstance this API server "
-    "does not have: it is kept until a person decides; `virtbus vm delete {uid}` ends it and "
-    "removes its disks, `virtbus vm adopt {uid}` keeps it, without this cluster"
+    "does not have. It is kept until a person decides: `virtbus vm delete {uid}` ends it and "
+    "removes its disks; `virtbus vm adopt {uid}` keeps it without this cluster"
 )
 _AFTER_S = {404: 0.0, 409: CONFLICT_S}
 
 
 @dataclass(slots=True)
 class Memo:
-    """What was refused of late, and is to be told; of the uid that it was refused for."""
+    """Recent refusals that are yet to be reported, by the uid of their object."""
 
     failed: dict[str, str] = field(default_factory=dict)
-    """Why the last VMI of a VM was not made, by the VM's uid."""
+    """Reasons why the last create of a VM's VMI failed, by the VM's uid."""
     refused: dict[str, ErrorBody] = field(default_factory=dict)
-    """What `vm.create` answered last, by the VMI's uid."""
+    """Last refusals of `vm.create`, by the VMI's uid."""
 
     def forget_but(self, uids: set[str]) -> None:
-        """Only these objects are there any more."""
+        """Keep only the refusals of these objects."""
         for told in (self.failed, self.refused):
             for uid in told.keys() - uids:
                 told.pop(uid)
 
 
 class EndedError(Exception):
-    """The actions that follow are not done; look again after `after_s`."""
+    """Ends the actions. The remaining ones are skipped; reconcile again after `after_s`."""
 
     def __init__(self, after_s: float) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class EndedError(Exception):
 
 
 class Acting:
-    """Does what a look found to be done."""
+    """Executes the actions of a reconcile."""
 
     def __init__(self, cluster: Cluster, bus: Bus, known: Known, teller: Teller) -> None:
         self._cluster = cluster
@@ -87,11 +87,11 @@ class Acting:
         self.memo = Memo()
 
     def tell(self, obj: Json, what: Tell) -> None:
-        """An Event on any object."""
+        """Record an Event on any object."""
         self._teller.tell(obj, what)
 
     async def act(self, actions: list[Action], read: Json) -> float:
-        """Do them on the object that was read; seconds after which to look again, or 0."""
+        """Execute the actions on the object. Return the seconds before the next reconcile, or 0."""
         again_s = [action.after_s for action in actions if isinstance(action, LookAgain)]
         try:
             for action in actions:
@@ -137,7 +137,7 @@ class Acting:
         except Answer as answer:
             if answer.passing:
                 raise
-            if answer.code == 409 and answer.reason != THERE:  # a quota that others change as well
+            if answer.code == 409 and answer.reason != THERE:  # a quota that others change, too
                 raise EndedError(CONFLICT_S) from None
             if answer.code != 409:
                 news = uid not in self.memo.failed
@@ -146,7 +146,7 @@ class Acting:
         self.memo.failed.pop(uid, None)
 
     async def _delete(self, name: str, namespace: str, uid: str, version: str) -> None:
-        """As it was read: one that was let go meanwhile (`--cascade=orphan`) is not ended."""
+        """Delete the VMI at the version read. One released since (`--cascade=orphan`) is kept."""
         try:
             await self._cluster.delete(VMI, name, namespace, uid, version)
         except Answer as answer:
@@ -155,7 +155,7 @@ class Acting:
             raise EndedError(CONFLICT_S) from None
 
     async def _patch(self, read: Json, patch: Json, sub: str = "") -> None:
-        """One write of the object that was read, at its version; then that is the new one."""
+        """Patch the object at the version that was read, and keep the new version."""
         meta = read["metadata"]
         kind = VM if read["kind"] == VM.kind else VMI
         try:
@@ -170,7 +170,7 @@ class Acting:
                     "%s/%s: %s", meta["namespace"], meta["name"], answer, extra={"code": "refused"}
                 )
             if answer.code in {401, 403}:
-                raise  # an API server that just began does not know yet who may what
+                raise  # a starting API server may not know the permissions yet
             raise EndedError(_AFTER_S.get(answer.code, REFUSED_S)) from None
         meta["resourceVersion"] = written["metadata"]["resourceVersion"]
         self._objects[kind.kind].wrote(written)
@@ -204,12 +204,12 @@ class Acting:
             refused[uid] = error.body
             if news:
                 raise EndedError(AT_ONCE_S) from None
-            return  # what follows tells of it
+            return  # the next actions report it
         refused.pop(uid, None)
         self._views.answered(validate(VmCreated, answer).vm)
 
     def _held_by_an_orphan(self, create: Any, error: VirtbusError) -> VirtbusError:
-        """Say so where the name is held by a VM that no VMI stands for: a person decides on it."""
+        """Name the orphaned VM that holds the name, so that a person can decide."""
         key = f"{create.namespace}/{create.name}"
         vmis = self._objects[VMI.kind]
         for uid, name in self._views:
@@ -219,7 +219,7 @@ class Acting:
         return error
 
     async def hold(self, uid: str, why: str) -> None:
-        """Mark a VM as orphaned, or take the mark away; one that changed meanwhile: next time."""
+        """Mark a VM as orphaned, or remove the mark. After a conflict, the next round retries."""
         view = self._views.get(uid)
         if view is None:
             return
@@ -229,7 +229,7 @@ class Acting:
         self._views.answered(validate(VmView, await self._request("update", update)))
 
     async def delete(self, uid: str, grace_s: int | None = None) -> None:
-        """End a VM; one that is not there is gone for sure."""
+        """Delete a VM. A missing one is certainly gone."""
         try:
             answer = await self._request("delete", VmDelete(uid=uid, grace_s=grace_s))
         except VirtbusError as error:
@@ -244,9 +244,9 @@ class Acting:
 
 
 def operations(read: Object, patch: Json) -> list[Json]:
-    """A JSON patch at the version that was read: another one meanwhile is a conflict.
+    """Return a JSON patch at the version that was read, so that a concurrent write is a conflict.
 
-    A status takes the place of the whole one; labels are added to those that are there.
+    `status` replaces the whole status. Labels are added to existing ones.
     """
     version = text(read, "metadata", "resourceVersion")
     made = [_add(("metadata", "resourceVersion"), version)]

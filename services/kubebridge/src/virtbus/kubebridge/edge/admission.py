@@ -1,8 +1,8 @@
-"""The webhooks: admission reviews of the API server, answered (ADR 0025).
+"""Serves the webhooks: answers admission reviews of the API server (ADR 0025).
 
-Whoever reaches the port may ask, for API servers show webhooks no certificate unless told to:
-nothing is changed by an answer, and no question costs more than these bounds (ADR 0029). A body is
-read before anything is waited for, so who sends slowly holds up nobody.
+Any client that reaches the port may send a review, because API servers by default show webhooks no
+certificate. An answer changes nothing, and these bounds limit its cost (ADR 0029). The body is read
+before a turn is taken, so a slow sender delays no other.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from virtbus.kubebridge.core.plain import part, text
 from virtbus.kubebridge.edge.lane import Lane
 
 MAX_BYTES = 8 * 1024**2
-"""Of a review; it holds an object twice at the most, of 3 MiB each at the API server's most."""
+"""Largest review. It holds an object at most twice, and the API server takes up to 3 MiB."""
 MAX_VALUES = 40_000
-"""Of a review: two objects as large as a message on the bus may be. One costs 0.6 s at most."""
+"""Most values of a review: two objects as large as a bus message. One costs 0.6 s at most."""
 ANSWER_S = 10.0
-"""Until a review is answered; API servers wait as long for its answer (`timeoutSeconds`)."""
+"""Time to answer a review, which is also the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
-"""Between two parts of a body: API servers send it whole."""
+"""Time between two parts of a body. API servers send it in one piece."""
 HELD_BYTES = 64 * 1024**2
-"""Of all bodies that are held in memory; who sends most of them is refused first."""
+"""Largest size of all bodies in memory. The client that sends most is refused first."""
 LARGE_BYTES, LARGE_VALUES = 64 * 1024, 4000
-"""A review of more is looked at in a thread; others take 0.1 s at most."""
+"""A larger review is checked in a thread. Others take at most 0.1 s."""
 MUTATE, VALIDATE = "/admission/mutate", "/admission/validate"
 _log = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ Known = Callable[[web.Request], bool]
 
 
 def anybody(_request: web.Request) -> bool:
-    """API servers show webhooks no certificate unless told to."""
+    """Accept every client, because API servers by default show webhooks no certificate."""
     return True
 
 
 def routes(
     known: Known = anybody, *, answer_s: float = ANSWER_S, idle_s: float = IDLE_S
 ) -> list[web.RouteDef]:
-    """The two webhooks, for the server to add; only who is `known` is answered."""
+    """Return the routes of the two webhooks. Only clients that `known` accepts get an answer."""
     reviews = _Reviews(known, answer_s, idle_s)
     return [web.post(MUTATE, reviews.mutate), web.post(VALIDATE, reviews.validate)]
 
@@ -77,10 +77,10 @@ class _Reviews:
             async with asyncio.timeout(self._answer_s), self._body(request, source) as body:
                 said = await self._answered(body, source, mutating)
         except TimeoutError:
-            message = f"no review within {self._answer_s:g} s, or nothing of it for a while"
+            message = f"no complete review within {self._answer_s:g} s, or a pause in its body"
             raise web.HTTPRequestTimeout(text=message) from None
         except (ValueError, RecursionError) as error:
-            _log.warning("a review was refused: %.200s", error, extra={"code": "bad_review"})
+            _log.warning("review refused: %.200s", error, extra={"code": "bad_review"})
             raise web.HTTPBadRequest(text=f"{error!s:.200}") from None
         return web.json_response(said)
 
@@ -93,21 +93,21 @@ class _Reviews:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
-            # To its end, which is near, so that never more than one thread is at work.
+            # Wait for the end even if cancelled, so that at most one thread works.
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._beside, lambda: answer(review, mutating=mutating))
             return await to_end(work)
 
     @asynccontextmanager
     async def _body(self, request: web.Request, source: str) -> AsyncIterator[bytes]:
-        """The body, as long as it is no longer than a review may be; held within the bounds."""
+        """Read the body within the bounds, and hold its share of memory."""
         body = bytearray()
         try:
             if (request.content_length or 0) > MAX_BYTES:
                 raise web.HTTPRequestEntityTooLarge(MAX_BYTES, request.content_length or 0)
             while data := await self._next_part(request):
                 if not self._held.take(source, len(data)):
-                    raise web.HTTPServiceUnavailable(text="too many reviews at once; ask again")
+                    raise web.HTTPServiceUnavailable(text="too many reviews at once; retry")
                 body += data
                 if len(body) > MAX_BYTES:
                     raise web.HTTPRequestEntityTooLarge(MAX_BYTES, len(body))
@@ -117,6 +117,6 @@ class _Reviews:
                 self._held.release(source, len(body))
 
     async def _next_part(self, request: web.Request) -> bytes:
-        """What came of the body, empty at its end; TimeoutError where nothing comes."""
+        """Return the next part of the body, empty at its end; TimeoutError if none arrives."""
         async with asyncio.timeout(self._idle_s):
             return await request.content.readany()

@@ -1,7 +1,7 @@
-"""The bridge's certificates: kept in a Secret that all replicas share, and told to API servers.
+"""Keeps the bridge's certificates in a Secret for all replicas, and their CA at the API server.
 
-Made where there is none, renewed before their end. With `own`, a folder that cert-manager or
-somebody else keeps (`tls.crt`, `tls.key`), they are only shown: nothing is made, nobody is told.
+Missing certificates are made, and expiring ones renewed. With `own`, a folder that cert-manager or
+another tool maintains (`tls.crt`, `tls.key`), they are only served.
 """
 
 import asyncio
@@ -19,34 +19,34 @@ from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import API_SERVICE, MUTATING, SECRET, VALIDATING, Kind
 from virtbus.kubebridge.edge.signing import Kept, renewed
 
-SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  where they are, not what
+SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Secret
 SERVICE_NAME = "virtbus-kubebridge"
 WEBHOOKS = "virtbus-kubebridge"
 LOOK_S = 60.0
-"""Between looks; a change by another replica or by cert-manager is served this much later."""
+"""Time between checks. It delays a change by another replica or by cert-manager."""
 RETRY_S = 5.0
 API_SERVICES = ("v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io")
 _FILES = {"ca.crt": "ca_crt", "ca.key": "ca_key", "tls.crt": "tls_crt", "tls.key": "tls_key"}
 _log = logging.getLogger(__name__)
 
 Show = Callable[[Path, Path], None]
-"""Serve a certificate (with its chain) and its key from now on. ValueError, OSError: it cannot."""
+"""Serves a certificate (with its chain) and its key from now on. Raises ValueError or OSError."""
 
 
 class Where(NamedTuple):
-    """Whose they are: the bridge's namespace, and where the files are if they are not ours."""
+    """The bridge's namespace, and the folder of the certificates if another tool maintains them."""
 
     namespace: str
     own: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which API servers call a Service's pods."""
+        """Return the host names by which API servers call the bridge's Service."""
         return tuple(f"{SERVICE_NAME}.{self.namespace}{end}" for end in (".svc", ""))
 
 
 class Certificates:
-    """Keeps what `show` serves valid, and known."""
+    """Keeps the certificate that `show` serves valid and trusted."""
 
     def __init__(self, cluster: Cluster, where: Where, show: Show, sources: Sources = REAL) -> None:
         self._cluster = cluster
@@ -57,7 +57,7 @@ class Certificates:
         self._files: list[int] = []
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check periodically until cancelled."""
         try:
             while True:
                 wait_s = LOOK_S if await self._looked() else RETRY_S
@@ -66,12 +66,12 @@ class Certificates:
             self.close()
 
     def close(self) -> None:
-        """Let go of what is served; after that nobody can be served any more."""
+        """Close the files of the certificate. After that, nothing can be served."""
         _close(self._files)
         self._files = []
 
     async def ensure(self) -> None:
-        """One look: make what is due, serve it, tell it."""
+        """Make missing certificates, serve them, and publish their CA."""
         if self._where.own is not None:
             self._serve(*(self._where.own / name for name in ("tls.crt", "tls.key")))
             return
@@ -98,7 +98,7 @@ class Certificates:
 
     # --- the Secret -----------------------------------------------------------------------
     async def _kept(self) -> Kept:
-        """What all replicas have: whose write came first counts, the others read that."""
+        """Return the shared certificates. The first replica to write wins; others read it."""
         while True:
             secret = await self._cluster.get(SECRET, SECRET_NAME, self._where.namespace)
             kept = _read(secret)
@@ -112,7 +112,7 @@ class Certificates:
                     raise
                 _log.info("another replica made the certificates")
             else:
-                _log.info("certificates made anew", extra={"code": "certificates"})
+                _log.info("certificates renewed", extra={"code": "certificates"})
 
     async def _write(self, secret: dict[str, Any] | None, kept: Kept) -> None:
         data = {
@@ -127,7 +127,7 @@ class Certificates:
         await self._cluster.create(SECRET, body, self._where.namespace)
 
     def _now(self) -> datetime:
-        return self._sources.now().replace(microsecond=0)  # certificates know whole seconds
+        return self._sources.now().replace(microsecond=0)  # certificates have whole seconds
 
     # --- serving --------------------------------------------------------------------------
     def _serve(self, certificate: Path, key: Path) -> None:
@@ -137,7 +137,7 @@ class Certificates:
             self._shown = found
 
     def _hold(self, certificate: bytes, key: bytes) -> None:
-        """The same from memory: a key is in no file, and a pod's root may be read-only."""
+        """Serve from memory: the key is in no file, and a pod's root may be read-only."""
         if (certificate, key) == self._shown:
             return
         files = [_in_memory(name, data) for name, data in (("crt", certificate), ("key", key))]
@@ -157,7 +157,7 @@ class Certificates:
         await self._cluster.patch(API_SERVICE, name, {"spec": {"caBundle": bundle}})
 
     async def _tell_webhooks(self, kind: Kind, bundle: str) -> None:
-        """Each webhook by its place, where it still is what it was when read."""
+        """Set the CA of each webhook, unless the list changed since it was read."""
         configured = await self._cluster.get(kind, WEBHOOKS)
         steps: list[dict[str, Any]] = []
         for index, webhook in enumerate(items(configured, "webhooks")):
@@ -172,7 +172,7 @@ class Certificates:
 
 
 def _read(secret: Object | None) -> Kept:
-    """What cannot be read is missing, and made anew."""
+    """Parse the Secret. Unreadable parts count as missing and are made again."""
     found = {}
     for name, field in _FILES.items():
         try:

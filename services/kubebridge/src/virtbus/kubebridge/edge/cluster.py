@@ -1,6 +1,6 @@
-"""The API server, JSON in and JSON out: all that the bridge asks of it goes through here.
+"""Client of the API server: JSON in, JSON out. All requests of the bridge go through it.
 
-Of kubernetes_asyncio it uses the HTTP (`login.py`, ADR 0024); no model of it is ever made.
+It uses only the HTTP client of kubernetes_asyncio (`login.py`, ADR 0024), none of its models.
 """
 
 import json
@@ -21,29 +21,29 @@ Json = dict[str, Any]
 Query = list[tuple[str, str]]
 
 PAGE = 50
-"""Objects a page of a list. One may have 1.5 MiB, and a page is parsed whole (ADR 0028)."""
+"""Objects in a page of a list. One may have 1.5 MiB, and a page is parsed as a whole (ADR 0028)."""
 TIMEOUT_S = 35.0
-"""Of a request; the API server itself ends most after 34 s where etcd is away."""
+"""Timeout of a request. If etcd is away, the API server itself ends most after 34 s."""
 WATCH_S = (55.0, 75.0)
-"""A watch asks to be ended after this long: a server that fell silent is noticed soon after."""
+"""Duration that a watch asks for. It bounds the time until a silent server is noticed."""
 SILENT_S = 10.0
-"""Longer than a watch that asked to be ended may stay open."""
+"""Time beyond the duration of a watch after which its server counts as silent."""
 LINE_BYTES_MAX = 8 * 1024 * 1024
-"""An object is 1.5 MiB at most (etcd), and JSON may escape each of its bytes."""
+"""Longest line of a watch. An object has at most 1.5 MiB (etcd), and JSON may escape each byte."""
 MESSAGE_MAX = 4096
-"""Characters of a refusal: the API server quotes what is wrong, which may be a megabyte."""
+"""Longest message of a refusal, in characters. The API server may quote a megabyte."""
 MANAGER = "virtbus-kubebridge"
-"""How the bridge calls itself: managedFields and Events bear it."""
+"""Name of the bridge in managedFields and Events."""
 _PATCHES = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
 }
 
 
-class Answer(Exception):  # noqa: N818  what the API server answered, error or not
-    """A Status that is no success: `code` and `reason` as Kubernetes has them.
+class Answer(Exception):  # noqa: N818  it is an answer, not always an error
+    """A Status that is not a success, with Kubernetes' `code` and `reason`.
 
-    `retry_after_s` is what the server asked for, or 0. `status` is the whole object.
+    `retry_after_s` is the delay that the server asks for, or 0. `status` is the whole object.
     """
 
     def __init__(self, status: Mapping[str, Any], code: int = 0, retry_after_s: float = 0) -> None:
@@ -56,43 +56,43 @@ class Answer(Exception):  # noqa: N818  what the API server answered, error or n
 
     @property
     def passing(self) -> bool:
-        """True where the same may succeed later: too many requests, or a server in trouble."""
+        """Return True if the request may succeed later: too many requests, or a failing server."""
         return self.code == 429 or self.code >= 500
 
 
 class UnreachableError(Answer):
-    """No answer at all: whether a write was done is not known."""
+    """No answer. A write may or may not have been executed."""
 
     def __init__(self, why: str) -> None:
         super().__init__({"code": 503, "reason": "Unreachable", "message": why})
 
 
 class Event(NamedTuple):
-    """Of a watch; `type` is ADDED, MODIFIED, DELETED or BOOKMARK (of which only the version)."""
+    """An event of a watch. `type` is ADDED, MODIFIED, DELETED or BOOKMARK (only a version)."""
 
     type: str
     object: Json
 
 
 class Listing(NamedTuple):
-    """All objects, or a page of them, as they were at one version."""
+    """All objects, or a page of them, at one version."""
 
     items: list[Json]
     resource_version: str
 
 
 class Cluster:
-    """One cluster's API. Every method raises `Answer` for what is no success."""
+    """The API of one cluster. Every method raises `Answer` if the request does not succeed."""
 
     def __init__(self, client: ApiClient, sources: Sources = REAL) -> None:
         self._client = client
         self._sources = sources
         self.written = 0
-        """Writes that were asked for."""
+        """Number of writes."""
 
     # --- reading --------------------------------------------------------------------------
     async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
-        """The object, or None where there is none."""
+        """Return the object, or None if it does not exist."""
         try:
             return await self._json("GET", _place(kind, name, namespace))
         except Answer as answer:
@@ -101,7 +101,7 @@ class Cluster:
             raise
 
     async def list(self, kind: Kind, namespace: str = "", selector: str = "") -> Listing:
-        """All objects, from all pages."""
+        """Return all objects, from all pages."""
         items: list[Json] = []
         version = ""
         async for page in self.pages(kind, namespace, selector):
@@ -112,7 +112,7 @@ class Cluster:
     async def pages(
         self, kind: Kind, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[Listing]:
-        """All objects, page by page, all of one version; 410 where that took too long."""
+        """Yield all objects in pages of one version. A list that takes too long ends with 410."""
         query = [("limit", str(PAGE))]
         if selector:
             query.append(("labelSelector", selector))
@@ -129,10 +129,10 @@ class Cluster:
     async def watch(
         self, kind: Kind, resource_version: str, selector: str = ""
     ) -> AsyncIterator[Event]:
-        """What changed since a version, until the server ends it (each minute or so it does).
+        """Yield the changes since a version until the server ends the watch, about every minute.
 
         Raises:
-            Answer: 410 where the version is too old; then only a list tells what was deleted.
+            Answer: 410, the version is too old; only a new list shows deletions.
         """
         lasts_s = self._sources.uniform(*WATCH_S)
         query = [
@@ -157,18 +157,18 @@ class Cluster:
 
     # --- writing --------------------------------------------------------------------------
     async def create(self, kind: Kind, body: Json, namespace: str = "") -> Json:
-        """The object as it was made; 409 where there is one of its name."""
+        """Create an object and return it; 409 if one of its name exists."""
         self.written += 1
         return await self._json("POST", kind.path(namespace=namespace), body=body)
 
     async def replace(self, kind: Kind, body: Json, sub: str = "") -> Json:
-        """Write over the version that `body` has; 409 where it is not the last any more."""
+        """Replace the version in `body`; 409 if a newer one exists."""
         meta = body["metadata"]
         self.written += 1
         path = _place(kind, meta["name"], meta.get("namespace", ""), sub)
         return await self._json("PUT", path, body=body)
 
-    async def patch(  # noqa: PLR0913  what there is to say of a patch
+    async def patch(  # noqa: PLR0913  the parameters of a patch
         self,
         kind: Kind,
         name: str,
@@ -179,7 +179,7 @@ class Cluster:
         *,
         dry_run: bool = False,
     ) -> Json:
-        """Change an object; with a resourceVersion in `body`, only at that one (else 409)."""
+        """Patch an object. With a resourceVersion in `body`, 409 if another version is current."""
         query = [("dryRun", "All")] if dry_run else []
         path = _place(kind, name, namespace, sub)
         self.written += 1
@@ -188,9 +188,9 @@ class Cluster:
     async def delete(
         self, kind: Kind, name: str, namespace: str = "", uid: str = "", version: str = ""
     ) -> None:
-        """Delete it, if it is still the one of `uid`; what is not there is done.
+        """Delete an object if it still has this uid. A missing one counts as success.
 
-        With a `version`, another one is a conflict (409).
+        With `version`, another version is a conflict (409).
         """
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
@@ -236,7 +236,7 @@ class Cluster:
         body: Any = None,
         content: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """The response, its body unread; `Answer` for any status but 2xx."""
+        """Return the response with its body unread. Any status other than 2xx raises `Answer`."""
         try:
             response: aiohttp.ClientResponse = await self._client.call_api(
                 path,
@@ -258,10 +258,10 @@ class Cluster:
 
 
 def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
-    """The path of one object. Users name objects: none of a name that leads elsewhere is there.
+    """Return the path of one object. Users choose names, so a name must not change the path.
 
     Raises:
-        Answer: 404, no object of Kubernetes can have such a name.
+        Answer: 404, no object in Kubernetes can have this name.
     """
     for part in (name, namespace or name):
         if part in {"", ".", ".."} or not {"/", "%"}.isdisjoint(part):
@@ -270,9 +270,9 @@ def _place(kind: Kind, name: str, namespace: str, sub: str = "") -> str:
     return kind.path(quote(name), quote(namespace), sub)
 
 
-# --- what comes back ---------------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------------
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
-    """A JSON object a line; one that was cut off is not there."""
+    """Yield one JSON object for each line. An incomplete last line is dropped."""
     rest = bytearray()
     try:
         async for chunk in response.content.iter_any():
@@ -294,14 +294,14 @@ def _parsed(body: bytes) -> Json:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise UnreachableError(f"an answer is no JSON: {error}") from error
+        raise UnreachableError(f"an answer is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise UnreachableError("an answer is no object")
+        raise UnreachableError("an answer is not an object")
     return found
 
 
 def _status(body: bytes) -> Json:
-    """The Status of a refusal; a proxy on the way may say anything."""
+    """Parse the Status of a refusal. A proxy in between may answer anything."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -322,6 +322,6 @@ def _why(error: BaseException) -> str:
 
 @asynccontextmanager
 async def connect(kubeconfig: Path | None, context: str = "") -> AsyncIterator[Cluster]:
-    """The cluster of a kubeconfig, or the one whose pod this is; ValueError: `login.client`."""
+    """Connect to the cluster of a kubeconfig, or of this pod. See `login.client` for errors."""
     async with login.client(kubeconfig, context, MANAGER) as client:
         yield Cluster(client)

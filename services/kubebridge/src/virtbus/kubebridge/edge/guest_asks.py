@@ -1,7 +1,7 @@
-"""Polls the guest agents: AgentConnected, the guest's system, addresses.
+"""Polls the guest agents for the condition AgentConnected, the guest's system and its addresses.
 
-A guest that answered is asked each minute. One that did not may still be booting, or has no agent.
-It is asked at growing intervals: half of the time that it has run.
+A guest that answered is polled each minute. One that did not may still be booting, or may have no
+agent. It is polled at growing intervals: half of the time that it has run.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 FIRST_S, LONGEST_S = 10.0, 300.0
-"""Between two tries at a guest that does not answer."""
+"""Shortest and longest interval for a guest that does not answer."""
 EACH_S = 60.0
 ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
@@ -31,7 +31,7 @@ ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
 
 @dataclass(slots=True)
 class _Asked:
-    """A guest; times are the loop's. `told` is the answer as bytes, empty for none."""
+    """The state of one guest, in loop time. `told` is its encoded answer, empty for none."""
 
     due_s: float
     since_s: float = 0.0
@@ -41,12 +41,12 @@ class _Asked:
 
 
 def pause_s(up_s: float) -> float:
-    """Until a guest that has run for `up_s` and did not answer is asked again."""
+    """Return the interval for a guest that has run for `up_s` and did not answer."""
     return min(max(up_s / 2, FIRST_S), LONGEST_S)
 
 
 class GuestAsks:
-    """Asks while `run` runs and `acts` is set; listeners are told the key of what changed."""
+    """Polls while `acts` is set. Listeners get the key of a VM whose answer changed."""
 
     def __init__(self, bus: Bus, views: Views, acts: asyncio.Event) -> None:
         self._bus = bus
@@ -56,17 +56,17 @@ class GuestAsks:
         self.listeners: list[Changed] = []
 
     def get(self, uid: str) -> GuestInfo | None:
-        """What the guest's agent said last; None where none answers."""
+        """Return the last answer of the guest agent, or None."""
         one = self._asked.get(uid)
         return read(GuestInfo, one.told) if one is not None and one.told else None
 
     def asked(self, uid: str) -> bool:
-        """Whether it is known by now if an agent answers."""
+        """Return True once the guest was polled, with or without an answer."""
         one = self._asked.get(uid)
         return one is not None and one.known
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Poll until cancelled."""
         time = asyncio.get_running_loop().time
         async with background() as tasks:
             while True:
@@ -75,7 +75,7 @@ class GuestAsks:
                 await asyncio.sleep(TICK_S)
 
     def _round(self, tasks: Background, now_s: float) -> None:
-        """Begin what is due, as far as there is room."""
+        """Start the polls that are due, within the limit."""
         keys = dict(self._views)
         for uid in self._asked.keys() - keys.keys():
             del self._asked[uid]
@@ -84,7 +84,7 @@ class GuestAsks:
             self._asked[uid] = _Asked(now_s + FIRST_S)
         asked = self._asked.items()
         due = [(one.due_s, uid) for uid, one in asked if one.due_s <= now_s and not one.busy]
-        for _, uid in sorted(due):  # the longest due first, so that each has its turn
+        for _, uid in sorted(due):  # the longest overdue first
             if room <= 0:
                 break
             one, key = self._asked[uid], keys[uid]
@@ -110,7 +110,7 @@ class GuestAsks:
         except VirtbusError as error:
             never = error.code == Code.UNSUPPORTED
             after_s = LONGEST_S if never else pause_s(loop.time() - one.since_s)
-        except BusError as error:  # which says nothing of the guest
+        except BusError as error:  # it says nothing about the guest
             log.debug("agent of %s: %s", key, error)
             one.due_s = loop.time() + FIRST_S
             return

@@ -1,4 +1,4 @@
-"""Writes the status of the `kubevirt` objects: KubeVirt's API is served."""
+"""Writes the status of the `kubevirt` objects, which tells clients the version of the API."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from virtbus.kubebridge.edge.sweeping import Sweeping
 
 RETRY_S = 10.0
 PAUSE_S = 1.0
-"""Between a watch that the server ended and the next list."""
+"""Delay between the end of a watch and the next list."""
 GONE = 410
-"""The API server no longer knows the version; only a list helps."""
+"""Code of a version that the API server no longer knows. Only a new list helps."""
 _log = logging.getLogger(__name__)
 
 
 class Installation:
-    """Lists and watches the objects while `acts` is set, and writes each status that is stale."""
+    """Watches the objects while `acts` is set, and rewrites each outdated status."""
 
     def __init__(self, cluster: Cluster, acts: asyncio.Event, sweeping: Sweeping) -> None:
         self._cluster = cluster
@@ -26,7 +26,7 @@ class Installation:
         self._sweeping = sweeping
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._orphaned())
             while True:
@@ -40,7 +40,7 @@ class Installation:
                 await asyncio.sleep(PAUSE_S)
 
     async def _orphaned(self) -> None:
-        """Write anew when other VMs than before have no VMI."""
+        """Write again if the set of orphaned VMs changes."""
         while True:
             await self._sweeping.changed.wait()
             self._sweeping.changed.clear()
@@ -52,14 +52,14 @@ class Installation:
                 await asyncio.sleep(RETRY_S)
 
     async def tell(self) -> str:
-        """Write each status that is missing or stale; returns the version of the list."""
+        """Write each outdated status. Return the version of the list."""
         listed = await self._cluster.list(KUBEVIRT)
         for one in listed.items:
             await self._write(one)
         return listed.resource_version
 
     async def _follow(self, version: str) -> None:
-        """Answer each change until the server ends the watch, or another replica leads."""
+        """React to each change until the watch ends or another replica leads."""
         async for event in self._cluster.watch(KUBEVIRT, version):
             if not self._acts.is_set():
                 return

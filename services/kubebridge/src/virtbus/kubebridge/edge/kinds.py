@@ -1,10 +1,10 @@
-"""The kinds of objects that the bridge reads or writes, and where the API server has them."""
+"""Lists the kinds of objects that the bridge reads or writes, with their API paths."""
 
 from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A resource of one version; `group` is empty for the core one."""
+    """A resource of one API version. `group` is empty for the core group."""
 
     group: str
     version: str
@@ -14,11 +14,14 @@ class Kind(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """As objects carry it."""
+        """Return the apiVersion of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, name: str = "", namespace: str = "", sub: str = "") -> str:
-        """The URL's path: of one object, or without `name` of all, in `namespace` or in each."""
+        """Return the URL path of one object, or without `name` of all objects.
+
+        Without `namespace`, the path covers all namespaces.
+        """
         parts = ["apis", self.group] if self.group else ["api"]
         parts.append(self.version)
         if self.namespaced and namespace:

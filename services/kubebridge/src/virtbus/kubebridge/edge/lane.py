@@ -1,4 +1,4 @@
-"""One piece of work at a time: sources take turns, and so do the namespaces of each."""
+"""Runs one piece of work at a time. Sources take turns, and so do the namespaces of each source."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ Place = asyncio.Future[None]
 
 
 class Lane:
-    """Who waits is granted a turn on the loop's next round, so that all who came are known."""
+    """Grants turns in the loop's next round, when all waiting sources are known."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, deque[Place]]] = {}
@@ -17,7 +17,7 @@ class Lane:
 
     @asynccontextmanager
     async def turn(self, source: str, namespace: str = "") -> AsyncIterator[None]:
-        """Wait for a turn, and keep it for the length of the context."""
+        """Wait for a turn, and keep it until the context ends."""
         place: Place = asyncio.get_running_loop().create_future()
         of_source = self._waiting.setdefault(source, {})
         of_source.setdefault(namespace, deque()).append(place)
@@ -25,7 +25,7 @@ class Lane:
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # granted and cancelled in one round
+            if not place.cancelled():  # granted and cancelled in the same round
                 self._leave()
             raise
         try:
@@ -51,7 +51,7 @@ class Lane:
                 place.set_result(None)
 
     def _next(self) -> Place:
-        """The longest waiting of the namespace, and of the source, whose turn it is."""
+        """Return the oldest waiter of the next namespace of the next source."""
         source, of_source = next(iter(self._waiting.items()))
         namespace, places = next(iter(of_source.items()))
         place = places.popleft()

@@ -1,6 +1,6 @@
-"""Importing kubernetes_asyncio without its models and APIs, of which the bridge uses none.
+"""Imports kubernetes_asyncio without its models and APIs, which the bridge does not use.
 
-Its packages import all of them: 840 modules, 66 MB and two seconds, for a login and an HTTP client.
+Its packages import everything: 840 modules, 66 MB and two seconds for a login and an HTTP client.
 """
 
 import importlib.util
@@ -14,9 +14,10 @@ PACKAGE = "kubernetes_asyncio"
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Stand-ins for the packages that import everything; what is loaded already stays as it is.
+    """Replace the packages that import everything by stubs. Loaded packages are kept.
 
-    Their modules are the library's own. Afterwards the names are free again.
+    The imported modules are the library's own. At the end, the stubs are removed from
+    `sys.modules`.
     """
     if PACKAGE in sys.modules:
         yield

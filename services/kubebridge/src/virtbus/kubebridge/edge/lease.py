@@ -1,8 +1,8 @@
-"""Leader election of bridges by a Lease; the others watch, and take over.
+"""Elects one leading bridge by a Lease. The others watch it and take over.
 
 Correctness does not depend on it, because every write is made at the version that was read (ADR
-0026). It only avoids conflicting writes. A bridge whose Lease cannot be renewed continues until
-another has it. One that may not have a Lease acts without.
+0026). It only avoids conflicting writes. A bridge that cannot renew its Lease continues until
+another one has it. A bridge without permission for Leases works without one.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 NAME = "virtbus-kubebridge"
 LASTS_S = 6.0
-"""A lease that was not renewed for this long, by our own clock, is free."""
+"""A Lease is free if it was not renewed for this long by our own clock."""
 RENEW_S = 2.0
 GIVE_BACK_S = 2.0
 
@@ -42,7 +42,7 @@ class Lease:
         self.held = held
 
     async def run(self) -> None:
-        """Take it when it is free, and keep it; give it back at the end."""
+        """Take the Lease when it is free, renew it, and give it back at the end."""
         try:
             while True:
                 try:
@@ -58,7 +58,11 @@ class Lease:
         if answer.passing or answer.code == 409:
             log.debug("lease: %s", answer)
         elif not self.held.is_set():
-            log.warning("acts without a Lease: %s", answer, extra={"code": "no_lease"})
+            log.warning(
+                "no permission for a Lease, working without one: %s",
+                answer,
+                extra={"code": "no_lease"},
+            )
             self.held.set()
 
     async def _step(self) -> None:
@@ -75,18 +79,18 @@ class Lease:
 
     def _hold(self) -> None:
         if not self.held.is_set():
-            log.info("holds the Lease", extra={"code": "lease_held"})
+            log.info("this bridge has the Lease", extra={"code": "lease_held"})
             self.held.set()
 
     def _over(self, lease: Json) -> bool:
-        """True where nothing was written to it for LASTS_S: clocks of others are not trusted."""
+        """Return True if the Lease did not change for LASTS_S. Other clocks are not trusted."""
         now_s, version = asyncio.get_running_loop().time(), lease["metadata"]["resourceVersion"]
         if self._seen[0] != version:
             self._seen = (version, now_s)
         return now_s - self._seen[1] > LASTS_S
 
     def _mine(self, before: Json | None) -> Json:
-        """The Lease in our hands; at the version that was read, so that one of two gets it."""
+        """Return the Lease with our name at the version read, so that only one bridge wins."""
         now = micro_stamp(self._sources.now())
         ours = text(before, "spec", "holderIdentity") == self._holder
         switched = at(before, "spec", "leaseTransitions") or 0
@@ -103,7 +107,7 @@ class Lease:
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
     async def _give_back(self) -> None:
-        """The next one begins at once."""
+        """Give the Lease back, so that another bridge takes over at once."""
         try:
             async with asyncio.timeout(GIVE_BACK_S):
                 lease = await self._cluster.get(LEASE, NAME, self._namespace)
@@ -111,4 +115,4 @@ class Lease:
                     lease["spec"]["holderIdentity"] = ""
                     await self._cluster.replace(LEASE, lease)
         except (Answer, TimeoutError) as error:
-            log.debug("the Lease ends by itself: %s", error)
+            log.debug("could not give the Lease back, it expires: %s", error)

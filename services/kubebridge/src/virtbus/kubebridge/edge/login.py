@@ -1,4 +1,4 @@
-"""Logging in to a cluster: the only importer of kubernetes_asyncio (ADR 0024)."""
+"""Logs in to a cluster. No other module imports kubernetes_asyncio (ADR 0024)."""
 
 import asyncio
 import urllib.request
@@ -20,17 +20,17 @@ with lean_import():
 __all__ = ["ApiClient", "client"]
 
 READ_BYTES = 2 * 1024 * 1024
-"""Of a response that is not read yet; then the server waits."""
+"""Bytes of a response that are buffered unread. Beyond that, the server waits."""
 
 
 @asynccontextmanager
 async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIterator[ApiClient]:
-    """A client of the cluster of a kubeconfig, or of the one whose pod this is.
+    """Return a client of the cluster of a kubeconfig, or of the cluster of this pod.
 
-    Logins that end are renewed by it. `agent` is how it calls itself.
+    It renews expiring logins. `agent` is its user agent.
 
     Raises:
-        VirtbusError: 400 `no_login`: there is no such login; the message says what to give.
+        VirtbusError: 400 `no_login`: there is no valid login; the message says what to give.
     """
     configuration = Configuration()
     try:
@@ -60,7 +60,7 @@ async def client(kubeconfig: Path | None, context: str, agent: str) -> AsyncIter
 
 
 def _proxy(url: str) -> str | None:
-    """What the environment says (HTTPS_PROXY, NO_PROXY)."""
+    """Return the proxy in the environment (HTTPS_PROXY, NO_PROXY)."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
@@ -68,7 +68,7 @@ def _proxy(url: str) -> str | None:
 
 
 def _ask_for_no_proxy(client: ApiClient) -> None:
-    """Spare what aiohttp would look up at each request, in a thread."""
+    """Keep aiohttp from looking up the proxy in a thread at each request."""
     rest = client.rest_client
     connector = rest.pool_manager.connector
     rest.pool_manager.detach()

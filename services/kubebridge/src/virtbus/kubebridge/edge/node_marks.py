@@ -1,4 +1,4 @@
-"""Marks Kubernetes' Nodes of the names that virtbus' nodes have (`core/nodes.py`)."""
+"""Marks the Kubernetes Nodes whose names are those of virtbus nodes (`core/nodes.py`)."""
 
 import asyncio
 import logging
@@ -19,33 +19,33 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
 ABSENT_S = 300.0
-"""A name that Kubernetes had no Node of is tried again after this long."""
+"""A missing Node is tried again after this long."""
 TIMEOUT_S = 10.0
 
 
 class NodeMarks:
-    """Looks at both sides each LOOK_S; a list and few writes where nothing happens."""
+    """Compares the nodes of both sides every LOOK_S. Without changes it needs one list."""
 
     def __init__(self, bus: Bus, cluster: Cluster, acts: asyncio.Event) -> None:
         self._bus = bus
         self._cluster = cluster
         self._acts = acts
         self._absent: dict[str, float] = {}
-        """The names of no Node, and when (loop time, seconds) that was seen."""
+        """Names without a Node, with the loop time in seconds of the last try."""
 
     async def run(self) -> None:
-        """Until cancelled; it writes while `acts` is set."""
+        """Run until cancelled. It writes while `acts` is set."""
         while True:
             await self._acts.wait()
             try:
                 await self.look()
             except (Answer, BusError, VirtbusError) as error:
                 told = {"code": "node_marks_failed"}
-                log.warning("Nodes are not marked: %s; again soon", error, extra=told)
+                log.warning("Nodes are not marked: %s; retrying", error, extra=told)
             await asyncio.sleep(LOOK_S)
 
     async def _views(self) -> tuple[NodeView, ...]:
-        """The nodes of the bus, from all pages."""
+        """Return the nodes of the bus, from all pages."""
         found: list[NodeView] = []
         ask = PageAsk()
         while True:
@@ -57,7 +57,7 @@ class NodeMarks:
             ask = PageAsk.model_validate({"continue": page.continue_})
 
     async def look(self) -> None:
-        """One round."""
+        """Run one round."""
         views = await self._views()
         listed = await self._cluster.list(NODE, selector=OURS)
         there = {text(one, "metadata", "name"): one for one in listed.items}
@@ -77,7 +77,7 @@ class NodeMarks:
                     self._absent[mark.node] = now_s
                 elif answer_.passing:
                     raise
-                else:  # that of one Node keeps no other from its mark
+                else:  # a refusal for one Node must not stop the others
                     refused = answer_
         if refused is not None:
             raise refused

@@ -1,6 +1,7 @@
-"""Objects of one kind as they were last seen, each as the JSON of what the rules read of it.
+"""Caches the objects of one kind, as JSON of the fields that the rules read.
 
-Bytes, since a parsed object takes five times as much (ADR 0024), and is parsed in microseconds.
+They are bytes, because a parsed object takes five times as much memory (ADR 0024). Parsing takes
+microseconds.
 """
 
 import json
@@ -12,10 +13,10 @@ from virtbus.kubebridge.core import notes
 from virtbus.kubebridge.core.plain import Object, at, key, part, text
 
 Changed = Callable[[str], None]
-"""Told the `namespace/name` of what changed, came or went."""
+"""Called with the `namespace/name` of a changed, new or removed object."""
 
 ENDED_MAX = 10_000
-"""Ends that are remembered; of one that is forgotten, what is left is held for a person."""
+"""Ends that are remembered. If one is forgotten, the VM is kept for a person to decide."""
 
 
 class _Held(NamedTuple):
@@ -25,48 +26,48 @@ class _Held(NamedTuple):
 
 
 class Objects:
-    """A cache. What is read of it is the reader's own."""
+    """A cache. Each read returns a new object."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self.listeners: list[Changed] = []
         self.of_writes: list[Changed] = []
-        """Told of what we wrote ourselves, which `listeners` know."""
+        """Called for the bridge's own writes, which `listeners` do not get."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def __iter__(self) -> Iterator[str]:
-        """The keys, `namespace/name`."""
+        """Yield the keys, `namespace/name`."""
         return iter(tuple(self._held))
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """The object of a key."""
+        """Return the object of a key, or None."""
         held = self._held.get(name)
         return None if held is None else json.loads(held.body)
 
     def uid(self, name: str) -> str:
-        """Of what has the key now, or empty."""
+        """Return the uid of the object that has the key, or an empty string."""
         held = self._held.get(name)
         return "" if held is None else held.uid
 
     def put(self, obj: Object) -> None:
-        """Take in what a list or a watch told: both are in order."""
+        """Store an object from a list or a watch. These arrive in order."""
         name, held = key(obj), _held(obj)
         before = self._held.get(name)
         if at(obj, "metadata", "deletionTimestamp"):
             self._note_end(held.uid)
         if before is not None and before.uid == held.uid and held.version < before.version:
-            return  # what we wrote since is known already
+            return  # a newer write of our own is already stored
         self._held[name] = held
         if before != held:
             self._tell(name)
 
     def wrote(self, obj: Object) -> None:
-        """Take in the answer of a write of ours, before its echo: the next look sees it.
+        """Store the answer of our own write before the watch delivers it.
 
-        What the watch told to be gone does not come back by it.
+        A removed object does not come back this way.
         """
         name, held = key(obj), _held(obj)
         before = self._held.get(name)
@@ -76,9 +77,10 @@ class Objects:
                 changed(name)
 
     def ended(self, uid: str) -> bool:
-        """True where its end was told: a delete that was asked for, or a watch's DELETED.
+        """Return True if its end was reported: by a deletion timestamp or a watch's DELETED.
 
-        What a list only lacks is absent: an API server may be restored to an older state.
+        An object that is only missing in a list does not count: an API server may be restored to an
+        older state.
         """
         return uid in self._ended
 
@@ -89,17 +91,17 @@ class Objects:
             self._ended.popitem(last=False)
 
     def deleted(self, obj: Object) -> None:
-        """A watch told that it is gone."""
+        """Remove an object that a watch reported as deleted."""
         self._note_end(text(obj, "metadata", "uid"))
         self.drop(key(obj))
 
     def drop(self, name: str) -> None:
-        """It is gone, or absent."""
+        """Remove an object that is deleted or missing."""
         if self._held.pop(name, None) is not None:
             self._tell(name)
 
     def retain(self, names: set[str]) -> None:
-        """A whole list has only these: the others went while nobody told us."""
+        """Remove all objects that are missing in a complete list."""
         for name in self._held.keys() - names:
             self.drop(name)
 
@@ -116,9 +118,9 @@ def _held(obj: Object) -> _Held:
 
 
 def slim(obj: Object) -> dict[str, Any]:
-    """Without what no rule reads: who wrote which field, and annotations of others.
+    """Remove the fields that no rule reads: managedFields and other annotations.
 
-    Annotations may have 256 KiB an object, and a template's as much as etcd takes (ADR 0028).
+    An object may have 256 KiB of annotations, and a template as much as etcd takes (ADR 0028).
     """
     meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     if isinstance(meta.get("annotations"), dict):

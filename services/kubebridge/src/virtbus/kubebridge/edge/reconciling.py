@@ -1,4 +1,4 @@
-"""Reconciles a name: the VMI, then the VM, as the core decides (ADR 0026)."""
+"""Reconciles the VMI and the VM of a name, as the core decides (ADR 0026)."""
 
 from collections.abc import Mapping
 
@@ -15,11 +15,11 @@ from virtbus.kubebridge.edge.kinds import CONFIG_MAP, SECRET, Kind
 from virtbus.kubebridge.edge.views import Known
 
 NEEDED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
-"""Whose objects a VMI may be made of."""
+"""Kinds of objects that a VMI can refer to."""
 
 
 class Reconciling:
-    """Looks, and has done what follows."""
+    """Runs the rules of the core, and executes their actions."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Reconciling:
         self._sources = sources
 
     async def look(self, key: str) -> float:
-        """Reconcile what has this `namespace/name`; seconds until to look again, or 0.
+        """Reconcile this `namespace/name`. Return the seconds before a retry, or 0.
 
-        The VMI first: what is told of it is what its VM then tells. Neither waits for the other
-        where that failed.
+        The VMI comes first, because its VM reports the VMI's state. If one fails, the other still
+        runs.
         """
         again_s, failure = [], None
         for part_of in (self._vmi, self._vm):
@@ -78,7 +78,7 @@ class Reconciling:
         return Seen(view=view, gone=gone, refused=refused, guest=guest, asked=asked)
 
     async def _given(self, vmi: Json, seen: Seen) -> Given:
-        """What the VMI's guest is to be made of, where it is still to be made."""
+        """Read the objects that the VMI refers to, while its VM is still to be created."""
         if seen.view is not None or seen.gone or phase(vmi) in FINAL:
             return {}
         if at(vmi, "metadata", "deletionTimestamp"):

@@ -1,6 +1,6 @@
-"""Keeps the EndpointSlices of Services that select VMs (`core/endpoint_slices.py`).
+"""Maintains the EndpointSlices of Services that select VMs (`core/endpoint_slices.py`).
 
-Changes are gathered for a moment: a hundred guests that start together are one write of a slice.
+Changes are collected for a moment, so that a hundred starting guests need one write of a slice.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 GATHER_S = 0.5
 RETRY_S = 5.0
-"""After a write that was refused, where nothing else changes meanwhile."""
+"""Seconds before a retry after a refused write."""
 
 Interfaces = Callable[[str], Sequence[InterfaceStatus]]
-"""What virtbus says of the VM of a uid."""
+"""Returns the interfaces of the VM with a uid, as virtbus knows them."""
 Telling = Callable[[Object, Tell], None]
-"""An Event on a Service, soon."""
+"""Records an Event on a Service."""
 
 
 class Followed(NamedTuple):
-    """The caches that are read; `slices` has ours only."""
+    """The caches. `slices` has only slices of the bridge."""
 
     vmis: Objects
     services: Objects
@@ -48,12 +48,12 @@ class Followed(NamedTuple):
 
 
 def space_of(name: str) -> str:
-    """The namespace of a key."""
+    """Return the namespace of a key."""
     return name.partition("/")[0]
 
 
 class ServiceSlices:
-    """Follows three caches, and writes while `acts` is set."""
+    """Watches three caches, and writes while `acts` is set."""
 
     def __init__(
         self,
@@ -69,19 +69,19 @@ class ServiceSlices:
         self._tell = tell
         self._acts = acts
         self._members: dict[str, dict[str, Member]] = defaultdict(dict)
-        """By namespace, then by the VMI's key."""
+        """Members by namespace, then by the VMI's key."""
         self._selecting: set[str] = set()
         self._spaces: set[str] = set()
-        """Of the Services that select."""
+        """Namespaces of the Services that select."""
         self._of: dict[str, str] = {}
-        """The Service of a slice, both by their keys; `_slices_of` is the other way round."""
+        """The Service of each slice, both by key. `_slices_of` is the inverse."""
         self._slices_of: dict[str, set[str]] = defaultdict(set)
         self._again_s: dict[str, float] = {}
-        """When to look at a Service again (loop time)."""
+        """Loop times of the next retry of each Service."""
         self._vmis_new, self._slices_new = set(vmis), set(slices)
         self._services_new = set(services)
         self._told: dict[str, str] = {}
-        """The last warning of a Service."""
+        """The last warning on each Service."""
         self._news = asyncio.Event()
         for told in (vmis.listeners, vmis.of_writes):
             told.append(lambda name: self._changed(self._vmis_new, name))
@@ -93,11 +93,11 @@ class ServiceSlices:
         self._news.set()
 
     def changed(self, vmi: str) -> None:
-        """The interfaces of a VMI's VM, by the VMI's key, are others."""
+        """Note a change of the interfaces of a VM, by the key of its VMI."""
         self._changed(self._vmis_new, vmi)
 
     async def run(self) -> None:
-        """Until cancelled; the caches are whole when it begins."""
+        """Run until cancelled. The caches must be complete."""
         self._news.set()
         while True:
             with suppress(TimeoutError):
@@ -108,7 +108,7 @@ class ServiceSlices:
             await self._round()
 
     async def _round(self) -> None:
-        """All Services that something of changed, and those whose time has come again."""
+        """Reconcile all Services with changes, and those whose retry is due."""
         now_s = asyncio.get_running_loop().time()
         due = {name for name, at_s in self._again_s.items() if at_s <= now_s}
         for name in sorted(self._take() | due):
@@ -124,7 +124,7 @@ class ServiceSlices:
                 self._again_s[name] = now_s + RETRY_S
 
     def _take(self) -> set[str]:
-        """The Services to look at; what changed is taken in."""
+        """Process the changes. Return the Services to reconcile."""
         self._take_services()
         names = self._services_new | set(self._selecting_what_moved())
         for name in self._slices_new:
@@ -142,7 +142,7 @@ class ServiceSlices:
         return names - {""}
 
     def _take_services(self) -> None:
-        """Guests are known where a Service selects: elsewhere they would cost for nothing."""
+        """Process changed Services. Guests are tracked only in namespaces that they select in."""
         for name in self._services_new:
             if part(self._services.get(name), "spec", "selector"):
                 self._selecting.add(name)
@@ -155,7 +155,7 @@ class ServiceSlices:
         self._spaces = spaces
 
     def _selecting_what_moved(self) -> Iterator[str]:
-        """The Services that select, or did, a VMI that is another now."""
+        """Yield the Services that select a changed VMI, now or before."""
         moved: dict[str, list[Mapping[str, str]]] = defaultdict(list)
         for vmi in sorted(self._vmis_new):
             moved[space_of(vmi)] += self._learn(vmi)
@@ -166,7 +166,7 @@ class ServiceSlices:
                     yield name
 
     def _learn(self, name: str) -> list[Mapping[str, str]]:
-        """The labels that a VMI had and has, where it is another to Services than before."""
+        """Return the labels that a VMI had and has, if it changed for Services."""
         if space_of(name) not in self._spaces:
             return []
         here = self._members[space_of(name)]
@@ -181,7 +181,7 @@ class ServiceSlices:
 
     async def _service(self, name: str) -> None:
         service = self._services.get(name)
-        if service is None:  # its slices go with it: they are its own
+        if service is None:  # Kubernetes deletes its slices with it: the Service owns them
             self._told.pop(name, None)
             return
         there = [self._slices.get(one) for one in self._slices_of.get(name, ())]

@@ -1,4 +1,4 @@
-"""Keys and certificates made and read: what is in the bridge's Secret, as PEM."""
+"""Makes and parses keys and certificates of the bridge's Secret (PEM)."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -21,7 +21,7 @@ _CA_MAY = x509.KeyUsage(
 
 
 class Kept(NamedTuple):
-    """As the Secret holds it. `ca_crt` has all authorities, the newest first; one key is kept."""
+    """The content of the Secret. `ca_crt` has all authorities, the newest first, but one key."""
 
     ca_crt: str = ""
     ca_key: str = ""
@@ -30,9 +30,9 @@ class Kept(NamedTuple):
 
 
 def renewed(kept: Kept, names: tuple[str, ...], now: datetime) -> Kept:
-    """The same where nothing is due; what cannot be read counts as missing.
+    """Return the content with renewed certificates. Unreadable parts count as missing.
 
-    `names` are the host names that are served.
+    `names` are the host names of the serving certificate.
     """
     authorities = [one for one in _certificates(kept.ca_crt) if one.not_valid_after_utc > now]
     key = known = _key(kept.ca_key)
@@ -52,7 +52,7 @@ def renewed(kept: Kept, names: tuple[str, ...], now: datetime) -> Kept:
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
-    # A name of its own: who checks a chain finds an authority by its name.
+    # Each authority has a name of its own, because clients find an authority by its name.
     name = _name(f"{COMMON_NAME} {now:%Y-%m-%dT%H:%M:%SZ}")
     return (
         _builder(name, name, key, life(now, AUTHORITY_LIFE))
@@ -104,7 +104,7 @@ def _name(common: str) -> x509.Name:
 def _serving(
     kept: Kept, names: tuple[str, ...], authorities: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
-    """What is served, where it is what this bridge needs."""
+    """Return the serving certificate if it is valid for this bridge, otherwise None."""
     found, key = _certificates(kept.tls_crt), _key(kept.tls_key)
     if not found or key is None or key.public_key() != found[0].public_key():
         return None

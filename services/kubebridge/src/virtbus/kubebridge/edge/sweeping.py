@@ -1,9 +1,10 @@
-"""Garbage collection of this cluster's VMs without a VMI: of a slow create or a restored API.
+"""Garbage-collects this cluster's VMs that have no VMI.
 
-A suspect is a VM whose VMI was not seen for GRACE_S. Then the API server itself is asked. If the
-end of its VMI was reported (`Objects.ended`), the VM is deleted. Otherwise it is held for a person
-(ADR 0033): marked on the bus, and reported by an Event and by the `kubevirt` object. VMs without
-this cluster's label are ignored.
+A slow create or a restored API server can leave such VMs. A VM is a suspect if its VMI was not seen
+for GRACE_S. Then the API server itself is asked. If the end of its VMI was reported
+(`Objects.ended`), the VM is deleted. Otherwise a person decides (ADR 0033): the VM is marked on the
+bus, and reported by an Event and by the `kubevirt` object. VMs without this cluster's label are
+ignored.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-"""Longer than a VMI that was made may take to be told to us."""
+"""Longer than the delay between the creation of a VMI and its watch event."""
 INTERVAL_S = 5.0
 LOOK_AGAIN_S = 300.0
-"""Between two looks at one that is held: the API server may be restored once more."""
+"""Time between two checks of a kept VM. The API server may be restored once more."""
 
 
 class Sweeping:
-    """Looks at orphans while `run` runs and `held` is set; forgets what is gone whoever writes."""
+    """Checks orphans while `held` is set. Removes stale entries of caches in any case."""
 
     def __init__(
         self,
@@ -49,13 +50,13 @@ class Sweeping:
         self._held = held
         self._since_s: dict[str, float] = {}
         self._looked_s: dict[str, float] = {}
-        """When those that are held were looked at last, by uid."""
+        """Loop times of the last check of kept VMs, by uid."""
         self.changed = asyncio.Event()
-        """Set when `orphans` are others."""
+        """Set when `orphans` changes."""
 
     @property
     def orphans(self) -> dict[str, str]:
-        """The `namespace/name` of each VM that is held, by uid."""
+        """Return the `namespace/name` of each kept VM, by uid."""
         keys = dict(self._known.views)
         return {uid: keys[uid] for uid in sorted(self._looked_s) if uid in keys}
 
@@ -76,7 +77,7 @@ class Sweeping:
                 self.changed.set()
 
     def _suspects(self) -> list[tuple[str, str]]:
-        """Those that have been without their VMI for long enough, by the loop's clock."""
+        """Return the VMs that have been without their VMI for long enough, by the loop's clock."""
         now_s = asyncio.get_running_loop().time()
         alone = [(uid, key) for uid, key in self._known.views if self._known.vmis.uid(key) != uid]
         self._since_s = {uid: self._since_s.get(uid, now_s) for uid, _ in alone}
@@ -86,7 +87,7 @@ class Sweeping:
         return [(uid, key) for uid, key in alone if now_s >= due_s[uid]]
 
     def _back(self) -> list[tuple[str, str]]:
-        """Those that were held, or are marked, and whose VMI is there."""
+        """Return the VMs that are marked, although their VMI exists."""
         return [
             (uid, key)
             for uid, key in self._known.views
@@ -102,7 +103,7 @@ class Sweeping:
         there, ended = text(vmi, "metadata", "uid"), self._known.vmis.ended(uid)
         found = vmi_rules.orphan(view, there, self._name, ended=ended)
         if isinstance(found, BusDelete):
-            log.warning("ends %s: its VMI %s was deleted", key, uid, extra={"code": "orphan"})
+            log.warning("deleting %s: its VMI %s was deleted", key, uid, extra={"code": "orphan"})
             self._looked_s.pop(uid, None)
             await self._end(uid)
             return
@@ -114,7 +115,7 @@ class Sweeping:
             await self._acting.hold(uid, found.why)
 
     def _tell(self, uid: str, key: str) -> None:
-        """Each time it is looked at: the log, and an Event on what has the name, if anything."""
+        """Report a kept VM at each check: in the log, and by an Event on the object of its name."""
         self._looked_s[uid] = asyncio.get_running_loop().time()
         message = vmi_rules.HELD.format(key=key, uid=uid)
         log.warning("%s", message, extra={"code": "orphan_held", "uid": uid})
@@ -128,13 +129,13 @@ class Sweeping:
         try:
             await self._acting.delete(uid)
         except EndedError:
-            log.debug("%s was gone", uid)
+            log.debug("%s was already gone", uid)
 
     def _forget(self) -> None:
-        """What is remembered of objects that are gone."""
+        """Forget objects that are gone."""
         vms, vmis, views = self._known
         uids = {objects.uid(key) for objects in (vms, vmis) for key in objects}
         views.forget_but(uids)
         self._acting.memo.forget_but(uids)
-        if not self._held.is_set():  # who writes works its queue off
+        if not self._held.is_set():  # the leader works off its queue
             self._work.forget_but({*vms, *vmis})

@@ -1,7 +1,7 @@
 """Records Events on objects, with rate limits. Events that cannot be sent in time are dropped.
 
-Each object has BURST events and then one each REFILL_S, as in client-go's recorder. A repeated
-event counts in the series of the first. All are sent concurrently with the writes.
+Each object has a burst of BURST events and then one event per REFILL_S, as in client-go's recorder.
+A repeated event increments the series of the first. Events do not delay the reconcile.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 BURST, REFILL_S = 25.0, 300.0
 WAITING_MAX = 2000
-"""Events that wait to be sent; more are dropped."""
+"""Events in the queue. Further ones are dropped."""
 KNOWN_MAX = 4096
-"""Events that are remembered, so that the same again is counted."""
+"""Events that are remembered in order to count repeats."""
 COUNTED_S = 60.0
-"""How often at most a count is written."""
+"""Shortest time between two writes of a count."""
 SENDERS = 2
 NOTE_MAX = 1024
-"""Bytes."""
+"""Longest note, in bytes."""
 
 
 class _Same(NamedTuple):
-    """What makes two events one."""
+    """The key by which events count as equal."""
 
     uid: str
     reason: str
@@ -39,7 +39,7 @@ class _Same(NamedTuple):
 
 
 class _Told:
-    """An event that was sent: its name, how often it was told, and when that was written last."""
+    """A sent event: its name, its count, and the time of its last write."""
 
     def __init__(self, name: str, at_s: float) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Teller:
         self.dropped = 0
 
     def tell(self, obj: Object, what: Tell) -> None:
-        """Tell it of an object, soon."""
+        """Queue an event on an object."""
         try:
             self._waiting.put_nowait((reference(obj), what))
         except asyncio.QueueFull:
@@ -99,7 +99,7 @@ class Teller:
         await self._cluster.create(EVENT, self._event(name, about, what), about["namespace"])
 
     async def _counted(self, told: _Told, about: Json, now_s: float) -> bool:
-        """False where the event is there no more: API servers forget them after an hour."""
+        """Count a repeat. Return False if the event is gone: they expire after an hour."""
         told.count += 1
         if now_s - told.written_s < COUNTED_S:
             return True
@@ -114,7 +114,7 @@ class Teller:
         return True
 
     def _may(self, uid: str, now_s: float) -> bool:
-        """One token of the object's."""
+        """Take one token of the object. Return False if none is left."""
         tokens, at_s = self._tokens.pop(uid, (BURST, now_s))
         tokens = min(BURST, tokens + (now_s - at_s) / REFILL_S)
         self._tokens[uid] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now_s)
@@ -139,7 +139,7 @@ class Teller:
 
 
 def reference(obj: Object) -> Json:
-    """An ObjectReference."""
+    """Return an ObjectReference."""
     meta = obj["metadata"]
     return {
         "apiVersion": text(obj, "apiVersion"),

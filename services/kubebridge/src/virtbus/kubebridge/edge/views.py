@@ -1,4 +1,4 @@
-"""This cluster's VMs, by virtbus' own watch.
+"""Caches this cluster's VMs from virtbus' own watch.
 
 A missing view proves nothing: a list may come from a lagging controller. A VM is gone for certain
 if a delete did not find it, a create was refused as deleted, or the watch reported its end.
@@ -28,13 +28,13 @@ RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
 
 NO_REPLY = (AttributeError, KeyError, TypeError, ValueError)
-"""What reading a reply raises that is none of a watch."""
+"""Exceptions from a reply that is not a valid watch reply."""
 
 Plain = Mapping[str, Any]
 
 
 class Views:
-    """The VMs that carry this cluster's label, by uid; as bytes, of which a look makes a model."""
+    """The VMs with this cluster's label, by uid. They are kept as bytes and parsed at each read."""
 
     def __init__(self, bus: Bus, cluster: str) -> None:
         self._bus = bus
@@ -49,42 +49,42 @@ class Views:
         return len(self._held)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """The uid and the `namespace/name` of each."""
+        """Yield the uid and the `namespace/name` of each VM."""
         return iter([(uid, key) for uid, (key, _) in self._held.items()])
 
-    # --- what is known --------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------
     def get(self, uid: str) -> VmView | None:
-        """The VM as it was last seen."""
+        """Return the VM as it was last seen, or None."""
         held = self._held.get(uid)
         return None if held is None else read(VmView, held[1])
 
     def marked(self, uid: str) -> bool:
-        """True for one that is marked as orphaned."""
+        """Return True if the VM is marked as orphaned."""
         held = self._held.get(uid)
         return held is not None and ORPHANED.encode() in held[1]
 
     def gone(self, uid: str) -> bool:
-        """True where its end is certain."""
+        """Return True if the VM is certainly gone."""
         return uid in self._gone
 
     def ended(self, uid: str) -> None:
-        """Its end is certain: a delete found nothing, or a create was told that it was deleted."""
+        """Note a certain end: a delete found nothing, or a create was refused as deleted."""
         self._held.pop(uid, None)
         self._gone.add(uid)
 
     def forget_but(self, uids: set[str]) -> None:
-        """Of what is gone, only these are asked for any more."""
+        """Forget all certain ends but these."""
         self._gone &= uids
 
     def answered(self, view: VmView) -> None:
-        """Take in what a request answered, where the watch is behind it."""
+        """Store the VM in an answer, unless the watch is already ahead of it."""
         before = self.get(view.uid)
         if view.uid not in self._gone and (before is None or before.revision < view.revision):
             self._held[view.uid] = (f"{view.namespace}/{view.name}", encode(view))
 
     # --- following ------------------------------------------------------------------------
     async def run(self) -> None:
-        """Follow until cancelled, whatever becomes of the bus meanwhile."""
+        """Watch until cancelled, also across failures of the bus."""
         while True:
             try:
                 await self._follow()
@@ -93,7 +93,7 @@ class Views:
             await asyncio.sleep(next(self._pauses))
 
     async def _follow(self) -> None:
-        """One watch, from a full list to its end."""
+        """Run one watch, from a full list to its end."""
         loop, want = asyncio.get_running_loop(), VmWatch(labels={CLUSTER: self._cluster})
         listed: set[str] = set()
         renewal, renewed_s = "", loop.time()
@@ -132,7 +132,7 @@ class Views:
         return uid
 
     def _went(self, uid: str) -> None:
-        """It left the watch: its end, if it was being deleted; else its labels may have changed."""
+        """Remove a VM that left the watch. It has ended only if it was being deleted."""
         view, held = self.get(uid), self._held.pop(uid, None)
         if held is None:
             return
@@ -151,7 +151,7 @@ class Views:
 
 
 class Known(NamedTuple):
-    """All that looks are made of."""
+    """The caches that a reconcile reads."""
 
     vms: Objects
     vmis: Objects

@@ -18,13 +18,13 @@ from virtbus.kubebridge.edge.objects import Objects
 log = logging.getLogger(__name__)
 
 PAUSE_S = (0.1, 10.0)
-"""Between tries: the first, and the longest after many that failed."""
+"""First and longest delay between retries."""
 LASTS_S = 5.0
-"""A watch that ended sooner, and told nothing, failed."""
+"""A watch without events that ends sooner than this counts as failed."""
 
 
 class Following:
-    """Keeps `objects` as the cluster has them."""
+    """Keeps `objects` in sync with the cluster."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Following:
         self._version = ""
         self._pauses = delays(*PAUSE_S, sources)
         self.synced = asyncio.Event()
-        """Set once a whole list was taken in."""
+        """Set once a complete list is stored."""
         self.lists = 0
-        """How often all was listed."""
+        """Number of complete lists."""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 if self._version:
@@ -59,7 +59,7 @@ class Following:
                 await self._failed(answer)
 
     async def _list(self) -> None:
-        """All objects; those that it does not name are gone."""
+        """List all objects, and remove the missing ones."""
         seen: set[str] = set()
         version = ""
         async for page in self._cluster.pages(self._kind, selector=self._selector):
@@ -72,7 +72,7 @@ class Following:
         self.synced.set()
 
     async def _watch(self) -> None:
-        """Until the server ends it."""
+        """Watch until the server ends it."""
         loop = asyncio.get_running_loop()
         begun_s, told = loop.time(), False
         async for event in self._cluster.watch(self._kind, self._version, self._selector):
@@ -94,20 +94,20 @@ class Following:
             self._version = version
 
     def _take(self, obj: Object) -> str:
-        """Into the cache. Items of a list do not say what kind they are."""
+        """Store an object. Items of a list lack their kind."""
         named = {"apiVersion": self._kind.api_version, "kind": self._kind.kind, **obj}
         self._objects.put(named)
         return key(obj)
 
     async def _failed(self, answer: Answer) -> None:
-        """Pause; a refusal that does not pass by itself begins with a list."""
+        """Wait after a failure. After a permanent refusal, list again."""
         pause_s = max(answer.retry_after_s, next(self._pauses))
         if not answer.passing:
             self._version = ""
         level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
         log.log(
             level,
-            "%s: %s; again in %.1f s",
+            "%s: %s; retrying in %.1f s",
             self._kind.plural,
             answer,
             pause_s,

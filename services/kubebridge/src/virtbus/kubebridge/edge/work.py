@@ -16,16 +16,16 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 32
 REST_S = 0.15
-"""Between two looks at one key: what happens meanwhile is told in one write."""
+"""Pause between two reconciles of a key. Changes in between are handled together."""
 AGAIN_S = (0.1, 10.0)
-"""After a failure: the first pause, and the longest after many."""
+"""First and longest delay after failures."""
 
 Look = Callable[[str], Awaitable[float]]
-"""Look at a key; seconds after which to look again though nothing changes, or 0."""
+"""Reconciles a key. Returns the seconds before the next reconcile without a change, or 0."""
 
 
 class Work:
-    """A queue, and those who work it off."""
+    """A queue with its workers."""
 
     def __init__(self, look: Look, sources: Sources = REAL) -> None:
         self._look = look
@@ -40,11 +40,11 @@ class Work:
 
     @property
     def idle(self) -> bool:
-        """Nothing is being looked at, nor waits to be but for a time to come."""
+        """Return True if no key is queued or in work. Timers do not count."""
         return not self._queued and not self._busy
 
     def add(self, key: str) -> None:
-        """Look at it soon."""
+        """Queue a key."""
         if key in self._busy:
             self._again.add(key)
         elif key not in self._queued:
@@ -55,7 +55,7 @@ class Work:
                 self._put(key)
 
     def forget_but(self, keys: set[str]) -> None:
-        """Only these are there any more: of others that wait there is nothing to look at."""
+        """Drop all queued keys but these: their objects are gone."""
         for key in [self._queue.get_nowait() for _ in range(self._queue.qsize())]:
             if key in keys:
                 self._queue.put_nowait(key)
@@ -119,7 +119,7 @@ class Work:
         self._queue.put_nowait(key)
 
     def _later(self, key: str, after_s: float) -> None:
-        """Soonest wins."""
+        """Set the timer of a key, unless it has an earlier one."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
@@ -136,7 +136,7 @@ class Work:
             self._put(key)
 
     def _rested(self, key: str) -> None:
-        """Remember the end of its rest, for as long as it lasts."""
+        """Remember the end of the key's pause, until it is over."""
         loop = asyncio.get_running_loop()
         self._rest_until_s[key] = until_s = loop.time() + REST_S
 

@@ -71,6 +71,16 @@ def be32(kind: int, value: int) -> bytes:
     return attr(kind, struct.pack(">I", value & 0xFFFFFFFF))
 
 
+def find_attr(message: bytes, offset: int, kind: int) -> bytes:
+    """The first attribute of a kind among those from `offset` on; empty if there is none."""
+    while offset + _ATTR.size <= len(message):
+        length, found = _ATTR.unpack_from(message, offset)
+        if found == kind or length < _ATTR.size:
+            return message[offset + _ATTR.size : offset + length]
+        offset += (length + 3) & ~3
+    return b""
+
+
 def frame(call: Call, sequence: int) -> bytes:
     """The bytes of one message."""
     flags = NLM_F_REQUEST | call.flags | (NLM_F_ACK if call.acked else 0)

@@ -50,7 +50,7 @@ class Link:
 
     @property
     def mtu(self) -> int:
-        return int(self._message.get_attr("IFLA_MTU", 0))
+        return host_end.read_mtu(self._reply.message)
 
     @property
     def master(self) -> int:

@@ -77,9 +77,10 @@ def disk_sources(
             disk.image_format
         ):
             raise refused(volume.name, "it is not made of the image that the spec names")
-        below = str(state_dir / IMAGES / DATA / hex_of(disk.digest)) if disk.digest else ""
+        # text: as pathlib's joins these would cost 20 us a volume
+        below = f"{state_dir}/{IMAGES}/{DATA}/{hex_of(disk.digest)}" if disk.digest else ""
         sources[volume.name] = DiskSource(
-            path=str(state_dir / DISKS / record.uid / disk_name(volume.name)),
+            path=f"{state_dir}/{DISKS}/{record.uid}/{disk_name(volume.name)}",
             backing_path=below,
             backing_format=disk.image_format,
         )

@@ -202,6 +202,8 @@ ALIVE = frozenset({P.RUNNING, P.PAUSED, P.NEW})
 ENDINGS = frozenset({E.SHUT_DOWN, E.ENDED, E.CRASHED})
 HELD_BACK = frozenset({E.RUN, E.HALT, E.DELETE, E.PURGED, E.RETRY, E.PARTS_READY})
 """Events that would start or end a guest: they wait while the VM is on hold."""
+ASKED_FOR = frozenset({E.RUN, E.HALT, E.RESTART, E.PAUSE, E.UNPAUSE, E.DELETE})
+"""Events that a record asks for."""
 ASKED_AGAIN = frozenset({E.RESTART, E.PAUSE, E.UNPAUSE})
 """Level-triggered: these events are raised again until they take effect, so they are dropped rather
 than queued while the VM is on hold."""

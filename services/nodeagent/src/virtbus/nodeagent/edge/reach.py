@@ -5,8 +5,9 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from virtbus.schemas.network import InterfaceStatus
 
@@ -21,9 +22,7 @@ _ONLY_ECHO_REPLIES = struct.pack("=I", ~1 & 0xFFFFFFFF)
 class Reach:
     """Probes guests.
 
-    A guest that never answers is probed for as long as it runs, so a probe must be cheap. Each has
-    a socket that is connected to one guest. The kernel drops packets of others, and only one
-    datagram of a flood is read (ADR 0029).
+    A guest that never answers is probed for as long as it runs, so a probe must be cheap.
     """
 
     def __init__(self, console_log: Callable[[str], Path]) -> None:
@@ -48,48 +47,73 @@ class Reach:
         if rebooted:
             console.skip()
         delay_s = INTERVAL_S[0]
-        while True:
-            if console.says_ready():
-                return "GuestSaysReady"
-            addresses = (a.partition("/")[0] for i in interfaces() for a in i.addresses)
-            address = next((a for a in addresses if ":" not in a), "")
-            if await self._ping(address, delay_s):
-                return "AddressAnswers"
-            delay_s = min(delay_s * 1.1, INTERVAL_S[1])
+        with _Pings(self._request) as pings:
+            while True:
+                if console.says_ready():
+                    return "GuestSaysReady"
+                addresses = (a.partition("/")[0] for i in interfaces() for a in i.addresses)
+                address = next((a for a in addresses if ":" not in a), "")
+                if await pings.ping(address if self._may_ping else "", delay_s):
+                    return "AddressAnswers"
+                delay_s = min(delay_s * 1.1, INTERVAL_S[1])
 
-    async def _ping(self, address: str, wait_s: float) -> bool:
+
+class _Pings:
+    """The pings of one guest, by a socket that is connected to it.
+
+    The kernel drops packets of others. The first answer ends the probe, so only one datagram of a
+    flood is read (ADR 0029).
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._socket: socket.socket | None = None
+        self._address = ""
+        self._woken: asyncio.Future[bool] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._close()
+
+    async def ping(self, address: str, wait_s: float) -> bool:
         """Send one echo request; return True after an answer, otherwise False after `wait_s`."""
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(wait_s, _settle, answered, False)
+        woken: asyncio.Future[bool] = loop.create_future()
+        self._woken = woken
+        timer = loop.call_later(wait_s, _settle, woken, False)
         try:
-            with contextlib.ExitStack() as stack:
-                if self._may_ping and address:
-                    with contextlib.suppress(OSError):
-                        stack.enter_context(self._asked(address, answered))
-                return await answered
+            self._send(address)
+        except OSError:
+            self._close()
+        try:
+            return await woken
         finally:
             timer.cancel()
 
-    @contextlib.contextmanager
-    def _asked(self, address: str, answered: "asyncio.Future[bool]") -> Iterator[None]:
-        """Send the request; a reply settles `answered` while the context is open."""
-        loop = asyncio.get_running_loop()
-        with _raw() as asker:
+    def _send(self, address: str) -> None:
+        if address != self._address:
+            self._close()
+        if self._socket is None and address:
+            self._socket, self._address = _raw(), address
+            self._socket.connect((address, 0))
+            asyncio.get_running_loop().add_reader(self._socket, self._receive)
+        if self._socket is not None:
+            self._socket.send(self._request)
 
-            def receive() -> None:
-                with contextlib.suppress(OSError):
-                    _packet, (source, _) = asker.recvfrom(64)
-                    if source == address:  # otherwise it arrived before the connect
-                        _settle(answered, True)
+    def _receive(self) -> None:
+        assert self._socket is not None  # noqa: S101  the reader is removed before the close
+        with contextlib.suppress(OSError):
+            _packet, (source, _) = self._socket.recvfrom(64)
+            if source == self._address and self._woken:  # otherwise it came before the connect
+                _settle(self._woken, True)
 
-            asker.connect((address, 0))
-            asker.send(self._request)
-            loop.add_reader(asker, receive)
-            try:
-                yield
-            finally:
-                loop.remove_reader(asker)
+    def _close(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+        self._socket, self._address = None, ""
 
 
 class _Console:

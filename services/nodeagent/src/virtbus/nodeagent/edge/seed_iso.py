@@ -84,19 +84,23 @@ class SeedIsos:
                 for volume in volumes
             }
 
-        pool = self._small if _user_bytes(secret, volumes) <= SMALL_BYTES else self._large
-        rendered = await asyncio.get_running_loop().run_in_executor(pool, render)
         paths = self.paths(record)
 
-        def write_all() -> None:
+        def write_all(rendered: Mapping[str, bytes]) -> None:
             for name, image in rendered.items():
                 path = paths[name]
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 path.parent.chmod(0o711)  # QEMU's user needs access, with any umask
                 replace(path, image, durable=False)
 
+        user_bytes = _user_bytes(secret, volumes)
         with writing(self._vms_dir):
-            await in_thread(write_all)
+            if not user_bytes:  # nothing of a user is parsed: one thread does all
+                await in_thread(lambda: write_all(render()))
+                return
+            pool = self._small if user_bytes <= SMALL_BYTES else self._large
+            rendered = await asyncio.get_running_loop().run_in_executor(pool, render)
+            await in_thread(lambda: write_all(rendered))
 
 
 def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:

@@ -1,5 +1,5 @@
 """KubeVirt's fields, each with its verdict: mapped, ignored or refused.
 
-One row a field, and what lies beneath an ignored or refused one has its row. Must not enter: how
-objects are walked, or what follows from two fields together (`rules`).
+Each field has one row. The row of an ignored or refused field covers all fields below it. The walk
+through objects and the rules between two fields (`rules`) do not belong here.
 """

@@ -1,4 +1,4 @@
-"""The guest's devices: `spec.domain.devices`."""
+"""Fields of the guest's devices: `spec.domain.devices`."""
 
 import re
 from typing import Any
@@ -17,9 +17,9 @@ DISKS, NICS = f"{DEVICES}.disks[]", f"{DEVICES}.interfaces[]"
 TO_DISK, TO_NIC = "spec.domain.devices.disks[]", "spec.domain.devices.interfaces[]"
 TO_WATCHDOG = "spec.domain.devices.watchdog.i6300esb"
 BUSES = ("virtio", "sata", "scsi")
-SPEED = "a matter of speed; one queue a device"
-POINTER = "a guest's display has a PS/2 keyboard and mouse only"
-DISCONTINUED = "KubeVirt has it no more since v1.3"
+SPEED = "only the speed differs; each device has one queue"
+POINTER = "a guest has only a PS/2 keyboard and mouse"
+DISCONTINUED = "KubeVirt removed it in v1.3"
 BRIDGE = "write bridge: {} or masquerade: {}"
 PLACE = "devices are placed by virtbus"
 
@@ -33,7 +33,7 @@ _DOTS = re.compile(r"[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 
 
 def mac_address(value: str) -> str | None:
-    """A MAC address with colons, from each notation of Go's net.ParseMAC; None if it is empty."""
+    """Return a MAC address with colons, in any notation of Go's net.ParseMAC, or None."""
     if _DASHES.fullmatch(value) or _DOTS.fullmatch(value):
         digits = re.sub("[.-]", "", value)
         return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
@@ -52,14 +52,16 @@ DISK = (
     below(f"{DISKS}.disk"),
     _disk(f"{DISKS}.disk.bus"),
     mapped(f"{DISKS}.disk.readonly", Kind.FLAG, f"{TO_DISK}.readonly"),
-    refused(f"{DISKS}.disk.pciAddress", PLACE, "leave it out; disks come in the order given"),
+    refused(
+        f"{DISKS}.disk.pciAddress", PLACE, "leave it out; disks keep the order of the manifest"
+    ),
     below(f"{DISKS}.cdrom", "the device is a CD-ROM drive", to=f"{TO_DISK}.device", make=_cdrom),
     _disk(f"{DISKS}.cdrom.bus"),
     mapped(
         f"{DISKS}.cdrom.readonly",
         Kind.FLAG,
         "",
-        "it is",
+        "always true",
         values=(True,),
         instead="leave it out: a CD-ROM is read-only",
     ),
@@ -67,16 +69,16 @@ DISK = (
         f"{DISKS}.cdrom.tray",
         Kind.TEXT,
         "",
-        "closed only",
+        "always closed",
         values=("closed",),
-        instead="leave it out: a tray is closed",
+        instead="leave it out: the tray is closed",
     ),
     refused(f"{DISKS}.lun", "no SCSI device is passed through", "use a disk"),
     mapped(
         f"{DISKS}.bootOrder",
         Kind.NUMBER,
         f"{TO_DISK}.boot_order",
-        "without any, the first disk with an image is booted",
+        "without any, the guest boots from the first disk with an image",
     ),
     mapped(
         f"{DISKS}.serial",
@@ -89,22 +91,22 @@ DISK = (
         f"{DISKS}.cache",
         Kind.TEXT,
         "",
-        "writeback, flushed when the guest asks",
+        "writeback; the guest can flush",
         values=("writeback",),
-        instead="leave it out: a disk is written back, and flushed when the guest asks",
+        instead="leave it out: disks use writeback, and the guest can flush",
     ),
     mapped(f"{DISKS}.io", Kind.TEXT, "", values=("threads",), instead="leave it out"),
     mapped(
         f"{DISKS}.errorPolicy",
         Kind.TEXT,
         f"{TO_DISK}.error_policy",
-        "without it `enospace`: a full disk pauses the guest, the guest sees other errors",
+        "the default is `enospace`: a full disk pauses the guest, and the guest sees other errors",
         values=("stop", "ignore", "report", "enospace"),
         instead="write stop, ignore, report or enospace",
     ),
-    ignored(f"{DISKS}.dedicatedIOThread", "a matter of speed"),
+    ignored(f"{DISKS}.dedicatedIOThread", "only the speed differs"),
     refused(f"{DISKS}.shareable", "a disk belongs to one VM", "leave it out"),
-    refused(f"{DISKS}.blockSize", "blocks have 512 bytes", "leave it out"),
+    refused(f"{DISKS}.blockSize", "a block has 512 bytes", "leave it out"),
     refused(f"{DISKS}.tag", "tags do not reach the guest's metadata", "use serial"),
     refused(f"{DISKS}.changedBlockTracking", "there are no backups yet", "leave it out"),
 )
@@ -126,34 +128,34 @@ NIC = (
         values=("virtio",),
         instead="write virtio, or leave it out",
     ),
-    below(f"{NICS}.bridge", "a bridge of the VM's own joins it to its network"),
+    below(f"{NICS}.bridge", "a Linux bridge of the VM connects it to its network"),
     below(
         f"{NICS}.masquerade",
-        "the same: the guest has its network's address itself, and leaves it by masquerade",
+        "like bridge: the guest has an address of its network, and its traffic is masqueraded",
     ),
     refused(f"{NICS}.sriov", "no device is passed through", BRIDGE),
-    refused(f"{NICS}.binding", "there are no binding plug-ins", BRIDGE),
-    refused(f"{NICS}.passtBinding", "there is no passt", BRIDGE),
+    refused(f"{NICS}.binding", "binding plugins are not supported", BRIDGE),
+    refused(f"{NICS}.passtBinding", "passt is not supported", BRIDGE),
     refused(f"{NICS}.passt", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.slirp", DISCONTINUED, BRIDGE),
     refused(f"{NICS}.macvtap", DISCONTINUED, BRIDGE),
     below(
         f"{NICS}.ports[]",
-        "every port of a guest can be reached, also one that is not listed; close others in it",
+        "every port of a guest is reachable, listed or not; close ports in the guest",
     ),
-    mapped(f"{NICS}.ports[].name", Kind.TEXT, "", "a name of its own"),
+    mapped(f"{NICS}.ports[].name", Kind.TEXT, "", "unique among the interface's ports"),
     mapped(f"{NICS}.ports[].port", Kind.NUMBER, "", "1 to 65535"),
     mapped(
         f"{NICS}.ports[].protocol",
         Kind.TEXT,
         "",
-        "without it TCP",
+        "the default is TCP",
         values=("TCP", "UDP"),
         instead="write TCP or UDP",
     ),
     refused(
         f"{NICS}.portRanges[]",
-        "every port of a guest can be reached",
+        "every port of a guest is reachable",
         "leave it out, and close ports in the guest",
     ),
     mapped(
@@ -161,7 +163,7 @@ NIC = (
         Kind.TEXT,
         "",
         values=("up",),
-        instead="leave it out: links are up; to have no NIC, remove it",
+        instead="leave it out: links are up; to have no interface, remove it",
     ),
     refused(f"{NICS}.bootOrder", "guests do not boot from the network", "boot from a disk"),
     refused(f"{NICS}.pciAddress", PLACE, "use macAddress to tell NICs apart"),
@@ -179,41 +181,41 @@ OTHERS = (
         f"{DEVICES}.autoattachPodInterface",
         Kind.FLAG,
         "",
-        "without it, or true, a VM that names no network has a NIC on the default one",
+        "unless it is false, a VM without networks has an interface on the default network",
     ),
     mapped(
         f"{DEVICES}.autoattachSerialConsole",
         Kind.FLAG,
         "",
-        "it is there",
+        "always on",
         values=(True,),
-        instead="leave it out: a serial console is there",
+        instead="leave it out: every guest has a serial console",
     ),
     mapped(
         f"{DEVICES}.autoattachMemBalloon",
         Kind.FLAG,
         "",
-        "it is there",
+        "always on",
         values=(True,),
-        instead="leave it out: a balloon is there",
+        instead="leave it out: every guest has a balloon",
     ),
     mapped(
         f"{DEVICES}.autoattachGraphicsDevice",
         Kind.FLAG,
         "spec.domain.devices.autoattach_graphics_device",
-        "a VGA display, by VNC; there unless it is false",
+        "a VGA display over VNC, unless it is false",
     ),
     below(f"{DEVICES}.video"),
     mapped(
         f"{DEVICES}.video.type",
         Kind.TEXT,
         "",
-        "it is",
+        "always vga",
         values=("vga",),
         instead="leave it out: the display is VGA",
     ),
     below(f"{DEVICES}.watchdog"),
-    mapped(f"{DEVICES}.watchdog.name", Kind.TEXT, "", "a guest has one"),
+    mapped(f"{DEVICES}.watchdog.name", Kind.TEXT, "", "a guest has at most one"),
     below(f"{DEVICES}.watchdog.i6300esb", to=TO_WATCHDOG),
     mapped(
         f"{DEVICES}.watchdog.i6300esb.action",
@@ -222,38 +224,38 @@ OTHERS = (
         values=("poweroff", "reset", "shutdown"),
         instead="write poweroff, reset or shutdown",
     ),
-    refused(f"{DEVICES}.watchdog.diag288", "it is of s390x", "use i6300esb"),
+    refused(f"{DEVICES}.watchdog.diag288", "it exists only on s390x", "use i6300esb"),
     below(f"{DEVICES}.panicDevices[]"),
     mapped(
         f"{DEVICES}.panicDevices[].model",
         Kind.TEXT,
         "",
-        "every guest has it",
+        "every guest has one",
         values=("isa",),
         instead="leave it out: every guest has one of the model isa",
     ),
     refused(f"{DEVICES}.autoattachInputDevice", POINTER, "leave it out"),
     refused(f"{DEVICES}.inputs[]", POINTER, "leave it out"),
-    refused(f"{DEVICES}.autoattachVSOCK", "there is no vsock", "use the network"),
-    refused(f"{DEVICES}.sound", "there is no sound", "leave it out"),
-    refused(f"{DEVICES}.tpm", "there is no TPM", "leave it out"),
+    refused(f"{DEVICES}.autoattachVSOCK", "vsock is not supported", "use the network"),
+    refused(f"{DEVICES}.sound", "sound is not supported", "leave it out"),
+    refused(f"{DEVICES}.tpm", "a TPM is not supported", "leave it out"),
     refused(f"{DEVICES}.gpus[]", "no device is passed through", "leave it out"),
     refused(f"{DEVICES}.hostDevices[]", "no device is passed through", "leave it out"),
     refused(
         f"{DEVICES}.filesystems[]",
         "no folder is shared with a guest",
-        "bring files on a disk, or by the network",
+        "copy files to a disk, or over the network",
     ),
     refused(f"{DEVICES}.clientPassthrough", "no USB device is redirected", "leave it out"),
     refused(f"{DEVICES}.downwardMetrics", "the host's metrics stay on the host", "leave it out"),
     refused(
         f"{DEVICES}.useVirtioTransitional",
-        "virtio is of version 1",
+        "devices use virtio 1",
         "leave it out, and use an image with Linux 4 or newer",
     ),
     below(f"{DEVICES}.rng", "every guest has a random number device"),
-    ignored(f"{DEVICES}.logSerialConsole", "a console's log is always kept, bounded, on its node"),
-    ignored(f"{DEVICES}.disableHotplug", "nothing is plugged in later yet"),
+    ignored(f"{DEVICES}.logSerialConsole", "the node always keeps a bounded log of the console"),
+    ignored(f"{DEVICES}.disableHotplug", "devices cannot be hotplugged yet"),
     ignored(f"{DEVICES}.blockMultiQueue", SPEED),
     ignored(f"{DEVICES}.networkInterfaceMultiqueue", SPEED),
 )

@@ -1,4 +1,4 @@
-"""The machine: `spec.domain` but its devices."""
+"""Fields of the machine: `spec.domain` without its devices."""
 
 from typing import Any
 
@@ -7,25 +7,25 @@ from virtbus.kubebridge.core.quantity import whole
 from virtbus.schemas.vm import MEMORY_MIN
 
 DOMAIN = "spec.domain"
-TIMERS = "a guest takes the best clock of its hypervisor by itself; virtbus leaves the timers so"
-WINDOWS = "hints that make Windows faster are not given"
+TIMERS = "a guest chooses the best timer of the hypervisor; virtbus keeps QEMU's defaults"
+WINDOWS = "Hyper-V enlightenments are not supported"
 PINNING = "CPUs are not pinned"
 UNPINNED = "leave it out: CPUs are shared fairly, up to eight vCPUs for each of the host's"
-ENCRYPTED = "encrypted guests are not there"
+ENCRYPTED = "encrypted guests are not supported"
 
 
 def some(value: int) -> int | None:
-    """A count, or None for KubeVirt's 0: not given."""
+    """Return a count, or None for 0, which KubeVirt treats as missing."""
     return value or None
 
 
 def cpu_model(value: str) -> str | None:
-    """A named model, or None for what the host offers."""
+    """Return a named model, or None for the host's CPU model."""
     return None if value in {"host-model", "host-passthrough"} else value
 
 
 def memory_bytes(value: Any) -> int:
-    """The quantity in bytes, rounded up to the least that a machine starts with."""
+    """Return the quantity in bytes, raised to the smallest memory that a machine starts with."""
     memory_bytes = whole(value)
     if memory_bytes == 0:
         msg = "must be greater than 0"
@@ -35,7 +35,7 @@ def memory_bytes(value: Any) -> int:
 
 def _count(name: str) -> Field:
     to = f"{DOMAIN}.cpu.{name}"
-    return mapped(f"domain.cpu.{name}", Kind.NUMBER, to, "0 is the same as not given", make=some)
+    return mapped(f"domain.cpu.{name}", Kind.NUMBER, to, "0 counts as missing", make=some)
 
 
 def _on(path: str, why: str, instead: str) -> Field:
@@ -55,14 +55,14 @@ CPU = (
         "domain.cpu.model",
         Kind.TEXT,
         f"{DOMAIN}.cpu.model",
-        "host-model and host-passthrough are both what the host offers",
+        "host-model and host-passthrough both mean the host's CPU model",
         make=cpu_model,
         pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}",
-        instead="write host-model, host-passthrough or a model of QEMU's such as Skylake-Client",
+        instead="write host-model, host-passthrough or a QEMU model such as Skylake-Client",
     ),
     ignored(
         "domain.cpu.maxSockets",
-        "room for CPUs plugged in later; until that is there, more sockets ask for a restart",
+        "CPUs cannot be hotplugged yet; more sockets need a restart",
     ),
     refused(
         "domain.cpu.features[]",
@@ -80,40 +80,39 @@ MEMORY = (
     _memory("domain.memory.guest", "the guest's memory; less than 16Mi becomes 16Mi"),
     ignored(
         "domain.memory.maxGuest",
-        "room for memory plugged in later; until that is there, more memory asks for a restart",
+        "memory cannot be hotplugged yet; more memory needs a restart",
     ),
-    refused(
-        "domain.memory.hugepages", "memory is not backed by huge pages of its own", "leave it out"
-    ),
+    refused("domain.memory.hugepages", "memory is not backed by huge pages", "leave it out"),
     ignored(
         "domain.memory.reservedOverhead",
-        "added to what a pod reserves beside the guest; there is no pod, and virtbus knows its own",
+        "it adds to the memory of a pod; virtbus has no pod and computes the overhead itself",
     ),
     below("domain.resources"),
     below("domain.resources.requests"),
-    _memory("domain.resources.requests.memory", "the guest's memory, without memory.guest"),
+    _memory("domain.resources.requests.memory", "the guest's memory if memory.guest is missing"),
     mapped(
         "domain.resources.requests.cpu",
         Kind.QUANTITY,
         "",
-        "rounded up, the sockets, without a topology; placement counts vCPUs",
+        "rounded up, the number of sockets if no topology is given; placement counts vCPUs",
     ),
     ignored("domain.resources.requests.ephemeral-storage", "disks are counted by their own sizes"),
     below("domain.resources.limits"),
     _memory(
         "domain.resources.limits.memory",
-        "the guest's memory, without a request; a guest never gets more than its memory",
+        "the guest's memory if no request is given; a guest never gets more than its memory",
     ),
     mapped(
         "domain.resources.limits.cpu",
         Kind.QUANTITY,
         "",
-        "rounded up, the sockets, without a topology; a guest never uses more than its vCPUs",
+        "rounded up, the number of sockets if no topology is given; no guest uses more than its"
+        " vCPUs",
     ),
     ignored("domain.resources.limits.ephemeral-storage", "disks are counted by their own sizes"),
     ignored(
         "domain.resources.overcommitGuestOverhead",
-        "there is no pod whose overhead could be left uncounted",
+        "there is no pod whose overhead could be ignored",
     ),
 )
 
@@ -147,7 +146,7 @@ FIRMWARE = (
         "domain.firmware.uuid",
         Kind.TEXT,
         f"{DOMAIN}.firmware.uuid",
-        "what the guest sees; two VMs of a host may have the same",
+        "the UUID that the guest sees; two VMs on a host may have the same",
     ),
     mapped(
         "domain.firmware.serial",
@@ -158,7 +157,11 @@ FIRMWARE = (
     ),
     below("domain.firmware.bootloader"),
     below("domain.firmware.bootloader.bios", "the firmware is a BIOS"),
-    refused("domain.firmware.bootloader.bios.useSerial", "the firmware is silent", "leave it out"),
+    refused(
+        "domain.firmware.bootloader.bios.useSerial",
+        "the firmware writes no messages",
+        "leave it out",
+    ),
     refused(
         "domain.firmware.bootloader.efi",
         "the firmware is a BIOS",
@@ -166,28 +169,30 @@ FIRMWARE = (
     ),
     refused(
         "domain.firmware.kernelBoot",
-        "a kernel from outside the disk is not booted",
+        "direct kernel boot is not supported",
         "use an image with a boot loader",
     ),
-    refused("domain.firmware.acpi", "ACPI tables of one's own are not given", "leave it out"),
+    refused("domain.firmware.acpi", "custom ACPI tables are not supported", "leave it out"),
 )
 
 
 def _q35(value: Any) -> None:
-    """Nothing of it is passed on: each node's QEMU has its own version of it."""
+    """Pass nothing on: each node's QEMU uses its own version of q35."""
 
 
 FEATURES = (
     below("domain.features"),
     below("domain.features.acpi"),
-    _on("domain.features.acpi.enabled", "it is there", "leave it out: a guest has ACPI"),
+    _on("domain.features.acpi.enabled", "always on", "leave it out: a guest has ACPI"),
     below("domain.features.apic"),
-    _on("domain.features.apic.enabled", "it is there", "leave it out: a guest has an APIC"),
+    _on("domain.features.apic.enabled", "always on", "leave it out: a guest has an APIC"),
     ignored("domain.features.apic.endOfInterrupt", "QEMU chooses the faster way"),
-    ignored("domain.features.smm", "only secure boot needs it, which is refused by itself"),
-    ignored("domain.features.pvspinlock", "a hint; guests choose by what the hypervisor offers"),
+    ignored("domain.features.smm", "only secure boot needs it, and secure boot is refused"),
+    ignored("domain.features.pvspinlock", "a hint that guests do not need"),
     refused("domain.features.kvm", "the hypervisor is not hidden", "leave it out"),
-    refused("domain.features.hyperv", WINDOWS, "leave it out: Windows runs without, slower"),
+    refused(
+        "domain.features.hyperv", WINDOWS, "leave it out: Windows runs without them, but slower"
+    ),
     refused("domain.features.hypervPassthrough", WINDOWS, "leave it out"),
 )
 
@@ -208,16 +213,16 @@ MACHINE = (
         pattern=r"(pc-)?q35(-[A-Za-z0-9.-]{1,40})?",
         instead="write q35",
     ),
-    ignored("domain.ioThreadsPolicy", "QEMU's own threads do the disks' work; a matter of speed"),
-    ignored("domain.ioThreads", "QEMU's own threads do the disks' work; a matter of speed"),
+    ignored("domain.ioThreadsPolicy", "QEMU's own threads serve the disks; only the speed differs"),
+    ignored("domain.ioThreads", "QEMU's own threads serve the disks; only the speed differs"),
     mapped(
         "domain.rebootPolicy",
         Kind.TEXT,
         "",
-        "a guest that reboots stays the same VMI",
+        "after a reboot, the guest is still the same VMI",
         values=("Reboot",),
-        instead="leave it out: a reboot is not an end",
+        instead="leave it out: a reboot does not end a VMI",
     ),
-    refused("domain.chassis", "the guest's chassis is QEMU's", "leave it out"),
+    refused("domain.chassis", "the guest sees QEMU's chassis", "leave it out"),
     refused("domain.launchSecurity", ENCRYPTED, "leave it out"),
 )

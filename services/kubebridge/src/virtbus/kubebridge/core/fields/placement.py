@@ -1,4 +1,4 @@
-"""Fields of placement, readiness and termination: the rest of the VMI's spec."""
+"""Fields of placement, termination and naming: the rest of the VMI's spec."""
 
 from virtbus.kubebridge.core.fields.row import Kind, below, ignored, mapped, refused
 from virtbus.schemas.vm import EvictionStrategy
@@ -8,21 +8,22 @@ EVERY_NODE = {
     "kubernetes.io/arch": "amd64",
     "kubernetes.io/os": "linux",
 }
-"""Labels of a Kubernetes node that any node of virtbus which takes VMs has, unsaid."""
+"""Labels of Kubernetes nodes that every schedulable virtbus node implicitly has."""
 
 
 def virtbus_labels(value: dict[str, str]) -> dict[str, str]:
-    """A node selector without what every node of virtbus fulfils."""
+    """Return a node selector without the labels that every virtbus node has."""
     return {key: want for key, want in value.items() if EVERY_NODE.get(key) != want}
 
 
-NAMES = "names are given by who asks for addresses; virtbus serves no DNS"
-PROBES = "guests are not probed"
+NAMES = "virtbus serves no DNS for guests"
+PROBES = "probes are not supported"
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TERMS = f"affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[]"
-OTHERS = "placement knows nodes, and not what runs there"
+EMPTIEST = "only a preference; virtbus takes the emptiest node"
+OTHERS = "placement considers nodes, not the VMs that run there"
 AFFINITY = (
     below("affinity"),
     below("affinity.nodeAffinity"),
@@ -39,39 +40,45 @@ AFFINITY = (
     mapped(f"{TERMS}.matchExpressions[].values", Kind.ANY, "", "one value"),
     refused(
         f"{TERMS}.matchFields[]",
-        "nodes are chosen by their labels",
+        "nodes are selected by labels only",
         "give the nodes a label, and use nodeSelector",
     ),
-    ignored(f"affinity.nodeAffinity.{PREFERRED}[]", "a wish; the emptiest node is taken"),
+    ignored(f"affinity.nodeAffinity.{PREFERRED}[]", EMPTIEST),
     *(
         row
         for other in ("podAffinity", "podAntiAffinity")
         for row in (
             below(f"affinity.{other}"),
             refused(f"affinity.{other}.{REQUIRED}[]", OTHERS, "use nodeSelector"),
-            ignored(f"affinity.{other}.{PREFERRED}[]", "a wish; the emptiest node is taken"),
+            ignored(f"affinity.{other}.{PREFERRED}[]", EMPTIEST),
         )
     ),
 )
 
 PLACEMENT = (
-    mapped("architecture", Kind.TEXT, "", "the nodes'", values=("amd64",), instead="write amd64"),
+    mapped(
+        "architecture",
+        Kind.TEXT,
+        "",
+        "the architecture of the nodes",
+        values=("amd64",),
+        instead="write amd64",
+    ),
     mapped(
         "nodeSelector",
         Kind.MAP,
         "spec.node_selector",
-        "labels of virtbus nodes; "
-        + ", ".join(f"`{k}={v}`" for k, v in EVERY_NODE.items())
-        + " hold for each of them",
+        "labels of virtbus nodes; every node implicitly has "
+        + ", ".join(f"`{k}={v}`" for k, v in EVERY_NODE.items()),
         make=virtbus_labels,
     ),
     *AFFINITY,
     refused(
         "topologySpreadConstraints[]",
-        "placement prefers the emptiest node, whatever runs there",
+        "placement prefers the emptiest node and does not count VMs by label",
         "use nodeSelector; several nodes fill evenly by themselves",
     ),
-    ignored("tolerations[]", "they only permit; nodes of virtbus have no taints"),
+    ignored("tolerations[]", "virtbus nodes have no taints"),
     mapped(
         "schedulerName",
         Kind.TEXT,
@@ -79,8 +86,8 @@ PLACEMENT = (
         values=("default-scheduler",),
         instead="leave it out: virtbus places VMs itself",
     ),
-    ignored("priorityClassName", "no VM is stopped for the sake of another"),
-    ignored("serviceAccountName", "the identity of a pod; there is none"),
+    ignored("priorityClassName", "virtbus does not preempt VMs"),
+    ignored("serviceAccountName", "it is the identity of a pod, and there is no pod"),
     refused("resourceClaims[]", "no device is passed through", "leave it out"),
     mapped(
         "evictionStrategy",
@@ -103,7 +110,7 @@ LIFE = (
         "terminationGracePeriodSeconds",
         Kind.NUMBER,
         "spec.termination_grace_s",
-        "seconds for a guest to shut down; 0: none",
+        "seconds that a guest has for its shutdown; 0 stops it at once",
     ),
     refused("livenessProbe", PROBES, "leave it out; watch the guest from outside"),
     refused("readinessProbe", PROBES, "leave it out; a VM is Ready once its guest runs"),
@@ -114,7 +121,7 @@ NAMING = (
         "hostname",
         Kind.TEXT,
         "",
-        "the seed's host name; without it the VMI's name",
+        "the host name in the seed; the default is the VMI's name",
         pattern=r"(?!-)[a-z0-9-]{1,63}(?<!-)",
         instead="write 1-63 characters of a-z, 0-9 and '-'",
     ),
@@ -123,11 +130,11 @@ NAMING = (
         "dnsPolicy",
         Kind.TEXT,
         "",
-        "DHCP brings the node's own name servers",
+        "DHCP gives the node's name servers",
         values=("Default",),
         instead="leave it out, and name servers in cloud-init's network data",
     ),
-    refused("dnsConfig", NAMES, "name servers in cloud-init's network data"),
+    refused("dnsConfig", NAMES, "set name servers in cloud-init's network data"),
 )
 
 ALL = (below(""), *PLACEMENT, *LIFE, *NAMING)

@@ -1,4 +1,4 @@
-"""A row of the table of fields, and the three verdicts."""
+"""Defines a row of the table of fields, and the three verdicts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Verdict(StrEnum):
-    """What becomes of a field."""
+    """The treatment of a field."""
 
     MAPPED = "mapped"
     IGNORED = "ignored"
@@ -15,7 +15,7 @@ class Verdict(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a field's value is. What is refused or ignored may be anything."""
+    """The type of a field's value. An ignored or refused field may have any type."""
 
     OBJECT = "an object"
     LIST = "a list"
@@ -28,19 +28,20 @@ class Kind(StrEnum):
 
 
 def as_is(value: Any) -> Any:
-    """The value itself."""
+    """Return the value itself."""
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of KubeVirt's, and what virtbus makes of it.
+    """A KubeVirt field and its treatment in virtbus.
 
-    `path` begins below the VMI's spec, or is one of `VM` or of a template; `[]` stands for each
-    item of a list. `to` is the path in our VmCreate, `make` turns the value into ours (ValueError:
-    it cannot be) where None is the same as not given. `values`, or `pattern`, are all that is
-    taken. `why` tells how it is mapped, or why not; `instead` what to write in place of what is
-    refused. Of rows with the same `to`, the first that is given counts.
+    `path` begins below the spec of a VMI, a VM or a template. `[]` stands for each item of a list.
+    `to` is the path in our VmCreate. `make` converts the value to ours and raises ValueError if it
+    cannot. None counts as missing. Only `values`, or values that match `pattern`, are accepted.
+
+    `why` explains the mapping or the refusal. `instead` says what to write in place of a refused
+    value. If several rows have the same `to`, the first given field counts.
     """
 
     path: str
@@ -55,7 +56,7 @@ class Field:
 
 
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
-    """An object, or (its path ends in `[]`) a list of them, whose fields have rows."""
+    """Return the row of an object, or of a list if its path ends in `[]`. Its fields have rows."""
     kind = Kind.LIST if path.endswith("[]") else Kind.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
 
@@ -71,15 +72,15 @@ def mapped(  # noqa: PLR0913  a row says all of a field
     pattern: str = "",
     instead: str = "",
 ) -> Field:
-    """A field that acts; of `values` or `pattern` where it is not free."""
+    """Return the row of a field that takes effect. `values` or `pattern` restrict it."""
     return Field(path, Verdict.MAPPED, why, kind, to, make, values, pattern, instead)
 
 
 def ignored(path: str, why: str) -> Field:
-    """A field, with all beneath, that changes nothing that a guest or its owner relies on."""
+    """Return the row of a field that is accepted without effect. It covers all fields below."""
     return Field(path, Verdict.IGNORED, why)
 
 
 def refused(path: str, why: str, instead: str) -> Field:
-    """A field, with all beneath, that virtbus does not do."""
+    """Return the row of a field that virtbus does not support. It covers all fields below."""
     return Field(path, Verdict.REFUSED, why, instead=instead)

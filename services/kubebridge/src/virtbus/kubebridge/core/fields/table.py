@@ -1,4 +1,4 @@
-"""The tables as one looks a field up in them."""
+"""Looks up fields in the tables by path."""
 
 from virtbus.kubebridge.core.fields import devices, machine, placement, vm, volumes
 from virtbus.kubebridge.core.fields.row import Field
@@ -15,16 +15,16 @@ class Table:
             raise ValueError(msg)
 
     def row(self, path: str) -> Field | None:
-        """The row of exactly this path."""
+        """Return the row of exactly this path."""
         place = self._place.get(path)
         return None if place is None else self.rows[place]
 
     def place(self, row: Field) -> int:
-        """Which row it is; of two for the same of our fields the earlier counts."""
+        """Return a row's position. Of two rows for the same field of ours, the earlier counts."""
         return self._place[row.path]
 
     def beside(self, path: str) -> tuple[str, ...]:
-        """The names that a field could have had, at its level."""
+        """Return the names of all fields at the level of this path."""
         parent = path.rpartition(".")[0]
         return tuple(
             name.removesuffix("[]")
@@ -34,7 +34,7 @@ class Table:
 
 
 VMI = Table((*placement.ALL, *machine.MACHINE, *devices.ALL, *volumes.ALL))
-"""Below a VMI's `spec`, or a VM's `spec.template.spec`."""
+"""Fields below a VMI's `spec`, or below a VM's `spec.template.spec`."""
 VM = Table(vm.VM)
-"""Below a VM's `spec`."""
+"""Fields below a VM's `spec`."""
 ANNOTATIONS = {row.path: row for row in vm.ANNOTATIONS}

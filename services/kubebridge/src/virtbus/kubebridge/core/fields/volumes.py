@@ -1,15 +1,15 @@
-"""The contents of disks, the networks of NICs, and keys: `spec.volumes` and its like."""
+"""Fields of disk contents, networks and SSH keys: `volumes`, `networks`, `accessCredentials`."""
 
 from virtbus.kubebridge.core.fields.row import Field, Kind, below, mapped, refused
 from virtbus.kubebridge.core.quantity import whole
 
 VOLUMES, NETWORKS, KEYS = "volumes[]", "networks[]", "accessCredentials[].sshPublicKey"
 TO, TO_NETWORK = "spec.volumes[]", "spec.networks[]"
-CLAIMS = "claims of storage are not there yet"
-CONTAINER = "use a containerDisk, or an emptyDisk for data that may go with the VM"
-WAITS = "read at the VMI's start, which waits for it"
+CLAIMS = "storage claims are not supported yet"
+CONTAINER = "use a containerDisk, or an emptyDisk for data that may be deleted with the VM"
+WAITS = "read at the VMI's start; the start waits for it"
 BOUNDS = "128 keys of up to 64 characters, 512 KiB in all"
-AGENT = "nothing is written into a running guest by its agent"
+AGENT = "the guest agent is not used to write keys or passwords"
 
 
 def _pod(_: object) -> str:
@@ -17,14 +17,17 @@ def _pod(_: object) -> str:
 
 
 def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
-    """One kind of seed, inline or from Secrets."""
+    """Return the rows of one kind of seed, inline or from Secrets."""
     here, to = f"{VOLUMES}.{kind}", f"{TO}.{ours}"
     rows = [below(here, how, to=to)]
     for name, our_name in (("userData", "user_data"), ("networkData", "network_data")):
         rows += [
             mapped(f"{here}.{name}", Kind.TEXT, f"{to}.{our_name}"),
             mapped(
-                f"{here}.{name}Base64", Kind.TEXT, f"{to}.{our_name}_base64", "text, or gzip of it"
+                f"{here}.{name}Base64",
+                Kind.TEXT,
+                f"{to}.{our_name}_base64",
+                "text, or gzipped text",
             ),
         ]
     for name, keys in (
@@ -37,17 +40,22 @@ def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
 
 
 def _files(kind: str, name: str) -> tuple[Field, ...]:
-    """An object's keys as files on an ISO."""
+    """Return the rows of an object whose keys are files on an ISO."""
     here = f"{VOLUMES}.{kind}"
     return (
         below(here, "a read-only ISO with a file for each key", to=f"{TO}.files"),
         mapped(f"{here}.{name}", Kind.TEXT, "", f"{WAITS}; {BOUNDS}"),
-        mapped(f"{here}.optional", Kind.FLAG, "", "true: without it the disk is empty"),
+        mapped(
+            f"{here}.optional",
+            Kind.FLAG,
+            "",
+            "if true and the object is missing, the disk is empty",
+        ),
         mapped(
             f"{here}.volumeLabel",
             Kind.TEXT,
             f"{TO}.files.volume_label",
-            "without it `cfgdata`",
+            "the default is `cfgdata`",
             pattern=r"[A-Za-z0-9_-]{1,16}",
             instead="write 1-16 characters of A-Z, a-z, 0-9, '_' and '-'",
         ),
@@ -71,22 +79,22 @@ CONTENTS = (
         f"{VOLUMES}.containerDisk.imagePullSecret",
         Kind.TEXT,
         "",
-        "the login for the image's registry, out of a Secret of the type"
+        "the login for the image's registry, from a Secret of the type"
         f" kubernetes.io/dockerconfigjson; {WAITS}",
     ),
     below(f"{VOLUMES}.emptyDisk"),
     mapped(f"{VOLUMES}.emptyDisk.capacity", Kind.QUANTITY, f"{TO}.empty_disk.capacity", make=whole),
-    *_seed("cloudInitNoCloud", "cloud_init_no_cloud", "a seed of the label `cidata`"),
+    *_seed("cloudInitNoCloud", "cloud_init_no_cloud", "a seed with the label `cidata`"),
     *_seed(
         "cloudInitConfigDrive",
         "cloud_init_config_drive",
-        "a seed of the label `config-2`; its network data is OpenStack's network_data.json",
+        "a seed with the label `config-2`; its network data is OpenStack's network_data.json",
     ),
     *_files("configMap", "name"),
     *_files("secret", "secretName"),
     below(
         f"{VOLUMES}.sysprep",
-        "an ISO of the label `unattendCD`, with `autounattend.xml` or `unattend.xml` among its"
+        "an ISO with the label `unattendCD` and `autounattend.xml` or `unattend.xml` among its"
         " files; attach it as a cdrom",
         to=f"{TO}.files",
     ),
@@ -98,17 +106,17 @@ CONTENTS = (
         refused(f"{VOLUMES}.{name}", CLAIMS, CONTAINER)
         for name in ("persistentVolumeClaim", "dataVolume", "ephemeral", "memoryDump")
     ),
-    refused(f"{VOLUMES}.hostDisk", "no file of a host becomes a disk", CONTAINER),
+    refused(f"{VOLUMES}.hostDisk", "files of a host cannot be disks", CONTAINER),
     refused(f"{VOLUMES}.containerPath", "there is no pod", CONTAINER),
     refused(
         f"{VOLUMES}.downwardAPI",
-        "a VM's own fields are not made a disk",
+        "a VM's own fields cannot be a disk",
         "write what the guest needs into cloud-init's user data, or a ConfigMap",
     ),
     refused(
         f"{VOLUMES}.serviceAccount",
         "a VM has no identity in the cluster",
-        "bring a token in a Secret, as a secret volume",
+        "put a token into a Secret, and use a secret volume",
     ),
     refused(f"{VOLUMES}.downwardMetrics", "the host's metrics stay on the host", "leave it out"),
     refused("utilityVolumes[]", CLAIMS, CONTAINER),
@@ -125,16 +133,16 @@ NETS = (
     ),
     refused(
         f"{NETWORKS}.pod.vmNetworkCIDR",
-        "a guest has an address of its node's network",
+        "a guest has an address of the node's network",
         "leave it out; the subnet is a setting of the nodes",
     ),
-    refused(f"{NETWORKS}.pod.vmIPv6NetworkCIDR", "guests have IPv4", "leave it out"),
+    refused(f"{NETWORKS}.pod.vmIPv6NetworkCIDR", "guests have only IPv4", "leave it out"),
     below(f"{NETWORKS}.multus"),
     mapped(
         f"{NETWORKS}.multus.networkName",
         Kind.TEXT,
         f"{TO_NETWORK}.network",
-        "the nodes' CNI conflist of that name, where netd's `network_namespaces` opens it to the"
+        "the nodes' CNI conflist of that name; netd's `network_namespaces` must allow it for the"
         " VM's namespace",
         pattern=r"[a-z0-9][a-z0-9-]{0,62}",
         instead="write the name of a CNI conflist of the nodes, without a namespace",
@@ -156,13 +164,13 @@ CREDENTIALS = (
         f"{KEYS}.source.secret.secretName",
         Kind.TEXT,
         "",
-        "each line of each of the Secret's values is a key of the seed, read at the VMI's start",
+        "each line of the Secret's values becomes a key in the seed; read at the VMI's start",
     ),
     below(f"{KEYS}.propagationMethod"),
     below(f"{KEYS}.propagationMethod.noCloud"),
     below(f"{KEYS}.propagationMethod.configDrive"),
     refused(f"{KEYS}.propagationMethod.qemuGuestAgent", AGENT, "write noCloud: {}"),
-    refused("accessCredentials[].userPassword", AGENT, "set passwords by cloud-init"),
+    refused("accessCredentials[].userPassword", AGENT, "set passwords with cloud-init"),
 )
 
 ALL = (*CONTENTS, *NETS, *CREDENTIALS)

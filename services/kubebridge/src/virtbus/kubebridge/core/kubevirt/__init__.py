@@ -1,5 +1,6 @@
-"""KubeVirt's objects as models: every field by KubeVirt's own name, what it means, and no rule.
+"""Models of KubeVirt's objects: fields with KubeVirt's names and descriptions, without rules.
 
-The CRDs are generated from them (`core/crd.py`), so no defaults and no behaviour enter here: what
-the API server takes must come back unchanged. Names are those of KubeVirt 1.10 (kubevirt.io/v1).
+The CRDs are generated from them (`core/crd.py`). The models have no defaults and no behaviour: the
+API server must return each object as it was written. Names are those of KubeVirt 1.10
+(kubevirt.io/v1).
 """

@@ -1,4 +1,4 @@
-"""The `kubevirt` object, by which clients see that KubeVirt's API is served, and how."""
+"""Model of the `kubevirt` object, by which clients see the version of KubeVirt's API."""
 
 from virtbus.kubebridge.core.kubevirt.machine import Condition
 from virtbus.kubebridge.core.kubevirt.part import Anything, Int64, Part, must, said
@@ -6,39 +6,47 @@ from virtbus.kubebridge.core.kubevirt.pods import ATOMIC
 
 
 class Generation(Part):
-    """An object that was installed."""
+    """An object that the installation created."""
 
-    group: str = must("Its group.")
-    hash: str | None = said("Of what was written.")
-    lastGeneration: Int64 = must("Its generation.")
-    name: str = must("Its name.")
-    namespace: str | None = said("Its namespace.")
-    resource: str = must("Its resource.")
+    group: str = must("API group of the object.")
+    hash: str | None = said("Hash of the object's content.")
+    lastGeneration: Int64 = must("Generation of the object.")
+    name: str = must("Name of the object.")
+    namespace: str | None = said("Namespace of the object.")
+    resource: str = must("Resource name of the object.")
 
 
 class InstallationStatus(Part):
-    """What is installed; written by virtbus."""
+    """State of the installation. virtbus writes it."""
 
-    conditions: list[Condition] | None = said("Available, Progressing, Degraded, Created.")
-    defaultArchitecture: str | None = said("Of VMs that name none.")
-    generations: list[Generation] | None = said("What was installed.", **ATOMIC)
-    observedDeploymentConfig: str | None = said("How it is installed.")
-    observedDeploymentID: str | None = said("Which installation it is.")
-    observedGeneration: Int64 | None = said("The generation that was looked at.")
-    observedKubeVirtRegistry: str | None = said("Where it came from.")
-    observedKubeVirtVersion: str | None = said("The version whose API is served.")
-    operatorVersion: str | None = said("Who serves it.")
-    outdatedVirtualMachineInstanceWorkloads: int | None = said("Instances of older launchers.")
-    phase: str | None = said("Deployed.")
-    synchronizationAddresses: list[str] | None = said("For moves between clusters.", **ATOMIC)
-    targetDeploymentConfig: str | None = said("How it shall be installed.")
-    targetDeploymentID: str | None = said("Which installation it shall be.")
-    targetKubeVirtRegistry: str | None = said("Where it shall come from.")
-    targetKubeVirtVersion: str | None = said("The version whose API shall be served.")
+    conditions: list[Condition] | None = said(
+        "Conditions: Available, Progressing, Degraded and Created."
+    )
+    defaultArchitecture: str | None = said("CPU architecture of VMs that name none.")
+    generations: list[Generation] | None = said("Objects that the installation created.", **ATOMIC)
+    observedDeploymentConfig: str | None = said("Configuration that is installed.")
+    observedDeploymentID: str | None = said("Id of the configuration that is installed.")
+    observedGeneration: Int64 | None = said("Generation of the spec that was last processed.")
+    observedKubeVirtRegistry: str | None = said("Container registry of the installed images.")
+    observedKubeVirtVersion: str | None = said("Version of KubeVirt's API that is served.")
+    operatorVersion: str | None = said("Version of the software that serves the API.")
+    outdatedVirtualMachineInstanceWorkloads: int | None = said(
+        "Number of instances that run in an outdated launcher."
+    )
+    phase: str | None = said("Phase of the installation: Deployed.")
+    synchronizationAddresses: list[str] | None = said(
+        "Addresses for migrations between clusters.", **ATOMIC
+    )
+    targetDeploymentConfig: str | None = said("Configuration that is to be installed.")
+    targetDeploymentID: str | None = said("Id of the configuration that is to be installed.")
+    targetKubeVirtRegistry: str | None = said("Container registry of the images to install.")
+    targetKubeVirtVersion: str | None = said("Version of KubeVirt's API that is to be served.")
 
 
 class KubeVirt(Part):
-    """KubeVirt's API as virtbus serves it; there is one, for clients to look at."""
+    """KubeVirt's API as virtbus serves it. There is one such object, for clients to read."""
 
-    spec: Anything | None = said("KubeVirt's settings; virtbus has its own and looks at none.")
-    status: InstallationStatus | None = said("What is served; written by virtbus.")
+    spec: Anything | None = said(
+        "Settings of KubeVirt. virtbus ignores them; it has settings of its own."
+    )
+    status: InstallationStatus | None = said("State of the installation. virtbus writes it.")

@@ -1,4 +1,4 @@
-"""How a VirtualMachineInstance is."""
+"""Model of a VirtualMachineInstance's status."""
 
 from virtbus.kubebridge.core.kubevirt.machine import Condition, CpuTopology, Machine
 from virtbus.kubebridge.core.kubevirt.migrations import ClaimInfo, MigratedVolume, MigrationState
@@ -18,154 +18,172 @@ from virtbus.kubebridge.core.kubevirt.pods import ATOMIC
 class BackupVolume(Part):
     """A volume in a backup."""
 
-    volumeName: str = must("Which.")
+    volumeName: str = must("Name of the volume.")
 
 
 class BackupStatus(Part):
-    """How the last backup went."""
+    """State of the last backup."""
 
-    backupMsg: str | None = said("What was said.")
-    backupName: str | None = said("Its name.")
-    checkpointName: str | None = said("Its checkpoint.")
-    completed: bool | None = said("It is over.")
-    endTimestamp: Time | None = said("When it ended.")
-    failed: bool | None = said("It failed.")
-    quiesceStatus: str | None = said("Whether the guest held still.")
-    startTimestamp: Time | None = said("When it began.")
-    volumes: list[BackupVolume] | None = said("Which volumes.", **ATOMIC)
+    backupMsg: str | None = said("Message about the backup.")
+    backupName: str | None = said("Name of the backup.")
+    checkpointName: str | None = said("Name of the checkpoint that the backup created.")
+    completed: bool | None = said("True once the backup is over.")
+    endTimestamp: Time | None = said("Time at which the backup ended.")
+    failed: bool | None = said("True if the backup failed.")
+    quiesceStatus: str | None = said(
+        "Tells if the guest's file systems were frozen for the backup."
+    )
+    startTimestamp: Time | None = said("Time at which the backup started.")
+    volumes: list[BackupVolume] | None = said("Volumes in the backup.", **ATOMIC)
 
 
 class ChangedBlockTracking(Part):
-    """Whether changed blocks are noted."""
+    """State of changed block tracking."""
 
-    backupStatus: BackupStatus | None = said("How the last backup went.", nullable=True)
-    state: str = must("Enabled, Disabled, or on the way.")
+    backupStatus: BackupStatus | None = said("State of the last backup.", nullable=True)
+    state: str = must("State of the tracking: Enabled, Disabled, or a state between them.")
 
 
 class GuestOsInfo(Part):
-    """The guest's system, by its agent."""
+    """The guest's operating system, as the guest agent reports it."""
 
-    id: str | None = said("Its short name.")
-    kernelRelease: str | None = said("The kernel's release.")
-    kernelVersion: str | None = said("The kernel's version.")
-    machine: str | None = said("The machine's architecture.")
-    name: str | None = said("Its name.")
-    prettyName: str | None = said("Its name and version.")
-    version: str | None = said("Its version and name.")
-    versionId: str | None = said("Its version.")
+    id: str | None = said("Short name of the operating system.")
+    kernelRelease: str | None = said("Release of the kernel.")
+    kernelVersion: str | None = said("Version of the kernel.")
+    machine: str | None = said("CPU architecture of the guest.")
+    name: str | None = said("Name of the operating system.")
+    prettyName: str | None = said("Name and version of the operating system.")
+    version: str | None = said("Version of the operating system, with its code name.")
+    versionId: str | None = said("Version number of the operating system.")
 
 
 class InterfaceStatus(Part):
-    """A network interface as it is."""
+    """A network interface as it was observed."""
 
-    infoSource: str | None = said("Who says so: domain, guest-agent, multus-status.")
-    interfaceName: str | None = said("Its name in the guest.")
-    ipAddress: str | None = said("Its address.")
-    ipAddresses: list[str] | None = said("All its addresses.")
-    linkState: str | None = said("up or down.")
-    mac: str | None = said("Its MAC address.")
-    name: str | None = said("Its name in the spec.")
-    podInterfaceName: str | None = said("Its name on the host.")
-    queueCount: Int32 | None = said("How many queues it has.")
+    infoSource: str | None = said(
+        "Sources of this information: domain, guest-agent or multus-status."
+    )
+    interfaceName: str | None = said("Name of the interface in the guest.")
+    ipAddress: str | None = said("First IP address of the interface.")
+    ipAddresses: list[str] | None = said("All IP addresses of the interface.")
+    linkState: str | None = said("State of the link: up or down.")
+    mac: str | None = said("MAC address of the interface.")
+    name: str | None = said("Name of the interface in the spec.")
+    podInterfaceName: str | None = said("Name of the interface on the host.")
+    queueCount: Int32 | None = said("Number of queues.")
 
 
 class Checksum(Part):
-    """A file's checksum."""
+    """Checksum of a file."""
 
-    checksum: UInt32 | None = said("CRC-32.")
+    checksum: UInt32 | None = said("CRC-32 checksum.")
 
 
 class KernelBootStatus(Part):
-    """What was started in place of a boot loader."""
+    """Files of a direct kernel boot."""
 
-    initrdInfo: Checksum | None = said("The initrd.")
-    kernelInfo: Checksum | None = said("The kernel.")
+    initrdInfo: Checksum | None = said("Checksum of the initrd.")
+    kernelInfo: Checksum | None = said("Checksum of the kernel.")
 
 
 class MemoryStatus(Part):
-    """The guest's memory as it is."""
+    """The guest's memory as it was observed."""
 
-    guestAtBoot: Quantity | None = said("At its start.")
-    guestCurrent: Quantity | None = said("Now.")
-    guestRequested: Quantity | None = said("As asked for.")
-    memoryOverhead: Quantity | None = said("The emulator's own.")
+    guestAtBoot: Quantity | None = said("Memory of the guest at its start.")
+    guestCurrent: Quantity | None = said("Current memory of the guest.")
+    guestRequested: Quantity | None = said("Memory that the spec requests.")
+    memoryOverhead: Quantity | None = said("Memory of the emulator.")
 
 
 class PhaseTransition(Part):
-    """When a phase began."""
+    """The start of a phase."""
 
-    phase: str | None = said("The phase.")
-    phaseTransitionTimestamp: Time | None = said("When.")
+    phase: str | None = said("Name of the phase.")
+    phaseTransitionTimestamp: Time | None = said("Time at which the phase began.")
 
 
 class TopologyHints(Part):
-    """What the node must offer."""
+    """Properties that the node must have."""
 
-    tscFrequency: Int64 | None = said("Of its TSC, in Hz.")
+    tscFrequency: Int64 | None = said("Frequency of the node's TSC, in Hz.")
 
 
 class HotplugVolumeStatus(Part):
-    """A volume that was plugged in."""
+    """State of a hotplugged volume."""
 
-    attachPodName: str | None = said("The pod that holds it.")
-    attachPodUID: str | None = said("Its uid.")
+    attachPodName: str | None = said("Name of the pod that attaches the volume.")
+    attachPodUID: str | None = said("UID of the pod that attaches the volume.")
 
 
 class MemoryDumpStatus(Part):
     """A dump of the guest's memory."""
 
-    claimName: str | None = said("The claim.")
-    endTimestamp: Time | None = said("When it ended.")
-    startTimestamp: Time | None = said("When it began.")
-    targetFileName: str | None = said("The file.")
+    claimName: str | None = said("Name of the PersistentVolumeClaim with the dump.")
+    endTimestamp: Time | None = said("Time at which the dump ended.")
+    startTimestamp: Time | None = said("Time at which the dump started.")
+    targetFileName: str | None = said("Name of the dump file.")
 
 
 class VolumeStatus(Part):
-    """A volume as it is."""
+    """A volume as it was observed."""
 
-    containerDiskVolume: Checksum | None = said("A disk out of a container image.")
-    hotplugVolume: HotplugVolumeStatus | None = said("One that was plugged in.")
-    memoryDumpVolume: MemoryDumpStatus | None = said("One that holds memory.")
-    message: str | None = said("Why, for people.")
-    name: str = must("Which.")
-    persistentVolumeClaimInfo: ClaimInfo | None = said("Its claim.")
-    phase: str | None = said("How far it is.")
-    reason: str | None = said("Why, in a word.")
-    size: Int64 | None = said("Bytes.")
-    target: str = must("Its name in the guest, such as vda.")
+    containerDiskVolume: Checksum | None = said("Checksum of the container disk.")
+    hotplugVolume: HotplugVolumeStatus | None = said("State of a hotplugged volume.")
+    memoryDumpVolume: MemoryDumpStatus | None = said("State of a memory dump in this volume.")
+    message: str | None = said("Explanation of the phase for people.")
+    name: str = must("Name of the volume.")
+    persistentVolumeClaimInfo: ClaimInfo | None = said("PersistentVolumeClaim of the volume.")
+    phase: str | None = said("Phase of the volume.")
+    reason: str | None = said("Reason of the phase, as one word.")
+    size: Int64 | None = said("Size in bytes.")
+    target: str = must("Name of the disk in the guest, such as vda.")
 
 
 class InstanceStatus(Part):
-    """How it is, and how it came to be so."""
+    """The observed state of a VirtualMachineInstance."""
 
-    VSOCKCID: UInt32 | None = said("Its address for sockets to the host.")
-    activePods: dict[str, str] | None = said("Its pods, and their nodes.")
+    VSOCKCID: UInt32 | None = said("Context id of the guest's VSOCK device.")
+    activePods: dict[str, str] | None = said("UIDs of the launcher pods, each with its node.")
     changedBlockTracking: ChangedBlockTracking | None = said(
-        "Whether changed blocks are noted.", nullable=True
+        "State of changed block tracking.", nullable=True
     )
-    conditions: list[Condition] | None = said("Ready, Paused, AgentConnected, ...")
-    currentCPUTopology: CpuTopology | None = said("Its CPUs now.")
-    evacuationNodeName: str | None = said("The node that it is to leave.")
-    fsFreezeStatus: str | None = said("frozen while its file systems hold still.")
-    guestOSInfo: GuestOsInfo | None = said("Its system, by its agent.")
-    interfaces: list[InterfaceStatus] | None = said("Its network interfaces.")
-    kernelBootStatus: KernelBootStatus | None = said("What was started in place of a boot loader.")
-    launcherContainerImageVersion: str | None = said("KubeVirt's launcher; virtbus has none.")
-    machine: Machine | None = said("The machine's exact type.")
-    memory: MemoryStatus | None = said("Its memory.")
-    migratedVolumes: list[MigratedVolume] | None = said("Volumes that move with it.", **ATOMIC)
-    migrationMethod: str | None = said("LiveMigration or BlockMigration.")
-    migrationState: MigrationState | None = said("How its last move goes.")
-    migrationTransport: str | None = said("Unix.")
-    nodeName: str | None = said("Where it runs.")
-    phase: str | None = said("Pending, Scheduling, Scheduled, Running, Succeeded, Failed, Unknown.")
+    conditions: list[Condition] | None = said(
+        "Conditions such as Ready, Paused and AgentConnected."
+    )
+    currentCPUTopology: CpuTopology | None = said("Current CPU topology.")
+    evacuationNodeName: str | None = said("Name of the node from which the instance is evacuated.")
+    fsFreezeStatus: str | None = said(
+        "The value frozen means that the guest's file systems are frozen."
+    )
+    guestOSInfo: GuestOsInfo | None = said(
+        "The guest's operating system, as the guest agent reports it."
+    )
+    interfaces: list[InterfaceStatus] | None = said("Network interfaces as they were observed.")
+    kernelBootStatus: KernelBootStatus | None = said("Files of a direct kernel boot.")
+    launcherContainerImageVersion: str | None = said(
+        "Version of KubeVirt's launcher image. virtbus has no launcher."
+    )
+    machine: Machine | None = said("Exact machine type.")
+    memory: MemoryStatus | None = said("The guest's memory as it was observed.")
+    migratedVolumes: list[MigratedVolume] | None = said(
+        "Volumes that are migrated to other PersistentVolumeClaims.", **ATOMIC
+    )
+    migrationMethod: str | None = said("Method of live migration: LiveMigration or BlockMigration.")
+    migrationState: MigrationState | None = said("State of the last migration.")
+    migrationTransport: str | None = said("Transport of the migration stream: Unix.")
+    nodeName: str | None = said("Name of the node on which the guest runs.")
+    phase: str | None = said(
+        "Phase: Pending, Scheduling, Scheduled, Running, Succeeded, Failed or Unknown."
+    )
     phaseTransitionTimestamps: list[PhaseTransition] | None = said(
-        "When each phase began.", **ATOMIC
+        "Times at which the phases began.", **ATOMIC
     )
-    qosClass: str | None = said("Guaranteed, Burstable or BestEffort.")
-    reason: str | None = said("Why it is in its phase.")
-    runtimeUser: Int64 | None = said("The emulator's user.")
-    selinuxContext: str | None = said("SELinux's context.")
-    topologyHints: TopologyHints | None = said("What its node must offer.")
-    virtualMachineRevisionName: str | None = said("The revision of its VM.")
-    volumeStatus: list[VolumeStatus] | None = said("Its volumes.", **ATOMIC)
+    qosClass: str | None = said("Quality of service class: Guaranteed, Burstable or BestEffort.")
+    reason: str | None = said("Reason of the phase.")
+    runtimeUser: Int64 | None = said("User id of the emulator.")
+    selinuxContext: str | None = said("SELinux context of the launcher.")
+    topologyHints: TopologyHints | None = said("Properties that the node must have.")
+    virtualMachineRevisionName: str | None = said(
+        "ControllerRevision of the VirtualMachine from which the instance was created."
+    )
+    volumeStatus: list[VolumeStatus] | None = said("Volumes as they were observed.", **ATOMIC)

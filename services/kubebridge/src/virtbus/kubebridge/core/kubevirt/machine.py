@@ -1,4 +1,4 @@
-"""The machine that a guest sees, but for its devices: CPU, memory, clock, features, firmware."""
+"""Models of the guest's machine without devices: CPU, memory, clock, features and firmware."""
 
 from typing import Literal
 
@@ -15,264 +15,295 @@ from virtbus.kubebridge.core.kubevirt.part import (
 
 
 class CpuFeature(Part):
-    """A feature of the CPU."""
+    """A feature flag of the CPU model."""
 
-    name: str = must("Its name in QEMU.")
-    policy: str | None = said("force, require (the default), optional, disable or forbid.")
+    name: str = must("Name of the CPU feature as QEMU knows it.")
+    policy: str | None = said(
+        "Policy of the feature: force, require (the default), optional, disable or forbid."
+    )
 
 
 class Numa(Part):
-    """The guest's NUMA cells."""
+    """The guest's NUMA topology."""
 
-    guestMappingPassthrough: Empty | None = said("As the host's; needs dedicated CPUs.")
+    guestMappingPassthrough: Empty | None = said(
+        "Map the host's NUMA topology to the guest. Needs dedicated CPUs and hugepages."
+    )
 
 
 class Realtime(Part):
-    """CPUs scheduled in real time."""
+    """Real-time scheduling of vCPUs."""
 
-    mask: str | None = said("Which vCPUs, such as 0-3,^1; none: all.")
+    mask: str | None = said("vCPUs with real-time scheduling, such as 0-3,^1. The default is all.")
 
 
 class Cpu(Part):
-    """How many CPUs the guest has, and which. vCPUs are sockets x cores x threads."""
+    """The guest's CPUs. The number of vCPUs is sockets x cores x threads."""
 
-    cores: Int32 | None = said("Cores in each socket (1).")
-    dedicatedCpuPlacement: bool | None = said("Each vCPU has a CPU of the host to itself.")
-    features: list[CpuFeature] | None = said("Features that the model gets or loses.")
-    isolateEmulatorThread: bool | None = said("One more CPU for the emulator itself.")
-    maxSockets: Int32 | None = said("As many sockets as may be plugged in while it runs.")
-    model: str | None = said("host-model (the default), host-passthrough, or a model of QEMU's.")
-    numa: Numa | None = said("The guest's NUMA cells.")
-    realtime: Realtime | None = said("Schedule vCPUs in real time.")
-    sockets: Int32 | None = said("Sockets (1).")
-    threads: Int32 | None = said("Threads in each core (1).")
+    cores: Int32 | None = said("Cores of each socket. The default is 1.")
+    dedicatedCpuPlacement: bool | None = said("Pin each vCPU to a host CPU that nothing else uses.")
+    features: list[CpuFeature] | None = said(
+        "Features that are added to the CPU model or removed from it."
+    )
+    isolateEmulatorThread: bool | None = said("Reserve one more host CPU for the emulator thread.")
+    maxSockets: Int32 | None = said("Largest number of sockets that hotplug can reach.")
+    model: str | None = said(
+        "CPU model: host-model (the default), host-passthrough, or the name of a QEMU model."
+    )
+    numa: Numa | None = said("NUMA topology of the guest.")
+    realtime: Realtime | None = said("Real-time scheduling of vCPUs.")
+    sockets: Int32 | None = said("Number of sockets. The default is 1.")
+    threads: Int32 | None = said("Threads of each core. The default is 1.")
 
 
 class Hugepages(Part):
-    """Memory in large pages."""
+    """Huge pages for the guest's memory."""
 
-    pageSize: str | None = said("2Mi or 1Gi.")
+    pageSize: str | None = said("Size of a huge page, such as 2Mi or 1Gi.")
 
 
 class ReservedOverhead(Part):
-    """Memory for the emulator beside the guest's."""
+    """Memory for the emulator in addition to the guest's memory."""
 
-    addedOverhead: Quantity | None = said("More than is reckoned.")
-    memLock: Literal["NotRequired", "Required"] | None = said("Whether memory must be locked.")
+    addedOverhead: Quantity | None = said("Memory in addition to the computed overhead.")
+    memLock: Literal["NotRequired", "Required"] | None = said(
+        "Tells if the memory is locked: NotRequired or Required."
+    )
 
 
 class Memory(Part):
     """The guest's memory."""
 
-    guest: Quantity | None = said("What the guest sees; by default the request in resources.")
-    hugepages: Hugepages | None = said("Large pages back it.")
-    maxGuest: Quantity | None = said("As much as may be plugged in while it runs.")
-    reservedOverhead: ReservedOverhead | None = said("Memory for the emulator beside it.")
+    guest: Quantity | None = said("Memory that the guest sees. The default is the memory request.")
+    hugepages: Hugepages | None = said("Back the guest's memory with huge pages.")
+    maxGuest: Quantity | None = said("Largest memory that hotplug can reach.")
+    reservedOverhead: ReservedOverhead | None = said(
+        "Memory for the emulator in addition to the guest's memory."
+    )
 
 
 class Timer(Part):
-    """A timer without ticks to catch up."""
+    """A timer of the guest."""
 
-    present: bool | None = said("Whether the guest has it (true).")
+    present: bool | None = said("Tells if the guest has this timer. The default is true.")
 
 
 class TickTimer(Timer):
-    """A timer, and what becomes of ticks that the guest missed."""
+    """A timer with a policy for missed ticks."""
 
-    tickPolicy: str | None = said("delay, catchup, merge or discard, as the timer knows it.")
+    tickPolicy: str | None = said(
+        "Policy for missed ticks: delay, catchup, merge or discard. Not every timer has all "
+        "of them."
+    )
 
 
 class RtcTimer(TickTimer):
     """The real-time clock."""
 
-    track: str | None = said("guest or wall.")
+    track: str | None = said("Clock that the timer follows: guest or wall.")
 
 
 class Timers(Part):
     """The guest's timers."""
 
     hpet: TickTimer | None = said("High precision event timer.")
-    hyperv: Timer | None = said("Hyper-V's clock, for Windows.")
-    kvm: Timer | None = said("KVM's clock.")
+    hyperv: Timer | None = said("Reference clock of Hyper-V, for Windows guests.")
+    kvm: Timer | None = said("KVM's paravirtual clock.")
     pit: TickTimer | None = said("Programmable interval timer.")
     rtc: RtcTimer | None = said("Real-time clock.")
 
 
 class Utc(Part):
-    """The guest's clock is UTC."""
+    """A guest clock in UTC."""
 
-    offsetSeconds: int | None = said("Seconds beside UTC.")
+    offsetSeconds: int | None = said("Offset from UTC in seconds.")
 
 
 class Clock(Part):
-    """The guest's clock: utc or timezone."""
+    """The guest's clock, in UTC or in a time zone."""
 
-    timer: Timers | None = said("Its timers.")
-    timezone: str | None = said("The clock shows the time of this zone, such as Europe/Berlin.")
-    utc: Utc | None = said("The clock shows UTC.")
+    timer: Timers | None = said("Timers of the guest.")
+    timezone: str | None = said("Time zone of the guest's clock, such as Europe/Berlin.")
+    utc: Utc | None = said("Run the guest's clock in UTC.")
 
 
 class Apic(Switch):
-    """The interrupt controller."""
+    """The guest's interrupt controller (APIC)."""
 
-    endOfInterrupt: bool | None = said("Tell the host of the end of interrupts.")
+    endOfInterrupt: bool | None = said(
+        "Notify the host of the end of an interrupt by shared memory, without a VM exit."
+    )
 
 
 class Spinlocks(Switch):
-    """How often a guest spins before it tells."""
+    """Hyper-V enlightenment for spinlocks."""
 
-    spinlocks: Int32 | None = said("Retries, at least 4096 (the default).")
+    spinlocks: Int32 | None = said(
+        "Number of spins before the guest notifies the host. The default and the minimum are 4096."
+    )
 
 
 class SynicTimer(Switch):
-    """Synthetic timers."""
+    """Hyper-V's synthetic timers."""
 
-    direct: Switch | None = said("Deliver them directly.")
+    direct: Switch | None = said("Deliver timer expirations directly as interrupts.")
 
 
 class TlbFlush(Switch):
-    """Flushes of address translations by the host."""
+    """Hyper-V's TLB flushes by the hypervisor."""
 
-    direct: Switch | None = said("Also for nested guests.")
-    extended: Switch | None = said("Also of single addresses.")
+    direct: Switch | None = said(
+        "Also flush for nested guests, without an exit to the outer hypervisor."
+    )
+    extended: Switch | None = said("Allow a flush of single address ranges.")
 
 
 class VendorId(Switch):
-    """The hypervisor's name as the guest sees it."""
+    """The hypervisor's vendor id that the guest sees."""
 
-    vendorid: str | None = said("Up to twelve characters.")
+    vendorid: str | None = said("Vendor id of up to 12 characters.")
 
 
 class Hyperv(Part):
-    """What Hyper-V offers Windows, one by one."""
+    """Hyper-V enlightenments for Windows guests."""
 
-    evmcs: Switch | None = said("Enlightened VMCS, for nested guests.")
-    frequencies: Switch | None = said("Tell the frequencies of TSC and APIC.")
-    ipi: Switch | None = said("Interrupts between CPUs by the host.")
-    reenlightenment: Switch | None = said("Tell when the TSC's frequency changes.")
-    relaxed: Switch | None = said("No watchdog bites while the host is busy.")
-    reset: Switch | None = said("Reset by a register.")
-    runtime: Switch | None = said("Tell how long each CPU ran.")
-    spinlocks: Spinlocks | None = said("Tell the host of long spins.")
+    evmcs: Switch | None = said("Enlightened VMCS, which makes nested virtualization faster.")
+    frequencies: Switch | None = said("Show the frequencies of TSC and APIC to the guest.")
+    ipi: Switch | None = said("Send interrupts between vCPUs by the hypervisor.")
+    reenlightenment: Switch | None = said("Notify the guest if the frequency of the TSC changes.")
+    relaxed: Switch | None = said("Keep the guest's watchdog quiet while the host is busy.")
+    reset: Switch | None = said("Let the guest reset itself by a Hyper-V register.")
+    runtime: Switch | None = said("Show the run time of each vCPU to the guest.")
+    spinlocks: Spinlocks | None = said("Notify the hypervisor of long spins on a lock.")
     synic: Switch | None = said("Synthetic interrupt controller.")
     synictimer: SynicTimer | None = said("Synthetic timers.")
-    tlbflush: TlbFlush | None = said("Flush address translations by the host.")
+    tlbflush: TlbFlush | None = said("Flush the TLB by the hypervisor.")
     vapic: Switch | None = said("Virtual APIC.")
-    vendorid: VendorId | None = said("The hypervisor's name.")
-    vpindex: Switch | None = said("Tell each CPU its index.")
+    vendorid: VendorId | None = said("Vendor id of the hypervisor that the guest sees.")
+    vpindex: Switch | None = said("Show each vCPU its index.")
 
 
 class KvmFeature(Part):
-    """KVM's own signs."""
+    """KVM's paravirtual features."""
 
-    hidden: bool | None = said("Hide from the guest that it runs on KVM.")
+    hidden: bool | None = said("Hide the KVM signature from the guest.")
 
 
 class Features(Part):
-    """What the hypervisor offers the guest."""
+    """Features of the hypervisor that the guest can use."""
 
-    acpi: Switch | None = said("ACPI; without it, no soft shutdown.")
-    apic: Apic | None = said("The interrupt controller.")
-    hyperv: Hyperv | None = said("What Hyper-V offers Windows.")
-    hypervPassthrough: Switch | None = said("All of Hyper-V's that the host can.")
-    kvm: KvmFeature | None = said("KVM's own signs.")
-    pvspinlock: Switch | None = said("Spinlocks that the host knows of.")
-    smm: Switch | None = said("System management mode; secure boot needs it.")
+    acpi: Switch | None = said("ACPI. Without it, a guest cannot shut down on request.")
+    apic: Apic | None = said("Interrupt controller (APIC).")
+    hyperv: Hyperv | None = said("Hyper-V enlightenments for Windows guests.")
+    hypervPassthrough: Switch | None = said(
+        "Turn on all Hyper-V enlightenments that the host supports."
+    )
+    kvm: KvmFeature | None = said("Paravirtual features of KVM.")
+    pvspinlock: Switch | None = said("Paravirtual spinlocks.")
+    smm: Switch | None = said("System management mode. Secure boot needs it.")
 
 
 class AcpiTables(Part):
-    """Tables from volumes that are Secrets."""
+    """ACPI tables that are read from Secret volumes."""
 
-    msdmNameRef: str | None = said("The volume with the MSDM table.")
-    slicNameRef: str | None = said("The volume with the SLIC table.")
+    msdmNameRef: str | None = said("Name of the volume with the MSDM table.")
+    slicNameRef: str | None = said("Name of the volume with the SLIC table.")
 
 
 class Bios(Part):
     """SeaBIOS."""
 
-    useSerial: bool | None = said("Its messages go to the serial console.")
+    useSerial: bool | None = said("Write the BIOS messages to the serial console.")
 
 
 class Efi(Part):
-    """OVMF."""
+    """OVMF, the EFI firmware."""
 
-    persistent: bool | None = said("Its variables outlive the VMI.")
-    secureBoot: bool | None = said("Only signed loaders start (true); needs features.smm.")
+    persistent: bool | None = said("Keep the EFI variables after the VirtualMachineInstance ends.")
+    secureBoot: bool | None = said(
+        "Start only signed boot loaders. The default is true. Needs features.smm."
+    )
 
 
 class Bootloader(Part):
-    """What the machine starts: bios (the default) or efi."""
+    """The firmware that boots the guest: bios (the default) or efi."""
 
-    bios: Bios | None = said("SeaBIOS.")
-    efi: Efi | None = said("OVMF.")
+    bios: Bios | None = said("Boot with SeaBIOS.")
+    efi: Efi | None = said("Boot with OVMF.")
 
 
 class KernelContainer(Part):
-    """A kernel out of a container image."""
+    """A container image with a kernel."""
 
-    image: str = must("The image.")
-    imagePullPolicy: str | None = said("Always, IfNotPresent or Never.")
-    imagePullSecret: str | None = said("A Secret with the registry's login.")
-    initrdPath: str | None = said("The initrd's path in the image.")
-    kernelPath: str | None = said("The kernel's path in the image.")
+    image: str = must("Name of the container image.")
+    imagePullPolicy: str | None = said("Pull policy of the image: Always, IfNotPresent or Never.")
+    imagePullSecret: str | None = said("Name of a Secret with the login for the registry.")
+    initrdPath: str | None = said("Path of the initrd in the image.")
+    kernelPath: str | None = said("Path of the kernel in the image.")
 
 
 class KernelBoot(Part):
-    """A kernel that is started without a boot loader."""
+    """Direct boot of a kernel, without a boot loader."""
 
-    container: KernelContainer | None = said("Where it comes from.")
-    kernelArgs: str | None = said("Its command line.")
+    container: KernelContainer | None = said("Container image with the kernel and the initrd.")
+    kernelArgs: str | None = said("Kernel command line.")
 
 
 class Firmware(Part):
-    """What starts the machine, and who it says it is."""
+    """The machine's firmware and its identity."""
 
-    acpi: AcpiTables | None = said("ACPI tables of the vendor's.")
-    bootloader: Bootloader | None = said("BIOS or EFI.")
-    kernelBoot: KernelBoot | None = said("A kernel in place of a boot loader.")
-    serial: str | None = said("The system's serial number.")
-    uuid: str | None = said("The system's UUID, which cloud-init takes for its instance id.")
+    acpi: AcpiTables | None = said("ACPI tables of the vendor.")
+    bootloader: Bootloader | None = said("Firmware that boots the guest: BIOS or EFI.")
+    kernelBoot: KernelBoot | None = said("Boot a kernel directly, without a boot loader.")
+    serial: str | None = said("Serial number of the system in SMBIOS.")
+    uuid: str | None = said("UUID of the system in SMBIOS. cloud-init uses it as its instance id.")
 
 
 class Chassis(Part):
-    """The chassis, as SMBIOS tells the guest."""
+    """The chassis information in SMBIOS."""
 
-    asset: str | None = said("Asset tag.")
-    manufacturer: str | None = said("Manufacturer.")
-    serial: str | None = said("Serial number.")
-    sku: str | None = said("SKU number.")
-    version: str | None = said("Version.")
+    asset: str | None = said("Asset tag of the chassis.")
+    manufacturer: str | None = said("Manufacturer of the chassis.")
+    serial: str | None = said("Serial number of the chassis.")
+    sku: str | None = said("SKU number of the chassis.")
+    version: str | None = said("Version of the chassis.")
 
 
 class Machine(Part):
-    """The machine's type."""
+    """The machine type."""
 
-    type: str | None = said("q35 (the default on amd64), pc-q35-..., virt.")
+    type: str | None = said(
+        "Machine type of QEMU: q35 (the default on amd64), virt, or a version such as pc-q35-10.0."
+    )
 
 
 class IoThreads(Part):
-    """Threads for disks."""
+    """I/O threads of disks."""
 
-    supplementalPoolThreadCount: Int32 | None = said("How many, with supplementalPool.")
+    supplementalPoolThreadCount: Int32 | None = said(
+        "Number of I/O threads if ioThreadsPolicy is supplementalPool."
+    )
 
 
 class SevPolicy(Part):
-    """What the firmware holds the host to."""
+    """The guest policy that the SEV firmware enforces."""
 
-    encryptedState: bool | None = said("Registers are encrypted too (SEV-ES).")
+    encryptedState: bool | None = said("Also encrypt the CPU registers (SEV-ES).")
 
 
 class Sev(Part):
-    """AMD's encrypted memory."""
+    """AMD Secure Encrypted Virtualization (SEV)."""
 
-    attestation: Empty | None = said("Start only after the owner has looked at the measurement.")
-    dhCert: str | None = said("The owner's Diffie-Hellman key, Base64.")
-    policy: SevPolicy | None = said("What the firmware holds the host to.")
-    session: str | None = said("The owner's session, Base64.")
+    attestation: Empty | None = said(
+        "Start the guest only after its owner has checked the launch measurement."
+    )
+    dhCert: str | None = said("Diffie-Hellman key of the guest's owner, in Base64.")
+    policy: SevPolicy | None = said("Guest policy that the SEV firmware enforces.")
+    session: str | None = said("Session data of the guest's owner, in Base64.")
 
 
 class LaunchSecurity(Part):
-    """A guest whose memory its host cannot read; one of them."""
+    """Encrypted guest memory that the host cannot read: sev, snp or tdx."""
 
     sev: Sev | None = said("AMD SEV.")
     snp: Empty | None = said("AMD SEV-SNP.")
@@ -280,19 +311,21 @@ class LaunchSecurity(Part):
 
 
 class CpuTopology(Part):
-    """CPUs as they are."""
+    """The CPU topology as it was observed."""
 
-    cores: Int32 | None = said("Cores in each socket.")
-    sockets: Int32 | None = said("Sockets.")
-    threads: Int32 | None = said("Threads in each core.")
+    cores: Int32 | None = said("Cores of each socket.")
+    sockets: Int32 | None = said("Number of sockets.")
+    threads: Int32 | None = said("Threads of each core.")
 
 
 class Condition(Part):
-    """One thing that is so, is not so, or is not known."""
+    """One aspect of the object's state."""
 
-    lastProbeTime: Time | None = said("When it was last looked at.", nullable=True)
-    lastTransitionTime: Time | None = said("Since when it is so.", nullable=True)
-    message: str | None = said("Why, for people.")
-    reason: str | None = said("Why, in a word.")
-    status: str = must("True, False or Unknown.")
-    type: str = must("What.")
+    lastProbeTime: Time | None = said(
+        "Time at which the condition was last checked.", nullable=True
+    )
+    lastTransitionTime: Time | None = said("Time at which the status last changed.", nullable=True)
+    message: str | None = said("Explanation for people.")
+    reason: str | None = said("Reason of the last transition, as one word.")
+    status: str = must("Status of the condition: True, False or Unknown.")
+    type: str = must("Type of the condition, such as Ready.")

@@ -1,4 +1,4 @@
-"""How a move of a running guest goes."""
+"""Models of live migration: its configuration and its state."""
 
 from typing import Annotated, Literal
 
@@ -25,136 +25,210 @@ Overhead = Annotated[str, Field(pattern=r"^(0(?:\.\d{1,3})?|1)$")]
 
 
 class DowntimeTuning(Part):
-    """How the pause at the end grows."""
+    """Steps in which the allowed downtime of a migration grows."""
 
-    cooldownSeconds: One32 | None = said("Between two steps.")
-    initialMs: One64 | None = said("At first.")
-    startAfterIteration: One64 | None = said("From which round on.")
-    steps: One32 | None = said("In how many steps.")
+    cooldownSeconds: One32 | None = said("Shortest time between two steps, in seconds.")
+    initialMs: One64 | None = said("Allowed downtime in the first step, in milliseconds.")
+    startAfterIteration: One64 | None = said(
+        "Memory copy iteration after which the downtime starts to grow."
+    )
+    steps: One32 | None = said("Number of steps from the first to the largest downtime.")
 
 
 class StallDetector(Part):
-    """When a copy no longer gets on."""
+    """Settings that decide when a memory copy makes no more progress."""
 
-    completionTimeoutFactor: IntOrString | None = said("How much longer than reckoned.")
-    ewmaAlpha: IntOrString | None = said("The weight of the newest.")
-    patienceWindowDecayFactor: IntOrString | None = said("How patience wears off.")
-    precopyPossibleFactor: IntOrString | None = said("When copying could still end.")
-    searchLocalMinima: bool | None = said("Wait for a quiet moment.")
-    stallMargin: Percent | None = said("Percent.")
-    stallProgressTimeout: Seconds | None = said("Seconds.")
-    switchoverTimeout: Seconds | None = said("Seconds.")
+    completionTimeoutFactor: IntOrString | None = said(
+        "Factor on the completion timeout that gives the time budget for a forced switchover."
+    )
+    ewmaAlpha: IntOrString | None = said(
+        "Weight of the newest sample in the moving average of the bandwidth."
+    )
+    patienceWindowDecayFactor: IntOrString | None = said(
+        "Factor on the waiting time after each relaxation of the convergence goal."
+    )
+    precopyPossibleFactor: IntOrString | None = said(
+        "Ratio of estimated to allowed downtime up to which pre-copy still switches over."
+    )
+    searchLocalMinima: bool | None = said(
+        "If true, the switchover waits for a moment in which little memory is left to copy."
+    )
+    stallMargin: Percent | None = said(
+        "Change of the remaining memory, in percent, that counts as no progress."
+    )
+    stallProgressTimeout: Seconds | None = said(
+        "Window in seconds without progress after which the migration counts as stalled."
+    )
+    switchoverTimeout: Seconds | None = said(
+        "Seconds that a switchover may take before the migration is aborted."
+    )
 
 
 class Experimental(Part):
-    """What may change."""
+    """Experimental migration settings, which may change in any version."""
 
-    compression: Literal["none", "zstd"] | None = said("Of what is sent.")
-    downtimeTuning: DowntimeTuning | None = said("How the pause grows.")
-    stallDetector: StallDetector | None = said("When a copy no longer gets on.")
+    compression: Literal["none", "zstd"] | None = said(
+        "Compression of the migration stream: none or zstd."
+    )
+    downtimeTuning: DowntimeTuning | None = said("Steps in which the allowed downtime grows.")
+    stallDetector: StallDetector | None = said(
+        "Settings that decide when a memory copy makes no more progress."
+    )
 
 
 class MigrationConfiguration(Part):
-    """How moves are made."""
+    """Settings of live migrations."""
 
-    allowAutoConverge: bool | None = said("Slow the guest down until it fits.")
-    allowPostCopy: bool | None = said("Run there before all memory is.")
-    allowWorkloadDisruption: bool | None = said("Pause the guest where nothing else helps.")
-    bandwidthPerMigration: Quantity | None = said("Bytes a second; 0: no bound.")
-    completionTimeoutPerGiB: Int64 | None = said("Seconds a GiB until it is given up.")
-    disableTLS: bool | None = said("Without TLS.")
-    experimental: Experimental | None = said("What may change.")
-    matchSELinuxLevelOnMigration: bool | None = said("Keep SELinux's level.")
-    maxDowntimeMs: Milliseconds | None = said("How long the guest may pause.")
-    network: str | None = said("The network that carries it.")
-    nodeDrainTaintKey: str | None = said("The taint of nodes that are emptied.")
-    parallelMigrationsPerCluster: Int32 | None = said("At once in the cluster.")
-    parallelOutboundMigrationsPerNode: Int32 | None = said("At once from a node.")
-    progressTimeout: Int64 | None = said("Seconds without progress until it is given up.")
-    unsafeMigrationOverride: bool | None = said("Also where it is not safe.")
-    utilityVolumesTimeout: Int64 | None = said("Seconds for utility volumes to go.")
+    allowAutoConverge: bool | None = said(
+        "Slow down the guest's CPUs until the memory copy converges."
+    )
+    allowPostCopy: bool | None = said(
+        "Start the guest on the target before all of its memory is copied."
+    )
+    allowWorkloadDisruption: bool | None = said(
+        "Pause the guest, or use post-copy, if the migration does not converge otherwise."
+    )
+    bandwidthPerMigration: Quantity | None = said(
+        "Bandwidth limit of one migration, in bytes per second. 0 means no limit."
+    )
+    completionTimeoutPerGiB: Int64 | None = said(
+        "Seconds per GiB of memory before the migration is aborted."
+    )
+    disableTLS: bool | None = said("Send the migration stream without TLS.")
+    experimental: Experimental | None = said(
+        "Experimental settings, which may change in any version."
+    )
+    matchSELinuxLevelOnMigration: bool | None = said(
+        "Give the target pod the SELinux level of the source pod."
+    )
+    maxDowntimeMs: Milliseconds | None = said(
+        "Longest pause of the guest at the switchover, in milliseconds."
+    )
+    network: str | None = said(
+        "NetworkAttachmentDefinition of the network that carries migration traffic."
+    )
+    nodeDrainTaintKey: str | None = said("Key of the taint that marks a node as draining.")
+    parallelMigrationsPerCluster: Int32 | None = said(
+        "Largest number of migrations at the same time in the cluster."
+    )
+    parallelOutboundMigrationsPerNode: Int32 | None = said(
+        "Largest number of migrations at the same time from one node."
+    )
+    progressTimeout: Int64 | None = said(
+        "Seconds without progress before the migration is aborted."
+    )
+    unsafeMigrationOverride: bool | None = said(
+        "Also migrate if the migration is known to be unsafe."
+    )
+    utilityVolumesTimeout: Int64 | None = said(
+        "Seconds to wait until utility volumes are detached, before the migration fails."
+    )
 
 
 class _End(Part):
-    """One end of a move."""
+    """The state of one end of a migration."""
 
-    domainName: str | None = said("The domain there.")
-    domainNamespace: str | None = said("The VMI's namespace there.")
-    migrationUID: str | None = said("Its migration there.")
-    node: str | None = said("The node.")
-    persistentStatePVCName: str | None = said("The claim of what persists.")
-    pod: str | None = said("The pod.")
-    selinuxContext: str | None = said("SELinux's context.")
-    syncAddress: str | None = said("Whom to tell.")
-    virtualMachineInstanceUID: str | None = said("The VMI there.")
+    domainName: str | None = said("Name of the libvirt domain.")
+    domainNamespace: str | None = said("Namespace of the VirtualMachineInstance.")
+    migrationUID: str | None = said("UID of the migration object.")
+    node: str | None = said("Name of the node.")
+    persistentStatePVCName: str | None = said(
+        "PersistentVolumeClaim with the state of the TPM and the EFI variables."
+    )
+    pod: str | None = said("Name of the launcher pod.")
+    selinuxContext: str | None = said("SELinux context of the launcher.")
+    syncAddress: str | None = said("Address at which the two ends synchronize their states.")
+    virtualMachineInstanceUID: str | None = said("UID of the VirtualMachineInstance.")
 
 
 class SourceState(_End):
-    """Where it leaves."""
+    """The source of a migration."""
 
-    nodeSelectors: dict[str, str] | None = said("What the other node must have.")
+    nodeSelectors: dict[str, str] | None = said("Labels that the target node must have.")
 
 
 class TargetState(_End):
-    """Where it goes."""
+    """The target of a migration."""
 
-    attachmentPodUID: str | None = said("The pod that holds volumes.")
-    cpuSet: list[int] | None = said("Its CPUs.", **ATOMIC)
-    directMigrationNodePorts: dict[str, int] | None = said("Its ports.")
-    domainDetected: bool | None = said("The domain was seen.")
-    domainReadyTimestamp: Time | None = said("Since when it is ready.")
-    nodeAddress: str | None = said("The node's address.")
-    nodeTopology: str | None = said("The node's CPUs.")
+    attachmentPodUID: str | None = said("UID of the pod that holds hotplugged volumes.")
+    cpuSet: list[int] | None = said("Host CPUs that are dedicated to the guest.", **ATOMIC)
+    directMigrationNodePorts: dict[str, int] | None = said(
+        "Ports of the target node for the migration, each with the port that it forwards to."
+    )
+    domainDetected: bool | None = said("True once the domain is seen on the target.")
+    domainReadyTimestamp: Time | None = said("Time at which the domain was ready on the target.")
+    nodeAddress: str | None = said("Address of the node.")
+    nodeTopology: str | None = said("CPU topology of the node, as JSON.")
 
 
 class MigrationState(Part):
-    """How the last move goes, or went."""
+    """State of the last migration."""
 
-    abortRequested: bool | None = said("It shall end.")
-    abortStatus: str | None = said("How its end goes.")
-    completed: bool | None = said("It is over.")
-    endTimestamp: Time | None = said("When it ended.", nullable=True)
-    failed: bool | None = said("It failed.")
-    failureReason: str | None = said("Why.")
-    migrationConfiguration: MigrationConfiguration | None = said("How it is made.")
-    migrationNetworkType: str | None = said("Which network carries it.")
-    migrationPolicyName: str | None = said("The policy that matched.")
-    migrationUid: str | None = said("Its object.")
-    mode: str | None = said("PreCopy, PostCopy or Paused.")
-    sourceNode: str | None = said("From where.")
-    sourcePersistentStatePVCName: str | None = said("The claim of what persists, there.")
-    sourcePod: str | None = said("The pod that is left.")
-    sourceState: SourceState | None = said("The end that is left.")
-    startTimestamp: Time | None = said("When it began.", nullable=True)
-    targetAttachmentPodUID: str | None = said("The pod that holds volumes.")
-    targetCPUSet: list[int] | None = said("CPUs there.", **ATOMIC)
-    targetDirectMigrationNodePorts: dict[str, int] | None = said("Ports there.")
-    targetMemoryOverhead: Quantity | None = said("The emulator's memory there.")
-    targetNode: str | None = said("Where to.")
-    targetNodeAddress: str | None = said("Its address.")
-    targetNodeDomainDetected: bool | None = said("The domain was seen there.")
-    targetNodeDomainReadyTimestamp: Time | None = said("Since when it is ready there.")
-    targetNodeTopology: str | None = said("CPUs of the node there.")
-    targetPersistentStatePVCName: str | None = said("The claim of what persists, there.")
-    targetPod: str | None = said("The pod there.")
-    targetState: TargetState | None = said("The end where it goes.")
+    abortRequested: bool | None = said("True if the migration is to be aborted.")
+    abortStatus: str | None = said("Progress of the abort: Aborting, Failed or Succeeded.")
+    completed: bool | None = said("True once the migration is over.")
+    endTimestamp: Time | None = said("Time at which the migration ended.", nullable=True)
+    failed: bool | None = said("True if the migration failed.")
+    failureReason: str | None = said("Reason of the failure.")
+    migrationConfiguration: MigrationConfiguration | None = said("Settings of this migration.")
+    migrationNetworkType: str | None = said(
+        "Type of the network that carries the migration: Pod or Migration."
+    )
+    migrationPolicyName: str | None = said("Name of the MigrationPolicy that applies.")
+    migrationUid: str | None = said("UID of the migration object.")
+    mode: str | None = said("Mode of the migration: PreCopy, PostCopy or Paused.")
+    sourceNode: str | None = said("Name of the source node.")
+    sourcePersistentStatePVCName: str | None = said(
+        "PersistentVolumeClaim with the persistent state on the source."
+    )
+    sourcePod: str | None = said("Name of the source pod.")
+    sourceState: SourceState | None = said("State of the source.")
+    startTimestamp: Time | None = said("Time at which the migration started.", nullable=True)
+    targetAttachmentPodUID: str | None = said(
+        "UID of the pod that holds hotplugged volumes on the target."
+    )
+    targetCPUSet: list[int] | None = said(
+        "Host CPUs that are dedicated to the guest on the target.", **ATOMIC
+    )
+    targetDirectMigrationNodePorts: dict[str, int] | None = said(
+        "Ports of the target node for the migration, each with the port that it forwards to."
+    )
+    targetMemoryOverhead: Quantity | None = said("Memory overhead of the target pod.")
+    targetNode: str | None = said("Name of the target node.")
+    targetNodeAddress: str | None = said("Address of the target node.")
+    targetNodeDomainDetected: bool | None = said("True once the domain is seen on the target node.")
+    targetNodeDomainReadyTimestamp: Time | None = said(
+        "Time at which the domain was ready on the target node."
+    )
+    targetNodeTopology: str | None = said("CPU topology of the target node, as JSON.")
+    targetPersistentStatePVCName: str | None = said(
+        "PersistentVolumeClaim with the persistent state on the target."
+    )
+    targetPod: str | None = said("Name of the target pod.")
+    targetState: TargetState | None = said("State of the target.")
 
 
 class ClaimInfo(Part):
-    """A claim as it is."""
+    """A PersistentVolumeClaim as it was observed."""
 
-    accessModes: list[str] | None = said("How it may be used.", **ATOMIC)
-    capacity: dict[str, Quantity] | None = said("How large it is.")
-    claimName: str | None = said("Its name.")
-    filesystemOverhead: Overhead | None = said("What its file system takes of it, 0 to 1.")
-    preallocated: bool | None = said("All its room is taken.")
-    requests: dict[str, Quantity] | None = said("How large it was asked to be.")
-    volumeMode: str | None = said("Filesystem or Block.")
+    accessModes: list[str] | None = said(
+        "Access modes of the claim, such as ReadWriteOnce.", **ATOMIC
+    )
+    capacity: dict[str, Quantity] | None = said("Actual capacity of the claim.")
+    claimName: str | None = said("Name of the claim.")
+    filesystemOverhead: Overhead | None = said(
+        "Share of the capacity that the file system needs, from 0 to 1."
+    )
+    preallocated: bool | None = said("True if all space of the claim is allocated.")
+    requests: dict[str, Quantity] | None = said("Capacity that the claim requests.")
+    volumeMode: str | None = said("Volume mode: Filesystem or Block.")
 
 
 class MigratedVolume(Part):
-    """A volume that moves."""
+    """A volume that is migrated to another PersistentVolumeClaim."""
 
-    destinationPVCInfo: ClaimInfo | None = said("Where to.")
-    sourcePVCInfo: ClaimInfo | None = said("From where.")
-    volumeName: str = must("Which.")
+    destinationPVCInfo: ClaimInfo | None = said(
+        "PersistentVolumeClaim that the volume is copied to."
+    )
+    sourcePVCInfo: ClaimInfo | None = said("PersistentVolumeClaim that the volume is copied from.")
+    volumeName: str = must("Name of the volume.")

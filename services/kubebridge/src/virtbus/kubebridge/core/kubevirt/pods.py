@@ -1,4 +1,4 @@
-"""What a VM shares with a pod: where it may run, names, probes. Kubernetes' types, by its names."""
+"""Models of pod fields that a VM has too: affinity, tolerations, DNS, probes and resources."""
 
 from typing import Any
 
@@ -17,197 +17,233 @@ WHOLE: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}
 
 
 class Requirement(Part):
-    """A key, an operator, and values."""
+    """A requirement on a label or field: a key, an operator, and values."""
 
-    key: str = must("The label's key.")
-    operator: str = must("In, NotIn, Exists or DoesNotExist; for nodes also Gt and Lt.")
-    values: list[str] | None = said("What the label's value is compared with.", **ATOMIC)
+    key: str = must("Key of the label or field.")
+    operator: str = must(
+        "Operator: In, NotIn, Exists or DoesNotExist. Node selectors also have Gt and Lt."
+    )
+    values: list[str] | None = said("Values that the operator compares with.", **ATOMIC)
 
 
 class LabelSelector(Part):
-    """Objects by their labels; all that is given must hold."""
+    """Selects objects by labels. All requirements must be met."""
 
     matchExpressions: list[Requirement] | None = said("Requirements on labels.", **ATOMIC)
-    matchLabels: dict[str, str] | None = said("Labels and the values they must have.")
+    matchLabels: dict[str, str] | None = said("Labels with the values that they must have.")
 
 
 class NodeSelectorTerm(Part):
-    """Nodes by labels and fields; all that is given must hold."""
+    """Selects nodes by labels and fields. All requirements must be met."""
 
-    matchExpressions: list[Requirement] | None = said("Requirements on labels.", **ATOMIC)
-    matchFields: list[Requirement] | None = said("Requirements on fields: metadata.name.", **ATOMIC)
+    matchExpressions: list[Requirement] | None = said(
+        "Requirements on labels of the node.", **ATOMIC
+    )
+    matchFields: list[Requirement] | None = said(
+        "Requirements on fields of the node. The only field is metadata.name.", **ATOMIC
+    )
 
 
 class PreferredNodes(Part):
-    """Nodes that are liked better."""
+    """Nodes that the scheduler prefers."""
 
-    preference: NodeSelectorTerm = must("The nodes.", **WHOLE)
-    weight: Int32 = must("How much better, 1 to 100.")
+    preference: NodeSelectorTerm = must("Selects the preferred nodes.", **WHOLE)
+    weight: Int32 = must("Weight of the preference: 1 to 100.")
 
 
 class NodeSelector(Part):
-    """Nodes of which one term holds."""
+    """Selects nodes that match at least one term."""
 
-    nodeSelectorTerms: list[NodeSelectorTerm] = must("Any of them is enough.", **ATOMIC)
+    nodeSelectorTerms: list[NodeSelectorTerm] = must(
+        "Terms of the selector. A node must match one of them.", **ATOMIC
+    )
 
 
 class NodeAffinity(Part):
-    """Which nodes."""
+    """Rules for the nodes on which the VM may run."""
 
     preferredDuringSchedulingIgnoredDuringExecution: list[PreferredNodes] | None = said(
-        "Nodes that are liked better.", **ATOMIC
+        "Nodes that the scheduler prefers.", **ATOMIC
     )
     requiredDuringSchedulingIgnoredDuringExecution: NodeSelector | None = said(
-        "Nodes that alone are possible.", **WHOLE
+        "Nodes that are allowed. All others are excluded.", **WHOLE
     )
 
 
 class PodAffinityTerm(Part):
-    """Others that carry some labels, and how near is near."""
+    """Selects other pods or VMs, and the topology in which they count."""
 
-    labelSelector: LabelSelector | None = said("Which others.", **WHOLE)
+    labelSelector: LabelSelector | None = said("Selects the others by labels.", **WHOLE)
     matchLabelKeys: list[str] | None = said(
-        "Labels whose own values are asked of others.", **ATOMIC
+        "Label keys that must have the same value on the others as on this object.", **ATOMIC
     )
-    mismatchLabelKeys: list[str] | None = said("Labels whose own values others lack.", **ATOMIC)
-    namespaceSelector: LabelSelector | None = said("In namespaces with these labels.", **WHOLE)
-    namespaces: list[str] | None = said("In these namespaces; by default the own one.", **ATOMIC)
-    topologyKey: str = must("Nodes with the same value of this label are near.")
+    mismatchLabelKeys: list[str] | None = said(
+        "Label keys that must have another value on the others than on this object.", **ATOMIC
+    )
+    namespaceSelector: LabelSelector | None = said(
+        "Selects the namespaces of the others by labels.", **WHOLE
+    )
+    namespaces: list[str] | None = said(
+        "Namespaces of the others. The default is the namespace of this object.", **ATOMIC
+    )
+    topologyKey: str = must(
+        "Node label that defines the topology. Nodes with the same value form one domain."
+    )
 
 
 class WeightedPodAffinityTerm(Part):
-    """Others, and how much they weigh."""
+    """A preferred term with its weight."""
 
-    podAffinityTerm: PodAffinityTerm = must("The others.")
-    weight: Int32 = must("How much, 1 to 100.")
+    podAffinityTerm: PodAffinityTerm = must("Selects the others.")
+    weight: Int32 = must("Weight of the preference: 1 to 100.")
 
 
 class PodAffinity(Part):
-    """Near to, or far from, others."""
+    """Rules for running near to, or away from, other pods or VMs."""
 
     preferredDuringSchedulingIgnoredDuringExecution: list[WeightedPodAffinityTerm] | None = said(
-        "Where it is liked better.", **ATOMIC
+        "Terms that the scheduler prefers to meet.", **ATOMIC
     )
     requiredDuringSchedulingIgnoredDuringExecution: list[PodAffinityTerm] | None = said(
-        "Where alone it is possible.", **ATOMIC
+        "Terms that must be met.", **ATOMIC
     )
 
 
 class Affinity(Part):
-    """Where a VM wants to run."""
+    """Rules for the placement of a VM."""
 
-    nodeAffinity: NodeAffinity | None = said("On which nodes.")
-    podAffinity: PodAffinity | None = said("Near to others.")
-    podAntiAffinity: PodAffinity | None = said("Far from others.")
+    nodeAffinity: NodeAffinity | None = said("Rules for nodes.")
+    podAffinity: PodAffinity | None = said("Run in the same topology domain as these others.")
+    podAntiAffinity: PodAffinity | None = said("Run in another topology domain than these others.")
 
 
 class Toleration(Part):
-    """A taint of nodes that does not matter."""
+    """A node taint that this VM tolerates."""
 
-    effect: str | None = said("NoSchedule, PreferNoSchedule or NoExecute; none: all.")
-    key: str | None = said("The taint's key; none with Exists: all.")
-    operator: str | None = said("Exists, or Equal (the default).")
-    tolerationSeconds: Int64 | None = said("How long NoExecute does not matter.")
-    value: str | None = said("The taint's value, with Equal.")
+    effect: str | None = said(
+        "Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. The default is all."
+    )
+    key: str | None = said(
+        "Key of the taint. An empty key with the operator Exists tolerates all taints."
+    )
+    operator: str | None = said("Operator: Exists, or Equal (the default).")
+    tolerationSeconds: Int64 | None = said("Seconds for which a NoExecute taint is tolerated.")
+    value: str | None = said("Value of the taint, for the operator Equal.")
 
 
 class TopologySpreadConstraint(Part):
-    """How evenly VMs are spread over nodes."""
+    """A rule for an even spread of VMs over topology domains."""
 
-    labelSelector: LabelSelector | None = said("Whose spread is counted.", **WHOLE)
+    labelSelector: LabelSelector | None = said("Selects the objects that are counted.", **WHOLE)
     matchLabelKeys: list[str] | None = said(
-        "Labels whose own values are asked of others.", **ATOMIC
+        "Label keys that must have the same value on counted objects as on this object.", **ATOMIC
     )
-    maxSkew: Int32 = must("By how many two places may differ.")
-    minDomains: Int32 | None = said("How many places there should be at least.")
+    maxSkew: Int32 = must("Largest difference in count between two topology domains.")
+    minDomains: Int32 | None = said("Smallest number of topology domains.")
     nodeAffinityPolicy: str | None = said(
-        "Honor (the default) or Ignore nodeSelector and affinity."
+        "Treatment of nodeSelector and node affinity: Honor (the default) or Ignore."
     )
-    nodeTaintsPolicy: str | None = said("Honor or Ignore (the default) taints.")
-    topologyKey: str = must("Nodes with the same value of this label are one place.")
-    whenUnsatisfiable: str = must("DoNotSchedule or ScheduleAnyway.")
+    nodeTaintsPolicy: str | None = said("Treatment of taints: Honor or Ignore (the default).")
+    topologyKey: str = must(
+        "Node label that defines the topology. Nodes with the same value form one domain."
+    )
+    whenUnsatisfiable: str = must(
+        "Action if the rule cannot be met: DoNotSchedule or ScheduleAnyway."
+    )
 
 
 class DnsOption(Part):
     """An option of resolv.conf."""
 
-    name: str | None = said("Its name.")
-    value: str | None = said("Its value.")
+    name: str | None = said("Name of the option.")
+    value: str | None = said("Value of the option.")
 
 
 class DnsConfig(Part):
-    """What is added to the DNS settings of dnsPolicy."""
+    """DNS settings in addition to those of dnsPolicy."""
 
-    nameservers: list[str] | None = said("Addresses of servers.", **ATOMIC)
+    nameservers: list[str] | None = said("IP addresses of DNS servers.", **ATOMIC)
     options: list[DnsOption] | None = said("Options of resolv.conf.", **ATOMIC)
-    searches: list[str] | None = said("Search domains.", **ATOMIC)
+    searches: list[str] | None = said("DNS search domains.", **ATOMIC)
 
 
 class ResourceClaim(Part):
     """A claim on devices (dynamic resource allocation)."""
 
-    name: str = must("How devices of this VM name it.")
-    resourceClaimName: str | None = said("A ResourceClaim of the namespace.")
-    resourceClaimTemplateName: str | None = said("A ResourceClaimTemplate that one is made of.")
+    name: str = must("Name of the claim in this VM.")
+    resourceClaimName: str | None = said("Name of a ResourceClaim in the same namespace.")
+    resourceClaimTemplateName: str | None = said(
+        "Name of a ResourceClaimTemplate from which a claim is created."
+    )
 
 
 class ExecAction(Part):
-    """A program in the guest, by its agent."""
+    """A command that the guest agent runs in the guest."""
 
-    command: list[str] | None = said("Program and arguments, without a shell; 0 is well.", **ATOMIC)
+    command: list[str] | None = said(
+        "Program and arguments, without a shell. Exit code 0 means success.", **ATOMIC
+    )
 
 
 class HttpHeader(Part):
-    """A header of a request."""
+    """A header of an HTTP request."""
 
-    name: str = must("Its name.")
-    value: str = must("Its value.")
+    name: str = must("Name of the header.")
+    value: str = must("Value of the header.")
 
 
 class HttpGetAction(Part):
-    """A request by HTTP."""
+    """An HTTP GET request."""
 
-    host: str | None = said("Whom to ask; by default the guest's address.")
-    httpHeaders: list[HttpHeader] | None = said("More headers.", **ATOMIC)
-    path: str | None = said("The path.")
-    port: IntOrString = must("The port.")
-    scheme: str | None = said("HTTP (the default) or HTTPS.")
+    host: str | None = said("Host to connect to. The default is the guest's address.")
+    httpHeaders: list[HttpHeader] | None = said("Headers of the request.", **ATOMIC)
+    path: str | None = said("Path of the request.")
+    port: IntOrString = must("Port to connect to.")
+    scheme: str | None = said("Scheme of the request: HTTP (the default) or HTTPS.")
 
 
 class TcpSocketAction(Part):
     """A TCP connection."""
 
-    host: str | None = said("Whom to ask; by default the guest's address.")
-    port: IntOrString = must("The port.")
+    host: str | None = said("Host to connect to. The default is the guest's address.")
+    port: IntOrString = must("Port to connect to.")
 
 
 class GuestAgentPing(Part):
-    """A ping of the guest's agent."""
+    """A ping of the guest agent."""
 
 
 class Probe(Part):
-    """How a guest is asked whether it is well: one action, and how often."""
+    """A periodic check of the guest by one action."""
 
-    exec: ExecAction | None = said("Run a program in the guest.")
-    failureThreshold: Int32 | None = said("Failures in a row until it is unwell (3).")
-    guestAgentPing: GuestAgentPing | None = said("Ping the guest's agent.")
-    httpGet: HttpGetAction | None = said("Ask by HTTP.")
-    initialDelaySeconds: Int32 | None = said("Seconds from the start to the first time.")
-    periodSeconds: Int32 | None = said("Seconds from one time to the next (10).")
-    successThreshold: Int32 | None = said("Successes in a row until it is well again (1).")
-    tcpSocket: TcpSocketAction | None = said("Connect by TCP.")
-    timeoutSeconds: Int32 | None = said("Seconds to an answer (1).")
+    exec: ExecAction | None = said("Run a command in the guest.")
+    failureThreshold: Int32 | None = said(
+        "Failures in a row before the probe fails. The default is 3."
+    )
+    guestAgentPing: GuestAgentPing | None = said("Ping the guest agent.")
+    httpGet: HttpGetAction | None = said("Send an HTTP GET request.")
+    initialDelaySeconds: Int32 | None = said(
+        "Seconds between the start of the guest and the first check."
+    )
+    periodSeconds: Int32 | None = said("Seconds between two checks. The default is 10.")
+    successThreshold: Int32 | None = said(
+        "Successes in a row before a failed probe succeeds again. The default is 1."
+    )
+    tcpSocket: TcpSocketAction | None = said("Open a TCP connection.")
+    timeoutSeconds: Int32 | None = said("Seconds before a check times out. The default is 1.")
 
 
 class LocalReference(Part):
-    """An object of the same namespace."""
+    """A reference to an object in the same namespace."""
 
-    name: str | None = said("Its name.")
+    name: str | None = said("Name of the object.")
 
 
 class ResourceList(Part):
-    """CPU and memory that are asked for, and that bound."""
+    """Requests and limits of CPU and memory."""
 
-    limits: dict[str, Quantity] | None = said("What it never gets more of: cpu, memory.")
-    overcommitGuestOverhead: bool | None = said("Do not count what the emulator itself needs.")
-    requests: dict[str, Quantity] | None = said("What it gets for certain: cpu, memory.")
+    limits: dict[str, Quantity] | None = said("Upper limits of cpu and memory.")
+    overcommitGuestOverhead: bool | None = said(
+        "Do not request memory for the emulator's overhead."
+    )
+    requests: dict[str, Quantity] | None = said("Amounts of cpu and memory that are reserved.")

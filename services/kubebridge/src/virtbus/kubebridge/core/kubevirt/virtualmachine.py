@@ -1,4 +1,4 @@
-"""A VirtualMachine: keeps an instance of its template, as its run strategy says."""
+"""Model of a VirtualMachine: it creates instances of its template as its run strategy says."""
 
 from virtbus.kubebridge.core.kubevirt.datavolumes import DataVolumeTemplate
 from virtbus.kubebridge.core.kubevirt.devices import Disk
@@ -12,159 +12,187 @@ from virtbus.kubebridge.core.kubevirt.volumes import Claim, DataVolumeVolume
 
 
 class Matcher(Part):
-    """An instance type or preference."""
+    """A reference to an instance type or a preference."""
 
-    inferFromVolume: str | None = said("The volume that names it.")
-    inferFromVolumeFailurePolicy: str | None = said("Reject (the default) or Ignore.")
-    kind: str | None = said("Its kind; by default the cluster-wide one.")
-    name: str | None = said("Its name.")
-    revisionName: str | None = said("This very revision of it.")
+    inferFromVolume: str | None = said(
+        "Name of the volume that names the instance type or preference."
+    )
+    inferFromVolumeFailurePolicy: str | None = said(
+        "Action if the volume names none: Reject (the default) or Ignore."
+    )
+    kind: str | None = said("Kind of the reference. The default is the cluster-wide kind.")
+    name: str | None = said("Name of the instance type or preference.")
+    revisionName: str | None = said("Name of the ControllerRevision that fixes the version.")
 
 
 class Template(Part):
-    """What instances are made of."""
+    """The template of VirtualMachineInstances."""
 
-    metadata: Metadata | None = said("Their labels and annotations.", nullable=True)
-    spec: InstanceSpec = must("What they are.")
+    metadata: Metadata | None = said("Labels and annotations of the instances.", nullable=True)
+    spec: InstanceSpec = must("Specification of the instances.")
 
 
 class MachineSpec(Part):
-    """What shall run, and when."""
+    """The specification of a VirtualMachine."""
 
     dataVolumeTemplates: list[DataVolumeTemplate] | None = said(
-        "DataVolumes that are made with it.", nullable=True
+        "DataVolumes that are created with the VirtualMachine.", nullable=True
     )
-    instancetype: Matcher | None = said("Where its CPUs and memory come from.")
-    preference: Matcher | None = said("Where its devices' kinds come from.")
-    runStrategy: str | None = said("Always, RerunOnFailure, Once, Manual or Halted.")
-    running: bool | None = said("Of old: true is Always, false is Halted.")
-    template: Template = must("What its instances are made of.")
-    updateVolumesStrategy: str | None = said("Replacement (the default) or Migration.")
+    instancetype: Matcher | None = said("Instance type that gives CPUs and memory.")
+    preference: Matcher | None = said("Preference that gives defaults for devices.")
+    runStrategy: str | None = said("Run strategy: Always, RerunOnFailure, Once, Manual or Halted.")
+    running: bool | None = said(
+        "Deprecated; use runStrategy. true means Always, false means Halted."
+    )
+    template: Template = must("Template of the instances.")
+    updateVolumesStrategy: str | None = said(
+        "Treatment of changed volumes: Replacement (the default) or Migration."
+    )
 
 
 class RevisionReference(Part):
-    """A ControllerRevision."""
+    """A reference to a ControllerRevision."""
 
-    name: str | None = said("Its name.")
+    name: str | None = said("Name of the ControllerRevision.")
 
 
 class MatcherStatus(Part):
     """An instance type or preference as it was found."""
 
-    controllerRevisionRef: RevisionReference | None = said("The revision.")
-    inferFromVolume: str | None = said("The volume that named it.")
-    inferFromVolumeFailurePolicy: str | None = said("Reject or Ignore.")
-    kind: str | None = said("Its kind.")
-    name: str | None = said("Its name.")
+    controllerRevisionRef: RevisionReference | None = said("ControllerRevision with its content.")
+    inferFromVolume: str | None = said("Name of the volume that names it.")
+    inferFromVolumeFailurePolicy: str | None = said(
+        "Action if the volume names none: Reject or Ignore."
+    )
+    kind: str | None = said("Kind of the instance type or preference.")
+    name: str | None = said("Name of the instance type or preference.")
 
 
 class MemoryDumpRequest(Part):
-    """A dump of the guest's memory."""
+    """A request to dump the guest's memory."""
 
-    claimName: str = must("The claim.")
-    endTimestamp: Time | None = said("When it ended.")
-    fileName: str | None = said("The file.")
-    message: str | None = said("Why it failed.")
-    phase: str = must("How far it is.")
-    remove: bool | None = said("It shall go.")
-    startTimestamp: Time | None = said("When it began.")
+    claimName: str = must("Name of the PersistentVolumeClaim that receives the dump.")
+    endTimestamp: Time | None = said("Time at which the dump ended.")
+    fileName: str | None = said("Name of the dump file.")
+    message: str | None = said("Explanation of a failure.")
+    phase: str = must("Phase of the dump.")
+    remove: bool | None = said("If true, the dump is to be detached.")
+    startTimestamp: Time | None = said("Time at which the dump started.")
 
 
 class StartFailure(Part):
-    """Starts that failed in a row."""
+    """Failed starts in a row."""
 
-    consecutiveFailCount: int | None = said("How many.")
-    lastFailedVMIUID: str | None = said("The last one.")
-    retryAfterTimestamp: Time | None = said("When the next is.")
+    consecutiveFailCount: int | None = said("Number of failed starts in a row.")
+    lastFailedVMIUID: str | None = said("UID of the last instance that failed.")
+    retryAfterTimestamp: Time | None = said("Time of the next start.")
 
 
 class StateChangeRequest(Part):
-    """What is to be done next."""
+    """A requested start or stop."""
 
-    action: str = must("Start or Stop.")
-    data: dict[str, str] | None = said("How: paused.")
-    uid: str | None = said("With which instance.")
+    action: str = must("Requested action: Start or Stop.")
+    data: dict[str, str] | None = said("Parameters of the action, such as paused.")
+    uid: str | None = said("UID of the instance to stop.")
 
 
 class HotplugSource(Part):
-    """A volume to plug in."""
+    """The source of a hotplugged volume."""
 
-    dataVolume: DataVolumeVolume | None = said("A DataVolume.")
-    persistentVolumeClaim: Claim | None = said("A claim.")
+    dataVolume: DataVolumeVolume | None = said("DataVolume to plug in.")
+    persistentVolumeClaim: Claim | None = said("PersistentVolumeClaim to plug in.")
 
 
 class AddVolume(Part):
     """A volume to plug in."""
 
-    disk: Disk = must("Its disk.")
-    dryRun: list[str] | None = said("All: only say whether it would be done.", **ATOMIC)
-    name: str = must("Its name.")
-    volumeSource: HotplugSource = must("What it is.")
+    disk: Disk = must("Disk that the guest sees.")
+    dryRun: list[str] | None = said(
+        "The value All checks the request without executing it.", **ATOMIC
+    )
+    name: str = must("Name of the volume.")
+    volumeSource: HotplugSource = must("Source of the volume.")
 
 
 class RemoveVolume(Part):
     """A volume to unplug."""
 
-    dryRun: list[str] | None = said("All: only say whether it would be done.", **ATOMIC)
-    name: str = must("Its name.")
+    dryRun: list[str] | None = said(
+        "The value All checks the request without executing it.", **ATOMIC
+    )
+    name: str = must("Name of the volume.")
 
 
 class VolumeRequest(Part):
-    """A volume to plug in or to unplug."""
+    """A request to plug in or unplug a volume."""
 
-    addVolumeOptions: AddVolume | None = said("Plug it in.")
-    removeVolumeOptions: RemoveVolume | None = said("Unplug it.")
+    addVolumeOptions: AddVolume | None = said("Volume to plug in.")
+    removeVolumeOptions: RemoveVolume | None = said("Volume to unplug.")
 
 
 class VolumeSnapshotStatus(Part):
-    """Whether a volume can be snapshot."""
+    """Support for snapshots of a volume."""
 
-    enabled: bool = must("It can.")
-    name: str = must("Which.")
-    reason: str | None = said("Why not.")
+    enabled: bool = must("True if the volume supports snapshots.")
+    name: str = must("Name of the volume.")
+    reason: str | None = said("Reason why the volume does not support snapshots.")
 
 
 class VolumeMigrationState(Part):
-    """Volumes that move."""
+    """Volumes that are being migrated."""
 
-    migratedVolumes: list[MigratedVolume] | None = said("Which.", **ATOMIC)
+    migratedVolumes: list[MigratedVolume] | None = said(
+        "Volumes that are being migrated.", **ATOMIC
+    )
 
 
 class VolumeUpdateState(Part):
-    """Volumes that are exchanged."""
+    """Volumes that are being replaced."""
 
-    volumeMigrationState: VolumeMigrationState | None = said("By a move.")
+    volumeMigrationState: VolumeMigrationState | None = said("State of a migration of volumes.")
 
 
 class MachineStatus(Part):
-    """How it is; written by virtbus."""
+    """The observed state of a VirtualMachine. virtbus writes it."""
 
     changedBlockTracking: ChangedBlockTracking | None = said(
-        "Whether changed blocks are noted.", nullable=True
+        "State of changed block tracking.", nullable=True
     )
-    conditions: list[Condition] | None = said("Ready, Paused, RestartRequired, ...")
-    created: bool | None = said("Its instance is there.")
-    desiredGeneration: Int64 | None = said("The generation that shall run.")
-    instancetypeRef: MatcherStatus | None = said("Its instance type.", nullable=True)
-    memoryDumpRequest: MemoryDumpRequest | None = said("A dump of memory.", nullable=True)
-    observedGeneration: Int64 | None = said("The generation that runs.")
-    preferenceRef: MatcherStatus | None = said("Its preference.", nullable=True)
+    conditions: list[Condition] | None = said(
+        "Conditions such as Ready, Paused and RestartRequired."
+    )
+    created: bool | None = said("True if the VirtualMachineInstance exists.")
+    desiredGeneration: Int64 | None = said("Generation of the spec that is to run.")
+    instancetypeRef: MatcherStatus | None = said(
+        "Instance type of the VirtualMachine.", nullable=True
+    )
+    memoryDumpRequest: MemoryDumpRequest | None = said(
+        "Last request to dump the guest's memory.", nullable=True
+    )
+    observedGeneration: Int64 | None = said("Generation of the spec that runs.")
+    preferenceRef: MatcherStatus | None = said("Preference of the VirtualMachine.", nullable=True)
     printableStatus: str | None = said(
-        "In a word: Stopped, Starting, Running, ...", default="Stopped"
+        "State for people, such as Stopped, Starting or Running.", default="Stopped"
     )
-    ready: bool | None = said("Its guest runs.")
-    restoreInProgress: str | None = said("The restore under way.")
-    runStrategy: str | None = said("As last acted on.")
-    snapshotInProgress: str | None = said("The snapshot under way.")
-    startFailure: StartFailure | None = said("Starts that failed in a row.", nullable=True)
-    stateChangeRequests: list[StateChangeRequest] | None = said("What is to be done next.")
-    volumeRequests: list[VolumeRequest] | None = said("Volumes to plug in or unplug.", **ATOMIC)
-    volumeSnapshotStatuses: list[VolumeSnapshotStatus] | None = said("What can be snapshot.")
-    volumeUpdateState: VolumeUpdateState | None = said("Volumes that are exchanged.")
+    ready: bool | None = said("True if the guest runs and is ready.")
+    restoreInProgress: str | None = said("Name of the restore in progress.")
+    runStrategy: str | None = said("Run strategy that was last applied.")
+    snapshotInProgress: str | None = said("Name of the snapshot in progress.")
+    startFailure: StartFailure | None = said("Failed starts in a row.", nullable=True)
+    stateChangeRequests: list[StateChangeRequest] | None = said(
+        "Requested starts and stops that are not yet executed."
+    )
+    volumeRequests: list[VolumeRequest] | None = said(
+        "Requests to plug in or unplug volumes.", **ATOMIC
+    )
+    volumeSnapshotStatuses: list[VolumeSnapshotStatus] | None = said(
+        "Support for snapshots of each volume."
+    )
+    volumeUpdateState: VolumeUpdateState | None = said("Volumes that are being replaced.")
 
 
 class VirtualMachine(Part):
-    """A machine that is started, stopped and started again."""
+    """A machine that can be started and stopped many times."""
 
-    spec: MachineSpec = must("What shall run, and when.")
-    status: MachineStatus | None = said("How it is; written by virtbus.")
+    spec: MachineSpec = must("Specification of the VirtualMachine.")
+    status: MachineStatus | None = said("Observed state. virtbus writes it.")

@@ -1,4 +1,4 @@
-"""What fills disks (volumes), what interfaces join (networks), and keys for the guest."""
+"""Models of volumes, networks and access credentials."""
 
 from typing import Annotated
 
@@ -9,246 +9,264 @@ from virtbus.kubebridge.core.kubevirt.pods import WHOLE, LocalReference
 
 
 class CloudInit(Part):
-    """What cloud-init reads at the first boot: inline, Base64, or from Secrets."""
+    """cloud-init's data: inline, in Base64, or from Secrets."""
 
-    networkData: str | None = said("The network's configuration.")
-    networkDataBase64: str | None = said("The same in Base64.")
+    networkData: str | None = said("Network configuration.")
+    networkDataBase64: str | None = said("Network configuration in Base64.")
     networkDataSecretRef: LocalReference | None = said(
-        "A Secret with the key networkdata.", **WHOLE
+        "Secret with the network configuration under the key networkdata.", **WHOLE
     )
-    secretRef: LocalReference | None = said("A Secret with the key userdata.", **WHOLE)
-    userData: str | None = said("The user data, such as #cloud-config.")
-    userDataBase64: str | None = said("The same in Base64.")
+    secretRef: LocalReference | None = said(
+        "Secret with the user data under the key userdata.", **WHOLE
+    )
+    userData: str | None = said("User data, for example a document that begins with #cloud-config.")
+    userDataBase64: str | None = said("User data in Base64.")
 
 
 class ConfigMapVolume(Part):
-    """A ConfigMap's keys as files on a disk."""
+    """A ConfigMap whose keys are files on a disk."""
 
-    name: str | None = said("Its name.")
-    optional: bool | None = said("It need not be there.")
-    volumeLabel: str | None = said("The file system's label.")
+    name: str | None = said("Name of the ConfigMap.")
+    optional: bool | None = said("If true, the ConfigMap may be absent.")
+    volumeLabel: str | None = said("Label of the file system.")
 
 
 class SecretVolume(Part):
-    """A Secret's keys as files on a disk."""
+    """A Secret whose keys are files on a disk."""
 
-    optional: bool | None = said("It need not be there.")
-    secretName: str | None = said("Its name.")
-    volumeLabel: str | None = said("The file system's label.")
+    optional: bool | None = said("If true, the Secret may be absent.")
+    secretName: str | None = said("Name of the Secret.")
+    volumeLabel: str | None = said("Label of the file system.")
 
 
 class ContainerDisk(Part):
-    """A disk out of a container image; what the guest writes goes with the VMI."""
+    """A disk from a container image. Changes are lost when the VirtualMachineInstance ends."""
 
-    image: str = must("The image.")
-    imagePullPolicy: str | None = said("Always (default for :latest), IfNotPresent or Never.")
-    imagePullSecret: str | None = said("A Secret with the registry's login.")
-    path: str | None = said("The disk in the image; by default the one file in /disk.")
+    image: str = must("Name of the container image.")
+    imagePullPolicy: str | None = said(
+        "Pull policy: Always (the default for :latest), IfNotPresent or Never."
+    )
+    imagePullSecret: str | None = said("Name of a Secret with the login for the registry.")
+    path: str | None = said("Path of the disk in the image. The default is the only file in /disk.")
 
 
 class ContainerPath(Part):
-    """A path of the launcher's container."""
+    """A path in the launcher's container."""
 
-    path: Annotated[str, Field(max_length=4096)] = must("From / on.")
-    readOnly: bool | None = said("True.")
+    path: Annotated[str, Field(max_length=4096)] = must("Path from / on.")
+    readOnly: bool | None = said("Must be true.")
 
 
 class DataVolumeVolume(Part):
-    """A DataVolume's claim."""
+    """A volume from a DataVolume."""
 
-    hotpluggable: bool | None = said("It may be unplugged.")
-    name: str = must("The DataVolume.")
+    hotpluggable: bool | None = said("If true, the volume can be unplugged.")
+    name: str = must("Name of the DataVolume.")
 
 
 class Claim(Part):
-    """A PersistentVolumeClaim."""
+    """A volume from a PersistentVolumeClaim."""
 
-    claimName: str = must("Its name.")
-    hotpluggable: bool | None = said("It may be unplugged.")
-    readOnly: bool | None = said("The guest cannot write.")
+    claimName: str = must("Name of the PersistentVolumeClaim.")
+    hotpluggable: bool | None = said("If true, the volume can be unplugged.")
+    readOnly: bool | None = said("If true, the guest cannot write to the volume.")
 
 
 class EphemeralClaim(Part):
-    """A claim that is read."""
+    """A PersistentVolumeClaim that is only read."""
 
-    claimName: str = must("Its name.")
-    readOnly: bool | None = said("It is only read.")
+    claimName: str = must("Name of the PersistentVolumeClaim.")
+    readOnly: bool | None = said("If true, the claim is only read.")
 
 
 class EphemeralVolume(Part):
-    """A claim whose changes go with the VMI."""
+    """A PersistentVolumeClaim with an overlay that is lost when the VMI ends."""
 
-    persistentVolumeClaim: EphemeralClaim | None = said("The claim.")
+    persistentVolumeClaim: EphemeralClaim | None = said("PersistentVolumeClaim below the overlay.")
 
 
 class FieldReference(Part):
-    """A field of the object."""
+    """A reference to a field of the object."""
 
-    apiVersion: str | None = said("Of which version.")
-    fieldPath: str = must("Its path.")
+    apiVersion: str | None = said("API version of the object.")
+    fieldPath: str = must("Path of the field.")
 
 
 class ResourceReference(Part):
-    """A resource of the object."""
+    """A reference to a resource of the object."""
 
-    containerName: str | None = said("Of which container.")
-    divisor: Quantity | None = said("In which unit.")
-    resource: str = must("Which.")
+    containerName: str | None = said("Name of the container.")
+    divisor: Quantity | None = said("Unit of the value.")
+    resource: str = must("Name of the resource, such as limits.memory.")
 
 
 class DownwardFile(Part):
-    """A file with something of the object itself."""
+    """A file with a value from the object itself."""
 
-    fieldRef: FieldReference | None = said("A field.", **WHOLE)
-    mode: Int32 | None = said("The file's mode.")
-    path: str = must("The file's path.")
-    resourceFieldRef: ResourceReference | None = said("A resource.", **WHOLE)
+    fieldRef: FieldReference | None = said("Field whose value the file has.", **WHOLE)
+    mode: Int32 | None = said("Mode of the file.")
+    path: str = must("Relative path of the file.")
+    resourceFieldRef: ResourceReference | None = said("Resource whose value the file has.", **WHOLE)
 
 
 class DownwardApiVolume(Part):
-    """What the object says of itself, as files on a disk."""
+    """Values from the object itself as files on a disk."""
 
-    fields: list[DownwardFile] | None = said("The files.")
-    volumeLabel: str | None = said("The file system's label.")
+    fields: list[DownwardFile] | None = said("Files of the volume.")
+    volumeLabel: str | None = said("Label of the file system.")
 
 
 class EmptyDisk(Part):
-    """An empty disk that goes with the VMI."""
+    """An empty disk. Its content is lost when the VirtualMachineInstance ends."""
 
-    capacity: Quantity = must("How large.")
+    capacity: Quantity = must("Size of the disk.")
 
 
 class HostDisk(Part):
-    """A file of the host's."""
+    """A disk image on the host."""
 
-    capacity: Quantity | None = said("How large, where it is made.")
-    path: str = must("Its path.")
-    shared: bool | None = said("Each host has it.")
-    type: str = must("Disk: is there; DiskOrCreate: made where it is not.")
+    capacity: Quantity | None = said("Size of the disk image if it is created.")
+    path: str = must("Path of the disk image.")
+    shared: bool | None = said("True if all hosts share the path.")
+    type: str = must("Disk expects an existing image. DiskOrCreate creates a missing one.")
 
 
 class ServiceAccountVolume(Part):
-    """A service account's token on a disk."""
+    """A service account's token as a file on a disk."""
 
-    serviceAccountName: str | None = said("The account.")
+    serviceAccountName: str | None = said("Name of the service account.")
 
 
 class Sysprep(Part):
-    """Windows' answer file."""
+    """A disk with an answer file for Windows setup."""
 
-    configMap: LocalReference | None = said("A ConfigMap with it.", **WHOLE)
-    secret: LocalReference | None = said("A Secret with it.", **WHOLE)
+    configMap: LocalReference | None = said("ConfigMap with the answer file.", **WHOLE)
+    secret: LocalReference | None = said("Secret with the answer file.", **WHOLE)
 
 
 class Volume(Part):
-    """What fills the disk of the same name; exactly one source."""
+    """The content of the disk of the same name. Exactly one source is given."""
 
     cloudInitConfigDrive: CloudInit | None = said("cloud-init's data as a config drive.")
-    cloudInitNoCloud: CloudInit | None = said("cloud-init's data for its NoCloud source.")
-    configMap: ConfigMapVolume | None = said("A ConfigMap's keys as files.", **WHOLE)
-    containerDisk: ContainerDisk | None = said("A disk out of a container image.")
-    containerPath: ContainerPath | None = said("A path of the launcher's container.")
-    dataVolume: DataVolumeVolume | None = said("A DataVolume's claim.")
-    downwardAPI: DownwardApiVolume | None = said("What the object says of itself.")
-    downwardMetrics: Empty | None = said("The host's metrics.")
-    emptyDisk: EmptyDisk | None = said("An empty disk that goes with the VMI.")
-    ephemeral: EphemeralVolume | None = said("A claim whose changes go with the VMI.")
-    hostDisk: HostDisk | None = said("A file of the host's.")
-    memoryDump: Claim | None = said("Where the guest's memory is dumped.")
-    name: str = must("Its disk's or file system's name.")
-    persistentVolumeClaim: Claim | None = said("A claim.")
-    secret: SecretVolume | None = said("A Secret's keys as files.")
-    serviceAccount: ServiceAccountVolume | None = said("A service account's token.")
-    sysprep: Sysprep | None = said("Windows' answer file.")
+    cloudInitNoCloud: CloudInit | None = said("cloud-init's data for its NoCloud data source.")
+    configMap: ConfigMapVolume | None = said("Keys of a ConfigMap as files on a disk.", **WHOLE)
+    containerDisk: ContainerDisk | None = said("Disk from a container image.")
+    containerPath: ContainerPath | None = said("Path in the launcher's container.")
+    dataVolume: DataVolumeVolume | None = said("Disk from a DataVolume.")
+    downwardAPI: DownwardApiVolume | None = said(
+        "Values from the object itself as files on a disk."
+    )
+    downwardMetrics: Empty | None = said("Disk on which the guest reads metrics of its host.")
+    emptyDisk: EmptyDisk | None = said(
+        "Empty disk whose content is lost when the VirtualMachineInstance ends."
+    )
+    ephemeral: EphemeralVolume | None = said(
+        "PersistentVolumeClaim with an overlay that is lost when the VirtualMachineInstance ends."
+    )
+    hostDisk: HostDisk | None = said("Disk image on the host.")
+    memoryDump: Claim | None = said(
+        "PersistentVolumeClaim that receives a dump of the guest's memory."
+    )
+    name: str = must("Name of the volume, and of its disk or file system.")
+    persistentVolumeClaim: Claim | None = said("Disk from a PersistentVolumeClaim.")
+    secret: SecretVolume | None = said("Keys of a Secret as files on a disk.")
+    serviceAccount: ServiceAccountVolume | None = said(
+        "Token of a service account as a file on a disk."
+    )
+    sysprep: Sysprep | None = said("Disk with an answer file for Windows setup.")
 
 
 class UtilityVolume(Part):
-    """A claim for the machine, which the guest does not see."""
+    """A volume that the launcher uses and the guest does not see."""
 
-    claimName: str = must("The claim.")
-    name: str = must("A name for it.")
-    readOnly: bool | None = said("It is only read.")
-    type: str | None = said("What it is for.")
+    claimName: str = must("Name of the PersistentVolumeClaim.")
+    name: str = must("Name of the volume.")
+    readOnly: bool | None = said("If true, the volume is only read.")
+    type: str | None = said("Purpose of the volume.")
 
 
 class MultusNetwork(Part):
-    """A NetworkAttachmentDefinition."""
+    """A secondary network from a NetworkAttachmentDefinition."""
 
-    default: bool | None = said("In place of the pod's network.")
-    networkName: str = must("Its name, or namespace/name.")
+    default: bool | None = said("If true, this network replaces the pod network.")
+    networkName: str = must("Name of the NetworkAttachmentDefinition, or namespace/name.")
 
 
 class PodNetwork(Part):
-    """The network of pods."""
+    """The cluster's pod network."""
 
-    vmIPv6NetworkCIDR: str | None = said("The guest's IPv6 network, with masquerade.")
-    vmNetworkCIDR: str | None = said("The guest's network, with masquerade (10.0.2.0/24).")
+    vmIPv6NetworkCIDR: str | None = said("IPv6 network of the guest behind masquerade.")
+    vmNetworkCIDR: str | None = said(
+        "IPv4 network of the guest behind masquerade. The default is 10.0.2.0/24."
+    )
 
 
 class ClaimedNetwork(Part):
-    """A network by a claim on devices."""
+    """A network device from a ResourceClaim."""
 
-    claimName: str | None = said("One of resourceClaims.")
-    requestName: str | None = said("The claim's request.")
+    claimName: str | None = said("Name of an entry in resourceClaims.")
+    requestName: str | None = said("Name of the request in the ResourceClaim.")
 
 
 class Network(Part):
-    """What the interface of the same name joins; exactly one source."""
+    """The network of the interface of the same name. Exactly one source is given."""
 
-    multus: MultusNetwork | None = said("A NetworkAttachmentDefinition.")
-    name: str = must("Its interface's name.")
-    pod: PodNetwork | None = said("The network of pods.")
-    resourceClaim: ClaimedNetwork | None = said("A claim on devices.")
+    multus: MultusNetwork | None = said("Secondary network from a NetworkAttachmentDefinition.")
+    name: str = must("Name of the network and of its interface.")
+    pod: PodNetwork | None = said("The cluster's pod network.")
+    resourceClaim: ClaimedNetwork | None = said("Network device from a ResourceClaim.")
 
 
 class AccessSecret(Part):
-    """A Secret whose values are keys or passwords."""
+    """A Secret with keys or passwords."""
 
-    secretName: str = must("Its name.")
+    secretName: str = must("Name of the Secret.")
 
 
 class AccessSource(Part):
-    """Where keys or passwords come from."""
+    """The source of keys or passwords."""
 
-    secret: AccessSecret | None = said("A Secret.")
+    secret: AccessSecret | None = said("Secret with the keys or passwords.")
 
 
 class AgentUsers(Part):
-    """By the guest's agent, for some users."""
+    """Users whose keys the guest agent writes."""
 
-    users: list[str] = must("Users of the guest.", **{"x-kubernetes-list-type": "set"})
+    users: list[str] = must("Names of users in the guest.", **{"x-kubernetes-list-type": "set"})
 
 
 class KeyPropagation(Part):
-    """How keys reach the guest; exactly one way."""
+    """The way in which keys reach the guest. Exactly one is given."""
 
-    configDrive: Empty | None = said("With cloud-init's config drive.")
-    noCloud: Empty | None = said("With cloud-init's NoCloud data.")
-    qemuGuestAgent: AgentUsers | None = said("By the guest's agent, also while it runs.")
+    configDrive: Empty | None = said("Write the keys into cloud-init's config drive.")
+    noCloud: Empty | None = said("Write the keys into cloud-init's NoCloud data.")
+    qemuGuestAgent: AgentUsers | None = said(
+        "Let the QEMU guest agent write the keys, also while the guest runs."
+    )
 
 
 class SshPublicKey(Part):
-    """Keys that may log in."""
+    """SSH public keys that may log in to the guest."""
 
-    propagationMethod: KeyPropagation = must("How they reach the guest.")
-    source: AccessSource = must("Where they come from.")
+    propagationMethod: KeyPropagation = must("The way in which the keys reach the guest.")
+    source: AccessSource = must("Source of the keys.")
 
 
 class PasswordPropagation(Part):
-    """How passwords reach the guest."""
+    """The way in which passwords reach the guest."""
 
-    qemuGuestAgent: Empty | None = said("By the guest's agent.")
+    qemuGuestAgent: Empty | None = said("Let the QEMU guest agent set the passwords.")
 
 
 class UserPassword(Part):
-    """Passwords of users; the Secret's keys are their names."""
+    """Passwords of users. The Secret's keys are the names of the users."""
 
-    propagationMethod: PasswordPropagation = must("How they reach the guest.")
-    source: AccessSource = must("Where they come from.")
+    propagationMethod: PasswordPropagation = must("The way in which the passwords reach the guest.")
+    source: AccessSource = must("Source of the passwords.")
 
 
 class AccessCredential(Part):
-    """Who may log in: sshPublicKey or userPassword."""
+    """Credentials for logging in to the guest: sshPublicKey or userPassword."""
 
-    sshPublicKey: SshPublicKey | None = said("Keys.")
-    userPassword: UserPassword | None = said("Passwords.")
+    sshPublicKey: SshPublicKey | None = said("SSH public keys.")
+    userPassword: UserPassword | None = said("Passwords of users.")

@@ -1,4 +1,4 @@
-"""Every refusal as a Status object, whoever made it: the core, the API server, the bus, aiohttp."""
+"""Turns every refusal into a Status object: from the core, the API server, the bus or aiohttp."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RefusedError(Exception):
-    """A refusal on its way out."""
+    """Carries a refusal to the middleware."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -24,24 +24,24 @@ class RefusedError(Exception):
 
 
 def refused(refusal: Refusal) -> web.Response:
-    """The answer of a refusal."""
+    """Return the response of a refusal."""
     return web.json_response(refusal.plain(), status=refusal.code)
 
 
 @web.middleware
 async def in_status(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What a handler raises becomes a Status, as long as nothing was answered."""
+    """Turn a handler's exception into a Status, unless the response has begun."""
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # who asked is gone; aiohttp knows
+        raise  # the client is gone, and aiohttp handles it
     except Exception as error:
         refusal = _said(error)
         if refusal is None:
             log.exception(
                 "%s %s failed", request.method, request.path, extra={"code": "web_failed"}
             )
-            refusal = of_http(500, "Internal error occurred; the bridge's log says more")
+            refusal = of_http(500, "Internal error occurred; see the bridge's log")
         return refused(refusal)
 
 
@@ -62,7 +62,7 @@ def _said(error: Exception) -> Refusal | None:
 
 
 def _passed_on(answer: Answer) -> Refusal:
-    """What the API server answered to us; its load and its troubles pass, and our login's."""
+    """Forward a refusal of the API server. Its overload and our login failures are temporary."""
     if answer.passing or answer.code == 401:
         return unavailable(answer.message)
     return Refusal(answer.code, answer.reason or "InternalError", answer.message)

@@ -1,4 +1,4 @@
-"""Authentication by the front proxy, and authorization by a SubjectAccessReview."""
+"""Authenticates users by the front proxy, and authorizes them by a SubjectAccessReview."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ from virtbus.kubebridge.edge.web.door import Door
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""How often the front proxy's ConfigMap is looked at: its CA changes once in years."""
+"""Time between reads of the front proxy's ConfigMap. Its CA changes once in years."""
 AGAIN_S = 2.0
-"""The same where it could not be read."""
+"""Time before a retry if the ConfigMap could not be read."""
 ALLOWED_S = 5.0
-"""So long a user who was allowed is not asked about again; a refusal is never remembered."""
+"""Time for which a permission is cached. A refusal is never cached."""
 ALLOWED_MAX = 1024
 
 
@@ -36,18 +36,18 @@ class Asking:
         self._allowed: OrderedDict[tuple[User, str, Target], float] = OrderedDict()
 
     async def follow(self) -> None:
-        """Keep to what the API server says of its front proxy, until cancelled."""
+        """Keep the front proxy's configuration up to date until cancelled."""
         while True:
             found = await self.look()
             await asyncio.sleep(LOOK_S if found else AGAIN_S)
 
     async def look(self) -> bool:
-        """Read it now; False where it cannot be had, and all stays as it was."""
+        """Read the configuration now. Return False if that fails; the old one stays."""
         try:
             found = of_config_map(await self._cluster.get(CONFIG_MAP, NAME, NAMESPACE))
             if found.ca != self._proxy.ca:
                 self._door.believe(found.ca)
-        except (Answer, OSError) as error:  # ssl's errors are some of them
+        except (Answer, OSError) as error:  # includes ssl's errors
             log.warning(
                 "cannot read %s/%s: %s", NAMESPACE, NAME, error, extra={"code": "front_proxy"}
             )
@@ -56,10 +56,10 @@ class Asking:
         return bool(found.ca)
 
     def user(self, request: web.Request) -> User:
-        """Who asks.
+        """Return the user of a request.
 
         Raises:
-            RefusedError: 401, the API server does not say so.
+            RefusedError: 401, no front proxy vouches for a user.
         """
         user = self._proxy.user(list(request.headers.items()))
         if user is None or not self.is_front_proxy(request):
@@ -67,15 +67,15 @@ class Asking:
         return user
 
     def is_front_proxy(self, request: web.Request) -> bool:
-        """Whether the client showed the front proxy's certificate."""
+        """Return True if the client showed the front proxy's certificate."""
         return self._proxy.is_it(request.get_extra_info("peercert"))
 
     async def may(self, user: User, method: str, target: Target) -> None:
-        """Return where they may.
+        """Return if the user may send the request.
 
         Raises:
             RefusedError: 403.
-            Answer: the API server could not say.
+            Answer: the API server could not decide.
         """
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
         if self._allowed.get(asked, now) > now:

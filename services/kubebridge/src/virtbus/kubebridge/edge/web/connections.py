@@ -1,4 +1,4 @@
-"""Connections of the HTTPS port: a share for each source, and time limits for idle ones."""
+"""Bounds the connections of the HTTPS port, by a share for each source and time limits."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from virtbus.bus.shares import Shares
 from virtbus.bus.tasks import Background, background
 
 MOST = 1024
-"""Connections in all, some 60 KB each. A console is one of them, and comes from an API server."""
+"""Most connections, at some 60 KB each. A console is one of them, from an API server."""
 GREET_S = 10.0
-"""For the handshake of TLS."""
+"""Timeout of the TLS handshake."""
 FIRST_S = 10.0
-"""From then to the first request."""
+"""Timeout from the handshake to the first request."""
 log = logging.getLogger(__name__)
 
 Protocol = Callable[[], asyncio.BaseProtocol]
@@ -30,7 +30,7 @@ class _Open:
 
 
 class Connections:
-    """Accepts connections, by TLS of `context`, for the server that `make` makes protocols of."""
+    """Accepts TLS connections with `context`. `make` makes the server's protocol for each."""
 
     def __init__(
         self, make: Protocol, context: ssl.SSLContext, *, most: int = MOST, first_s: float = FIRST_S
@@ -42,18 +42,18 @@ class Connections:
         self._open: dict[asyncio.BaseTransport, _Open] = {}
 
     def asked(self, transport: asyncio.BaseTransport | None) -> None:
-        """A request came on this connection, which may be idle from now on."""
+        """Note a request on this connection, which may be idle from now on."""
         if transport is not None and (one := self._open.get(transport)) is not None:
             one.asked = True
 
     async def accept(self, listener: socket.socket) -> None:
-        """Until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         async with background() as tasks:
             while True:
                 try:
                     connection, address = await loop.sock_accept(listener)
-                except OSError as error:  # out of descriptors: wait for some to be closed
+                except OSError as error:  # out of descriptors: wait until some are closed
                     log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
                     await asyncio.sleep(0.1)
                     continue
@@ -73,7 +73,7 @@ class Connections:
             made, _protocol = await loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=GREET_S
             )
-        except OSError as error:  # those of TLS and of time are some of them
+        except OSError as error:  # includes errors of TLS and timeouts
             log.debug("no handshake with %s: %s", source, error)
         finally:
             if made is None:
@@ -83,7 +83,7 @@ class Connections:
                 self._open[made] = _Open(source, loop.time())
 
     def _sweep(self) -> None:
-        """Give back the places of those that left, and end those that never asked."""
+        """Release the shares of closed connections, and end those that never sent a request."""
         late_s = asyncio.get_running_loop().time() - self._first_s
         for transport, one in tuple(self._open.items()):
             if transport.is_closing():

@@ -1,4 +1,4 @@
-"""Handlers without authorization: discovery, OpenAPI, versions, health."""
+"""Handles requests that need no authorization: discovery, OpenAPI, versions, health."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from virtbus.kubebridge.core.subresources import GROUP, VERSIONS
 from virtbus.kubebridge.edge.web.answers import Handler
 from virtbus.kubebridge.edge.web.asking import Asking
 
-NO_GUESTFS = "guestfs is not there yet: there are no pods on volumes"
+NO_GUESTFS = "guestfs is not supported yet: there are no pods on volumes"
 
 
 def documents(asking: Asking, release: str) -> list[web.RouteDef]:
-    """Routes for the API server and its users; all below `/apis` only by the front proxy."""
+    """Return the routes of the documents. Paths below `/apis` need the front proxy."""
     apis: dict[str, Callable[[], Mapping[str, Any]]] = {
         f"/apis/{GROUP}": discovery.api_group,
     }
@@ -37,7 +37,7 @@ def documents(asking: Asking, release: str) -> list[web.RouteDef]:
 
 
 def health(ready: Callable[[], str]) -> list[web.RouteDef]:
-    """`/healthz`: it answers; `/readyz`: and `ready` has nothing to say against it."""
+    """Return `/healthz`, which always succeeds, and `/readyz`, which asks `ready` for a reason."""
 
     async def is_ready(_request: web.Request) -> web.Response:
         why = ready()
@@ -73,7 +73,7 @@ async def _apis(request: web.Request) -> web.StreamResponse:
 
 
 async def _guestfs(_request: web.Request) -> web.StreamResponse:
-    return web.Response(text=NO_GUESTFS, status=501)  # virtctl shows no other form of it
+    return web.Response(text=NO_GUESTFS, status=501)  # virtctl shows only plain text
 
 
 def _always(what: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:

@@ -27,7 +27,7 @@ TOLD = {
 
 
 class Doing:
-    """One call's; in its order."""
+    """Executes the effects of one call."""
 
     def __init__(self, cluster: Cluster, guests: Guests, call: Call, namespace: str) -> None:
         self._cluster = cluster
@@ -36,11 +36,11 @@ class Doing:
         self._namespace = namespace
 
     async def do(self, deed: Deed) -> Any:
-        """What there is to answer with, or None.
+        """Execute one effect. Return an object for the answer, or None.
 
         Raises:
-            RefusedError: the object is gone, or was changed meanwhile.
-            Answer, VirtbusError, BusError: it was refused.
+            RefusedError: the object is gone, or was changed since it was read.
+            Answer, VirtbusError, BusError: the effect was refused.
         """
         match deed:
             case Patch():
@@ -78,6 +78,6 @@ class Doing:
 
 
 def _test_failed(answer: Answer) -> bool:
-    """A patch that cannot be applied is a 422 without a cause; what is invalid then, has causes."""
+    """Return True for a failed test of a patch, a 422 without causes."""
     details = answer.status.get("details") or {}
     return answer.code == 422 and not details.get("causes")

@@ -1,4 +1,4 @@
-"""The TLS listener, whose certificates can be replaced while it is open."""
+"""TLS listener. Its certificates can be replaced while it is open."""
 
 import asyncio
 import socket
@@ -15,14 +15,14 @@ from virtbus.kubebridge.edge.web.connections import Connections
 
 BACKLOG = 1024
 SHUTDOWN_S = 1.0
-"""Requests under way get this long at the end; a console would have no end."""
+"""Time that open requests get at the end. A console would never end."""
 
 
 class Door:
-    """What the port shows of itself, and whose certificates it looks at.
+    """The port's certificate, and the CA of its clients.
 
-    A client may show none: webhooks' caller does not. One that shows a certificate which `believe`
-    did not name is turned away in the handshake. Each connection gets what is so when it is made.
+    A client need not show a certificate; the caller of webhooks shows none. A certificate that the
+    CA did not sign fails the handshake. A connection keeps the settings with which it was made.
     """
 
     def __init__(self) -> None:
@@ -32,31 +32,31 @@ class Door:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.verify_mode = ssl.CERT_OPTIONAL
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A session that goes on would bring a client's certificate that nobody looks at again.
+        # A resumed session would bring a client's certificate that is not verified again.
         self.context.options |= ssl.OP_NO_TICKET
         self.context.num_tickets = 0
         self.context.sni_callback = self._choose
 
     @property
     def shut(self) -> bool:
-        """Without a certificate nobody comes in."""
+        """Return True while there is no certificate. No client can connect then."""
         return self._now is None
 
     def show(self, certificate: Path, key: Path) -> None:
-        """From now on this certificate (with its chain) and key, both PEM files.
+        """Serve this certificate (with its chain) and key from now on. Both are PEM files.
 
         Raises:
             OSError: a file cannot be read.
-            ssl.SSLError: they are not PEM, or do not belong together; all stays as it was.
+            ssl.SSLError: they are not PEM, or do not belong together. Nothing changes.
         """
         self._now = _context((certificate, key), self._ca)
         self._pair = (certificate, key)
 
     def believe(self, ca: str) -> None:
-        """From now on clients' certificates that these (PEM) signed; empty: nobody's.
+        """Accept clients' certificates from this CA (PEM) from now on. If empty, accept none.
 
         Raises:
-            ssl.SSLError: they are no certificates; all stays as it was.
+            ssl.SSLError: it is not a certificate. Nothing changes.
         """
         if ca:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=ca)
@@ -86,7 +86,7 @@ def _context(pair: tuple[Path, Path], ca: str) -> ssl.SSLContext:
 async def serving(
     app: web.Application, host: str, port: int, door: Door
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve while the context is open; where it listens (`port` 0: any that is free)."""
+    """Serve while the context is open. Yield the address; `port` 0 means any free port."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     connections = Connections(_protocols(runner), door.context)
 
@@ -111,7 +111,7 @@ async def serving(
 
 def _protocols(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
     def make() -> asyncio.BaseProtocol:
-        assert runner.server is not None  # noqa: S101  it is set up before anybody comes in
+        assert runner.server is not None  # noqa: S101  set before the first connection
         return runner.server()
 
     return make

@@ -1,4 +1,4 @@
-"""Guests by the bus: verbs on them, what they tell, and streams of bytes to them (ADR 0023)."""
+"""Reaches guests over the bus: verbs, guest agent questions, and byte streams (ADR 0023)."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,30 +22,30 @@ from virtbus.schemas.wire import validate
 
 ANSWER_S = 10.0
 GUEST_S = 10.0
-"""Of KubeVirt's agent commands."""
+"""Timeout of KubeVirt's guest agent commands."""
 WINDOW_BYTES = 64 * 1024
-"""What of a guest may be here unread, for each stream: 200 of them are 13 MB."""
+"""Unread bytes of a guest for each stream. 200 streams need 13 MB."""
 STREAMS_MAX = 200
-"""At once; each is some 300 KB of TLS and websocket besides."""
+"""Most streams. Each needs another 300 KB for TLS and the websocket."""
 VERBS = {"console": "console", "vnc": "vnc", "portforward": "port", "screenshot": "screenshot"}
 END_OF_PICTURE = "end of picture"
 
 
 class Guests:
-    """What the aggregated API asks of the bus."""
+    """Sends the aggregated API's requests to the bus."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._open = 0
 
     async def ask(self, verb: str, uid: str) -> Any:
-        """A verb of the API of virtbus, such as `vm.pause`."""
+        """Send a verb of virtbus' API, such as `vm.pause`."""
         resource, _, name = verb.partition(".")
         subject = subjects.api(resource, name)
         return await self._bus.request(subject, VmRef(uid=uid), timeout_s=ANSWER_S)
 
     async def tell(self, uid: str, questions: Sequence[GuestQuestion]) -> GuestInfo:
-        """What the guest's agent answers."""
+        """Return the answer of the guest agent."""
         want = GuestAsk(uid=uid, about=tuple(questions), timeout_s=GUEST_S)
         subject = subjects.rpc(await self._node(uid), "agent", "guest")
         told = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
@@ -54,7 +54,7 @@ class Guests:
     async def stream(
         self, request: web.Request, deed: deeds.Stream, owner: str
     ) -> web.StreamResponse:
-        """The answer that is a websocket, or a picture; returns when it is over."""
+        """Answer with a websocket or a picture. Return when it is over."""
         if deed.what == "screenshot":
             async with self._opened(deed, owner) as stream:
                 return await _picture(request, stream)
@@ -84,7 +84,7 @@ class Guests:
     async def _node(self, uid: str) -> str:
         view = validate(VmView, await self.ask("vm.get", uid))
         if view.node == UNPLACED:
-            raise RefusedError(of_http(409, "the VM is on no node (yet)"))
+            raise RefusedError(of_http(409, "the VM is not on a node yet"))
         return view.node
 
 
@@ -98,7 +98,7 @@ def _want(deed: deeds.Stream, owner: str) -> StreamOpen:
 
 
 async def _picture(request: web.Request, stream: Stream) -> web.StreamResponse:
-    """As it comes; one that breaks off is an answer that breaks off."""
+    """Stream the picture as it arrives. If it breaks off, so does the answer."""
     data = await stream.read()
     if not data:
         raise RefusedError(of_http(500, f"there is no picture: {stream.closed}"))

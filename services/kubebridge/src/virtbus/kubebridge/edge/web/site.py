@@ -1,4 +1,4 @@
-"""The application of the HTTPS port."""
+"""Assembles the application of the HTTPS port."""
 
 import importlib.metadata
 from collections.abc import Callable, Iterable
@@ -16,19 +16,19 @@ from virtbus.kubebridge.edge.web.subresources import Subresources
 
 
 class Site:
-    """The port. `door` gets its certificate from who keeps it; until then nobody comes in."""
+    """The port. It accepts connections once `door` has a certificate."""
 
     def __init__(self, bus: Bus, cluster: Cluster, listen: str) -> None:
         self.door = Door()
         self.where: tuple[str, int] | None = None
-        """Where it listens, once it does."""
+        """The address on which it listens, once it does."""
         host, _, port = listen.rpartition(":")
         self._listen = (host.strip("[]"), int(port))
         self.asking = Asking(cluster, self.door)
         self._verbs = Subresources(cluster, Guests(bus), self.asking)
 
     async def run(self, ready: Callable[[], str], webhooks: Iterable[web.RouteDef] = ()) -> None:
-        """Serve until cancelled. `ready` says what is against it, or nothing."""
+        """Serve until cancelled. `ready` returns the reason why the bridge is not ready, or ""."""
         app = web.Application(middlewares=[in_status])
         release = importlib.metadata.version("virtbus-kubebridge")
         app.add_routes([*health(ready), *webhooks, *documents(self.asking, release)])

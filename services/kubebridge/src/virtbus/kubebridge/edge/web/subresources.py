@@ -1,4 +1,4 @@
-"""A verb of the aggregated API: who asks what, of which objects; then its deeds are done."""
+"""Handles the verbs of the aggregated API: authorizes, reads objects, executes effects."""
 
 import json
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from virtbus.schemas.yaml_text import read_yaml
 
 OPTIONS_BYTES_MAX = 4096
 OPTIONS_VALUES_MAX = 256
-"""KubeVirt's options have ten at the most."""
+"""Most values in a verb's options. KubeVirt's options have at most ten."""
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
-"""As the API server takes them."""
+"""Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
-"""As many as a message on the bus may hold: a larger one makes no VM. It costs 0.1 s."""
+"""Most values of an object, as in a bus message; a larger one makes no VM. It costs 0.1 s."""
 
 
 class Subresources:
@@ -38,7 +38,7 @@ class Subresources:
         self._asking = asking
 
     def routes(self) -> list[web.RouteDef]:
-        """One for all: the table of verbs is the core's."""
+        """Return one route for all verbs. The core has their table."""
         return [web.route("*", "/apis/{rest:.*}", self._handle)]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -69,7 +69,7 @@ class Subresources:
         return web.Response(status=BY_NAME[call.resource, call.verb].success)
 
     async def _call(self, request: web.Request, target: Target) -> Call:
-        """The call with its objects, which are read only for a verb that there is."""
+        """Return the call. Its objects are read only if the verb exists."""
         verb = BY_NAME.get((target.resource, target.subresource))
         vm = vmi = None
         options: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class Subresources:
 
 async def _expand(request: web.Request, target: Target) -> web.StreamResponse:
     if request.method != "PUT":
-        raise RefusedError(of_http(405, f"{EXPAND} is asked for by PUT"))
+        raise RefusedError(of_http(405, f"{EXPAND} needs the method PUT"))
     outcome = expanded(await _body(request, OBJECT_BYTES_MAX, _object), target.namespace)
     if isinstance(outcome, Refusal):
         raise RefusedError(outcome)
@@ -102,7 +102,7 @@ async def _options(request: web.Request, target: Target) -> dict[str, Any]:
         return {}
     found = await _body(request, OPTIONS_BYTES_MAX, _json_or_yaml)
     if not isinstance(found, dict):
-        raise RefusedError(bad_request("the body is no object"))
+        raise RefusedError(bad_request("the body is not an object"))
     return found
 
 
@@ -112,14 +112,14 @@ def _object(text: str) -> Any:
 
 
 def _json_or_yaml(text: str) -> Any:
-    """Options only: they are read on the loop, and YAML of 3 MB takes a minute."""
+    """Parse options. This runs on the event loop, and 3 MB of YAML would take a minute."""
     if text.lstrip().startswith("{"):
         return json.loads(text)
     return read_yaml(text, max_values=OPTIONS_VALUES_MAX)
 
 
 async def _body(request: web.Request, bytes_max: int, read: Callable[[str], Any]) -> Any:
-    """What the body says, as it is read; nothing is an empty object.
+    """Read and parse the body. An empty one is an empty object.
 
     Raises:
         RefusedError: 400, 413.

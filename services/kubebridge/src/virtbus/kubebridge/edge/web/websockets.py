@@ -1,7 +1,7 @@
-"""`plain.kubevirt.io`: a stream of bytes as binary messages of a websocket, both ways.
+"""Carries a byte stream over a websocket `plain.kubevirt.io`, in binary messages.
 
-Neither side is read faster than the other takes, so what waits is bounded: the stream's window, and
-what aiohttp holds (64 KiB each way) before it lets its sender wait.
+Neither side is read faster than the other accepts, so buffers are bounded: by the stream's window,
+and by aiohttp's 64 KiB in each direction.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from virtbus.kubebridge.edge.web.answers import RefusedError
 
 PROTOCOL = "plain.kubevirt.io"
 MESSAGE_BYTES_MAX = 256 * 1024
-"""virtctl's are of 32 KiB; what is pasted into a display may be longer."""
+"""Longest message. virtctl's have 32 KiB; a paste into a display may be longer."""
 ALIVE_S = 30.0
-"""How often a client is asked whether it is there; that of a port has to say so."""
+"""Interval of pings. A port's client must answer them."""
 NO_WEBSOCKET = "websocket: the client is not using the websocket protocol"
 LEFT, GUEST_CLOSED = "the viewer left", "the guest closed the connection"
 
@@ -25,7 +25,7 @@ LEFT, GUEST_CLOSED = "the viewer left", "the guest closed the connection"
 def _made(deed: deeds.Stream | None = None) -> web.WebSocketResponse:
     forwards = deed is not None and deed.what == "portforward"
     return web.WebSocketResponse(
-        protocols=(PROTOCOL,),  # who asks for none gets none
+        protocols=(PROTOCOL,),  # a client that asks for no protocol gets none
         compress=False,
         max_msg_size=MESSAGE_BYTES_MAX,
         heartbeat=ALIVE_S if forwards else None,
@@ -33,17 +33,17 @@ def _made(deed: deeds.Stream | None = None) -> web.WebSocketResponse:
 
 
 def check(request: web.Request) -> None:
-    """Before anything is opened for it.
+    """Check the request before a stream is opened for it.
 
     Raises:
-        RefusedError: 400, it is no websocket.
+        RefusedError: 400, it is not a websocket request.
     """
     if not _made().can_prepare(request):
         raise RefusedError(bad_request(NO_WEBSOCKET))
 
 
 async def carry(request: web.Request, stream: Stream, deed: deeds.Stream) -> web.StreamResponse:
-    """Carry bytes, or a datagram a message, until either end is gone."""
+    """Carry bytes, or one datagram in each message, until either end closes."""
     socket = _made(deed)
     await socket.prepare(request)
     datagrams = deed.protocol == "udp"
@@ -53,7 +53,7 @@ async def carry(request: web.Request, stream: Stream, deed: deeds.Stream) -> web
     if stream.closed == GUEST_CLOSED and deed.what == "portforward":
         await socket.close()
     elif not socket.closed and request.transport is not None:
-        # As KubeVirt: virtctl tells people what 1006 may mean, and nothing of any other code.
+        # As in KubeVirt: virtctl explains code 1006 to people, and no other code.
         request.transport.close()
     return socket
 
@@ -76,9 +76,9 @@ async def _back(stream: Stream, socket: web.WebSocketResponse, *, datagrams: boo
 
 
 async def _knock(socket: web.WebSocketResponse) -> None:
-    """Notice a client that left while its guest takes no more: nobody reads then what would tell.
+    """Detect a client that left while its guest accepts no data and its socket is unread.
 
-    What is sent to it breaks the connection (OSError), and so ends the stream.
+    A ping breaks the connection (OSError), which ends the stream.
     """
     while True:
         await asyncio.sleep(ALIVE_S)

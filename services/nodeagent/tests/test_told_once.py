@@ -1,0 +1,78 @@
+"""Each write is made once, and without waiting for the next beat."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from services.nodeagent.tests.pretended_node import HOST, NODE, Node, eventually, record, uid
+
+from virtbus.bus.memory import MemoryBus
+from virtbus.bus.ports import Entry
+from virtbus.nodeagent.core.lifecycle import Event
+from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.simulated import SimulatedNode
+from virtbus.schemas import subjects
+from virtbus.schemas.node import NodeState
+from virtbus.schemas.vm import VmStatus
+from virtbus.schemas.wire import read
+
+A = uid(1)
+
+
+async def test_a_start_is_one_status_even_if_libvirt_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, told = Node(tmp_path), list[VmStatus]()
+    await node.join()
+    await node.put(record())
+    async with node.bus.watch(subjects.vm_status(NODE, A)) as watch, node.agent() as agent:
+
+        async def answers(*_args: object, **_options: object) -> str:
+            agent._guests[A].post(Event.STARTED)  # libvirt's own event comes at this moment
+            return "Simulated"
+
+        monkeypatch.setattr(SimulatedNode, "answers", answers)
+        async with asyncio.timeout(5):
+            async for item in watch:
+                if isinstance(item, Entry):
+                    told.append(read(VmStatus, item.value))
+                if told and any(one.type == "Ready" and one.status for one in told[-1].conditions):
+                    break
+    assert [str(one.state) for one in told] == ["Running"]
+
+
+async def test_a_change_during_a_beat_is_told_at_once(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    class Slow(MemoryBus):
+        async def put(
+            self,
+            key: str,
+            value: bytes,
+            *,
+            expect: int | None = None,
+            expect_over: str | None = None,
+            ttl_s: float | None = None,
+        ) -> int:
+            await asyncio.sleep(0.05)
+            revision = await super().put(
+                key, value, expect=expect, expect_over=expect_over, ttl_s=ttl_s
+            )
+            put.set()
+            return revision
+
+    put = asyncio.Event()
+    settings = node.settings.model_copy(update={"heartbeat_s": 60.0})
+    liveness = Liveness(Slow(node.server, "agent"), settings, lambda: HOST)
+
+    async def ready() -> bool:
+        found = await node.liveness()
+        return found is not None and found.state is NodeState.READY
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(liveness.run())
+        await asyncio.sleep(0.01)
+        assert not put.is_set()
+        liveness.ready()
+        await eventually(ready, 2.0)
+        running.cancel()
