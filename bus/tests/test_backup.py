@@ -48,7 +48,7 @@ async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
 
-async def test_secrets_are_left_out_when_asked(bus: MemoryBus) -> None:
+async def test_secrets_are_left_out_on_request(bus: MemoryBus) -> None:
     await fill(bus)
     assert (await take(bus, secrets=False)).secrets == []
 

@@ -20,7 +20,7 @@ WATCH = "virtbus.api.v1.vm.watch"
 GET = "virtbus.api.v1.vm.get"
 
 
-async def test_a_request_tells_the_account_that_asks_whatever_its_headers_claim(
+async def test_a_request_has_its_real_account_with_any_forged_headers(
     nats: Server, controller: NatsBus
 ) -> None:
     async def who(request: Request) -> Any:

@@ -134,7 +134,7 @@ async def written(bus: NatsBus, value: bytes) -> int:
                 await asyncio.sleep(0.1)
 
 
-async def test_the_third_server_is_waited_for(tmp_path: Path) -> None:
+async def test_a_new_cluster_waits_for_the_third_server(tmp_path: Path) -> None:
     async with three_servers(tmp_path, at_first=2) as three:
         async with connect(three.settings("admin"), name="admin") as admin:
             with pytest.raises(UnavailableError, match="three servers"):

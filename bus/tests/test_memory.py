@@ -131,7 +131,7 @@ async def test_a_watch_lists_again_after_the_connection_was_cut(
         assert await anext(items) is WatchMark.SYNCED
 
 
-async def test_core_messages_are_dropped_where_the_test_says_so(
+async def test_core_messages_are_dropped_on_request_of_the_test(
     bus: MemoryBus, server: MemoryServer
 ) -> None:
     async with bus.subscribe("virtbus.node.n1.ready.>") as messages:

@@ -265,7 +265,7 @@ async def test_facts_are_not_synced_one_by_one_and_a_stream_that_exists_stays(
         assert now.get("persist_mode", "default") == "default"
 
 
-async def test_a_full_bucket_refuses_the_write_and_says_how_full_it_is(
+async def test_a_full_bucket_refuses_the_write_and_reports_its_fill(
     nats: server.Server, controller: NatsBus
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:

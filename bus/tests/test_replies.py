@@ -6,7 +6,7 @@ from virtbus.bus.link import Raw
 from virtbus.bus.replies import Replies
 
 
-async def test_the_reply_subject_of_one_request_says_nothing_of_the_next_one() -> None:
+async def test_one_reply_subject_does_not_reveal_the_next_one() -> None:
     replies, seen = Replies(), list[str]()
 
     async def ask(token: str) -> None:

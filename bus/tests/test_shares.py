@@ -58,7 +58,7 @@ def test_callers_take_turns_and_each_keeps_its_own_order() -> None:
     assert [one for one in taken if one != 1000] == list(range(100))
 
 
-def test_a_mailbox_over_its_bytes_drops_the_oldest_and_says_so() -> None:
+def test_a_mailbox_over_its_bytes_drops_the_oldest_and_reports_it() -> None:
     box: Mailbox[bytes] = Mailbox(1000, capacity_bytes=100, size_of=len)
     for number in range(10):
         box.put(bytes([number]) * 10)

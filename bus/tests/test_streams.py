@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_ends_the_stream() -> None:
     assert await told == "detached"
 
 
-async def test_a_client_that_ends_the_stream_itself_says_why() -> None:
+async def test_a_client_that_ends_the_stream_gives_the_reason() -> None:
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with served(lambda s: ended(s, told)) as (_, _, stream):
         stream.end("enough")

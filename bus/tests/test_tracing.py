@@ -116,7 +116,7 @@ def test_an_invalid_traceparent_is_not_passed_on(text: str) -> None:
         assert tracing.current_traceparent() is None
 
 
-def test_spans_go_to_a_collector_where_one_is_named() -> None:
+def test_spans_go_to_a_configured_collector() -> None:
     got: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):

@@ -73,7 +73,7 @@ async def test_a_backup_is_for_its_owner_only_and_goes_back_into_an_empty_bus(
     assert (await cli("bus", "restore", str(file), "--creds", "/none")).code == 5
 
 
-async def test_a_dry_run_asks_for_nothing_more(script: Script, cli: Cli) -> None:
+async def test_a_dry_run_only_requests_a_dry_run(script: Script, cli: Cli) -> None:
     script.answer("bus", "rebuild", rebuilt(joined=False))
     done = await cli("bus", "rebuild", "--dry-run", "-o", "json")
     assert (done.code, script.data("bus.rebuild")) == (0, [{"dry_run": True}])
@@ -104,7 +104,7 @@ async def test_an_audit_without_findings_reports_success(script: Script, cli: Cl
     assert script.data("node.audit") == [{"repair": False}]
 
 
-async def test_findings_are_shown_with_what_repair_would_do(script: Script, cli: Cli) -> None:
+async def test_findings_are_shown_with_the_effect_of_repair(script: Script, cli: Cli) -> None:
     script.answer("node", "audit", audited())
     done = await cli("node", "audit", "n1")
     assert done.code == 1

@@ -127,7 +127,7 @@ def test_checks_of_this_host_do_not_fail_to_look() -> None:
 
 
 @pytest.mark.integration
-def test_libvirtd_is_asked_for_its_version_and_limits() -> None:
+def test_doctor_reports_libvirtds_version_and_limits() -> None:
     found = hypervisor.libvirtd()
     if found.level != OK:
         pytest.skip(found.what)

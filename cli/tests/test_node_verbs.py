@@ -48,7 +48,7 @@ async def test_drain_lists_leaving_vms_and_their_targets(script: Script, cli: Cl
     assert script.data("node.drain") == [{"node": "n1", "discard_local_disks": True}]
 
 
-async def test_drain_lists_what_stays_and_exits_1(script: Script, cli: Cli) -> None:
+async def test_drain_lists_remaining_vms_and_exits_1(script: Script, cli: Cli) -> None:
     stays = detail(vm(stays="its disks are on this node (root)"), draining=Drain(since_ns=1))
     script.answer("node", "drain", stays)
     script.answer("node", "get", stays)

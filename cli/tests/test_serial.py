@@ -166,7 +166,7 @@ async def test_logs_of_a_vm_that_is_elsewhere_exit_3(cli: Cli) -> None:
     assert (await cli("vm", "logs", "web", "--tail-bytes", "1")).code == 3
 
 
-async def test_console_of_an_unplaced_vm_says_so(script: Script, cli: Cli) -> None:
+async def test_the_console_of_an_unplaced_vm_names_the_reason(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", vm_view(node="_"))
     ended = await cli("vm", "console", "web")
     assert ended.code == 1

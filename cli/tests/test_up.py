@@ -73,7 +73,7 @@ def test_a_simulation_uses_other_folders_than_a_real_node() -> None:
     assert chosen("/s", VIRTBUS_RUN_DIR="/r") == (Path("/s"), Path("/r"))
 
 
-def test_banner_has_a_ready_nats_line_and_says_what_it_is_not() -> None:
+def test_banner_has_a_ready_nats_line_and_names_missing_guarantees() -> None:
     creds = {"url": "nats://127.0.0.1:4222", "user": "client", "password": "p"}
     text = "\n".join(banner.lines(PLACE, creds, Path("/r/nats.log")))
     assert (

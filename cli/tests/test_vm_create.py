@@ -271,7 +271,7 @@ WHY = "no node can take it now: n1 is draining"
 WAITS = vm_view(state=VmState.PENDING, node="_", reason="unplaced", message=WHY)
 
 
-async def test_create_that_waits_for_a_node_is_accepted_and_says_why(
+async def test_a_create_that_waits_for_a_node_is_accepted_and_shows_the_reason(
     script: Script, cli: Cli
 ) -> None:
     script.answer("vm", "create", VmCreated(vm=WAITS, created=True))

@@ -99,7 +99,7 @@ async def test_list_watch_prints_changes_until_interrupted(script: Script) -> No
     assert process.returncode == 130
 
 
-async def test_delete_waits_until_the_watch_says_gone(script: Script, cli: Cli) -> None:
+async def test_delete_waits_until_the_watch_reports_gone(script: Script, cli: Cli) -> None:
     script.answer("vm", "delete", vm_view(state=VmState.DELETING, deleting=True))
     await script.see(
         WatchReply(items=(vm_view(state=VmState.DELETING),)),
@@ -111,7 +111,7 @@ async def test_delete_waits_until_the_watch_says_gone(script: Script, cli: Cli) 
     assert script.data("vm.delete")[0]["grace_s"] == 0
 
 
-async def test_delete_of_several_goes_on_after_a_missing_one(script: Script, cli: Cli) -> None:
+async def test_a_delete_of_several_continues_after_a_missing_one(script: Script, cli: Cli) -> None:
     async def delete(request: Request) -> Any:
         if request.data["name"] == "a":
             raise NOT_FOUND

@@ -37,7 +37,7 @@ def test_each_kind_of_key_has_its_bound(subject: str) -> None:
 
 
 @pytest.mark.parametrize("bound", bounds.KINDS, ids=lambda bound: bound.kind)
-def test_what_is_small_enough_for_every_kind_is_so_for_this_one(bound: bounds.Bound) -> None:
+def test_a_value_within_the_smallest_bound_fits_every_kind(bound: bounds.Bound) -> None:
     assert bound.written_bytes >= bounds.LEAST_WRITTEN_BYTES
     assert bound.read_bytes >= bounds.LEAST_READ_BYTES
 
@@ -116,7 +116,7 @@ def test_a_heartbeat_that_is_too_large_loses_texts_and_keeps_its_networks() -> N
     assert told.services["imaged"].message.startswith("xxx")
 
 
-def test_a_value_of_a_newer_schema_is_refused_and_says_so() -> None:
+def test_a_value_of_a_newer_schema_is_refused_with_that_reason() -> None:
     key = subjects.name_claim("default", "web")
     with pytest.raises(VirtbusError, match="version 9") as refused:
         read_stored(NameClaim, key, encode({"schema_version": 9, "uid": UID}))

@@ -64,7 +64,7 @@ def test_a_stored_value_has_its_schema_version(model: type[BaseModel]) -> None:
         assert said["schema_version"] == 1
 
 
-def test_a_tombstone_says_that_it_is_one() -> None:
+def test_a_tombstone_has_its_mark() -> None:
     assert decode(encode(Tombstone(uid=generate_examples.UID)))["tombstone"] is True
 
 
@@ -164,7 +164,7 @@ def test_the_parameters_of_an_address_are_described() -> None:
         assert set(one.get("parameters", {})) == named
 
 
-def test_the_server_asks_for_credentials() -> None:
+def test_the_server_requires_credentials() -> None:
     (server,) = DOCUMENT["servers"].values()
     assert server["protocol"] == "nats"
     assert server["security"] == [{"$ref": "#/components/securitySchemes/userPassword"}]

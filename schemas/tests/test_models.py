@@ -307,7 +307,7 @@ def test_an_unknown_code_of_a_newer_peer_is_kept() -> None:
         (Code.INTERNAL, Retry.SAME_ID),
     ],
 )
-def test_a_code_says_whether_to_try_again(code: Code, retry: Retry) -> None:
+def test_a_code_tells_if_a_retry_may_help(code: Code, retry: Retry) -> None:
     assert VirtbusError(code, "r", "m").body.retry is retry
     assert VirtbusError(code, "r", "m", retry=Retry.SAME_ID).body.retry is Retry.SAME_ID
 

@@ -53,7 +53,7 @@ def test_a_pull_secret_without_the_login_is_refused_and_not_repeated(text: str) 
     assert "hunter2" not in errors[0]["msg"]
 
 
-def test_a_record_says_that_there_is_one_and_not_which() -> None:
+def test_a_record_shows_that_there_is_a_secret_but_not_which() -> None:
     disk = ContainerDisk(
         image="a", image_pull_secret=json.dumps({"auths": {"docker.io": {"auth": AUTH}}})
     )

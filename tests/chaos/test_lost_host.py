@@ -141,7 +141,7 @@ def test_a_restored_backup_and_a_rebuild_restore_the_hosts_latest_state(patient:
     assert host.qemu_pids(later["uid"]) == []
 
 
-def test_an_audit_names_what_has_no_record_and_repairs_only_that(
+def test_an_audit_names_and_repairs_only_objects_without_a_record(
     patient: Platform, tmp_path: Path
 ) -> None:
     view = patient.create("there")

@@ -221,7 +221,7 @@ def _read_until(descriptor: int, word: bytes, within_s: float = 20) -> None:
         seen += data
 
 
-def test_logs_follow_what_the_guest_writes(platform: Platform) -> None:
+def test_logs_follow_the_guests_output(platform: Platform) -> None:
     platform.create("log", wait="running")
     following = platform.start_cli("vm", "logs", "log", "-f")
     try:

@@ -368,7 +368,7 @@ def test_an_unavailable_image_fails_only_its_vm_with_the_reason(
     platform.create("good")
 
 
-def test_pull_of_a_missing_image_says_which_names_there_are(platform: Platform) -> None:
+def test_pull_of_a_missing_image_lists_the_known_names(platform: Platform) -> None:
     done = platform.try_cli("image", "pull", "no-such-image")
     assert done.returncode == 3
     assert "no-such-image" in done.stderr

@@ -117,7 +117,7 @@ def test_all_problems_are_shown_at_once(admitting: Admitting) -> None:
         ]
 
 
-def test_a_vmi_stays_what_it_began_as(admitting: Admitting) -> None:
+def test_the_spec_of_a_vmi_is_immutable(admitting: Admitting) -> None:
     cluster = admitting.cluster
     with cluster.namespace("instances") as ns:
         assert applied(cluster, ns, instance()).stdout.endswith(" created\n")
@@ -144,7 +144,7 @@ async def writes(kubeconfig: Path, ns: str) -> None:
         await cluster.patch(kinds.VM, NAME, {"spec": {"running": False}}, ns)
 
 
-def test_the_bridges_own_writes_are_asked_of_no_webhook(admitting: Admitting) -> None:
+def test_no_webhook_is_called_for_the_bridges_own_writes(admitting: Admitting) -> None:
     cluster = admitting.cluster
     with cluster.namespace("own") as ns:
         applied(cluster, ns, smoke())

@@ -86,7 +86,7 @@ async def test_a_person_deletes_a_damaged_vm_and_its_node_releases_everything(
         assert (await ask(client, "vm.create", name="web", image="tiny"))["created"]
 
 
-async def test_a_backup_keeps_what_cannot_be_read_as_it_is(tmp_path: Path) -> None:
+async def test_a_backup_keeps_unreadable_values_unchanged(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.bus.put(RECORD, encode(record(1)))
     await node.bus.put(subjects.vm_record(NODE, B), encode(record(2)))

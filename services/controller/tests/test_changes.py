@@ -104,7 +104,7 @@ def test_the_same_spec_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "on"), [("Halted", False), ("Once", True)])
-def test_another_run_strategy_powers_the_vm_as_it_says(strategy: str, on: bool) -> None:
+def test_a_changed_run_strategy_changes_the_power_state(strategy: str, on: bool) -> None:
     before = record(powered=not on)
     after = update(before, with_spec(before, run_strategy=strategy))
     assert after.powered is on
@@ -149,13 +149,13 @@ def test_a_second_request_may_only_shorten_the_grace(
 @pytest.mark.parametrize(
     "change", [lambda r: powered(r, on=True), lambda r: powered(r, on=False), update]
 )
-def test_nothing_else_changes_what_is_being_deleted(change: Any) -> None:
+def test_nothing_else_changes_a_vm_that_is_being_deleted(change: Any) -> None:
     with pytest.raises(VirtbusError) as caught:
         change(deleting(record(), 0))
     assert (caught.value.code, caught.value.reason) == (Code.CONFLICT, "deleting")
 
 
-def test_paths_of_what_differs() -> None:
+def test_differences_are_listed_by_path() -> None:
     before = {"a": 1, "b": {"c": [1, 2]}, "d": None}
     after = {"a": 1, "b": {"c": [1, 3]}, "d": {"x": 1}, "e": []}
     assert list(changed_paths(before, after, "spec")) == ["spec.b.c[1]", "spec.d", "spec.e"]

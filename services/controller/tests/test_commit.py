@@ -188,7 +188,7 @@ async def test_a_claim_of_a_uid_with_another_name_is_swept() -> None:
     assert len(records(server)) == 1
 
 
-async def test_a_replace_of_what_moved_is_a_conflict_and_changes_nothing() -> None:
+async def test_a_replace_of_a_newer_object_is_a_conflict_and_changes_nothing() -> None:
     server = MemoryServer()
     commits = Commits(MemoryBus(server))
     first = (await commits.create(record(), None)).held

@@ -47,7 +47,7 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
     assert fleet.vms[uid(1)].record.labels == {"v": "2"}
 
 
-def test_what_nodes_hold_is_known_by_uid_until_they_say_otherwise() -> None:
+def test_held_vms_of_nodes_are_known_by_uid_until_the_next_report() -> None:
     fleet = Fleet()
     holds = (Condition(type=HELD, status=True),)
     for number, name in enumerate(("n2", "n1"), start=1):

@@ -109,7 +109,7 @@ async def test_an_unfence_and_a_move_exclude_each_other_in_every_order() -> None
     assert await explore(scenario, pauses=3) > 3
 
 
-async def test_the_fence_s_revision_is_two_below_that_of_what_was_moved_under_it() -> None:
+async def test_the_fence_s_revision_is_two_below_that_of_a_vm_moved_under_it() -> None:
     server, held = await with_a_vm()
     bus = MemoryBus(server)
     fence = await bus.put(WISH, encode(FENCED))

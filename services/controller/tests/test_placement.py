@@ -192,7 +192,7 @@ def test_the_order_of_the_nodes_does_not_matter() -> None:
         assert place(spec(), nodes).nodes == first
 
 
-def test_no_node_at_all_says_how_to_start_one() -> None:
+def test_without_nodes_the_reason_names_the_command_to_start_one() -> None:
     assert "virtbus up" in why_unplaced({})
     assert impossible(spec(), []) is None, "one may join"
 

@@ -99,7 +99,7 @@ async def test_a_pending_vm_is_placed_when_another_is_deleted(made: World) -> No
 
 
 @played(nodes=1)
-async def test_a_stopped_vm_makes_room_and_its_start_asks_for_it_again(made: World) -> None:
+async def test_a_stopped_vm_frees_room_and_its_start_needs_it_again(made: World) -> None:
     for number in (1, 2):
         await create(made, number, memory=HALF)
     waiting = await create(made, 3, memory=HALF)

@@ -62,7 +62,7 @@ def test_the_copy_with_the_higher_epoch_of_two_hosts_is_restored() -> None:
     assert (done.record.node, done.record.epoch) == ("n2", 2)
 
 
-def test_a_conflict_says_what_to_do() -> None:
+def test_a_conflict_names_the_next_step() -> None:
     (done,) = plan(host("n1", gone=1), on_bus(), ("n9",))
     assert done.why == "it left n1; start n9, then repeat"
 

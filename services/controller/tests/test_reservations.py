@@ -195,7 +195,7 @@ async def test_a_strict_vm_waits_while_shared_ones_use_its_cpus(made: World) -> 
 
 
 @played(nodes=1)
-async def test_a_strict_vm_grows_only_within_what_its_node_has(made: World) -> None:
+async def test_a_strict_vm_grows_only_within_its_nodes_capacity(made: World) -> None:
     shown = await create(made, 1, memory=HALF, **STRICT)
     await create(made, 2, memory=HALF, **STRICT)
 

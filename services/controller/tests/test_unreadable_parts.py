@@ -164,7 +164,7 @@ async def test_a_damaged_status_of_a_deleted_vm_is_swept(made: World, server: Me
 
 
 @played
-async def test_a_drain_passes_over_a_vm_whose_record_cannot_be_read(
+async def test_a_drain_skips_a_vm_with_an_unreadable_record(
     made: World, server: MemoryServer
 ) -> None:
     where = (await stored(made, WEB)).node

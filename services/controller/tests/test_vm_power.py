@@ -48,7 +48,7 @@ def test_a_stop_ends_a_pause() -> None:
         (False, True, False),
     ],
 )
-def test_a_start_says_whether_it_leaves_the_guest_paused_or_the_spec_does(
+def test_a_start_may_override_the_specs_start_strategy(
     asked: bool | None, by_spec: bool, paused: bool
 ) -> None:
     off = paused_by_spec(powered=False) if by_spec else record(powered=False)
@@ -63,7 +63,7 @@ def test_a_start_of_a_running_vm_neither_pauses_nor_resumes_it() -> None:
     assert refusal.value.reason == "running"
 
 
-def test_a_restart_pauses_where_the_spec_says_so() -> None:
+def test_a_restart_pauses_the_guest_if_the_spec_says_so() -> None:
     assert changes.restarted(paused_by_spec(), up=True, grace_s=None).paused
 
 
@@ -92,7 +92,7 @@ def test_a_vm_that_is_off_or_has_ended_is_neither_paused_nor_restarted(
         ({"powered": True, "paused": True}, RunStrategy.HALTED, False),
     ],
 )
-def test_a_run_strategy_that_starts_a_vm_starts_it_as_the_spec_says(
+def test_a_run_strategy_starts_a_vm_by_its_start_strategy(
     before: dict[str, Any], after: RunStrategy, paused: bool
 ) -> None:
     one = paused_by_spec(**before)
@@ -119,7 +119,7 @@ async def test_a_vm_is_paused_and_restarted_while_it_runs(made: World) -> None:
 
 
 @played()
-async def test_a_create_that_starts_paused_says_so(made: World) -> None:
+async def test_a_create_that_starts_paused_reports_it(made: World) -> None:
     spec = {"start_strategy": "Paused"}
     one = await made.vm("create", name="web", image="tiny", uid=uid(1), spec=spec)
     assert one.paused

@@ -269,7 +269,7 @@ def test_positions_read_back() -> None:
 
 
 @played()
-async def test_only_the_account_that_asked_for_a_watch_can_renew_it(made: World) -> None:
+async def test_only_the_account_that_opened_a_watch_can_renew_it(made: World) -> None:
     watches = made.controllers["c1"]._watches
     async with made.watch() as replies:
         _, end = await listed(replies)

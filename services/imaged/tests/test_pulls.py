@@ -156,9 +156,7 @@ async def test_a_pinned_digest_is_enforced_and_nothing_is_kept(
         assert (await node.images.ensure(pinned)).digest == digest_of(data)
 
 
-async def test_a_pin_never_moves_what_the_plain_name_means(
-    make_node: NodeMaker, server: Web
-) -> None:
+async def test_a_pin_never_changes_the_plain_name(make_node: NodeMaker, server: Web) -> None:
     old = server.files["a"] = qcow2_image()
     async with make_node() as node:
         plain = parse_image_ref(server.url("a"))

@@ -79,7 +79,7 @@ async def test_a_release_without_keep_removes_the_disks_and_no_entry(
         assert [kept.entry for kept in await node.disks.quarantined()] == [UID]
 
 
-async def test_an_entry_goes_back_to_its_vm_and_what_it_replaces_is_kept(
+async def test_an_entry_returns_to_its_vm_and_the_replaced_disks_are_kept(
     make_node: NodeMaker,
 ) -> None:
     async with make_node() as node:

@@ -181,7 +181,7 @@ async def test_ensure_is_answered_with_the_disks(desk: Desk, tmp_path: Path) -> 
     assert desk.disk("root").exists()
 
 
-async def test_ensure_says_pulling_when_its_deadline_comes_first(
+async def test_ensure_answers_pulling_when_its_deadline_comes_first(
     desk: Desk, server: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "ANSWER_BEFORE_S", 3.0)  # a busy machine may lose a second

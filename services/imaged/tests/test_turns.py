@@ -161,7 +161,7 @@ async def pulled_slowly(node: Node, askers: dict[str, Asker]) -> AsyncIterator[N
                 task.cancel()
 
 
-async def test_four_slow_servers_do_not_hold_up_a_healthy_one(
+async def test_four_slow_servers_do_not_delay_a_healthy_one(
     make_node: NodeMaker, server: Web
 ) -> None:
     server.files["a"] = qcow2_image()

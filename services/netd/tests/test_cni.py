@@ -277,7 +277,9 @@ async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> No
         ('{"name": "other", "type": "bridge"}', "no network 'lan' on this node; known: default, o"),
     ],
 )
-async def test_configuration_that_cannot_work_says_why(node: Node, text: str, words: str) -> None:
+async def test_an_impossible_configuration_names_the_cause(
+    node: Node, text: str, words: str
+) -> None:
     (node.conf_dir / "10-lan.conf").write_text(text)
     with pytest.raises(VirtbusError, match=words.replace("../", r"\.\./")):
         await node.attach(A, networks=("lan",))

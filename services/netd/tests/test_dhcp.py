@@ -70,7 +70,7 @@ def options_of(reply: Answer) -> dict[int, bytes]:
     return found
 
 
-def test_a_discover_is_offered_exactly_what_was_assigned() -> None:
+def test_a_discover_gets_exactly_the_assigned_configuration() -> None:
     reply = answered(request(Kind.DISCOVER))
     assert reply is not None
     assert (reply.kind, reply.destination, reply.unicast) == (Kind.OFFER, ADDRESS, True)

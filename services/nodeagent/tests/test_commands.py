@@ -154,7 +154,7 @@ async def test_a_command_for_another_assignment_is_refused(node: Node) -> None:
         assert pressed(node) == ["reset"]
 
 
-async def test_a_vm_that_is_off_or_not_here_is_refused_with_what_to_do(node: Node) -> None:
+async def test_a_vm_that_is_off_or_not_here_is_refused_with_the_next_step(node: Node) -> None:
     await node.join()
     await node.put(record(powered=False))
     async with node.agent():

@@ -69,7 +69,7 @@ async def test_a_guest_that_had_powered_itself_off_stays_off(tmp_path: Path, str
         await eventually(lambda: node.domains.done == [("start", A)])
 
 
-async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_path: Path) -> None:
+async def test_a_start_requested_while_the_host_was_off_is_executed(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await crashed(node, "Once")
     await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
@@ -140,7 +140,7 @@ class Blind(MemoryBus):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[2:])
-async def test_a_status_that_cannot_be_read_yet_is_waited_for_not_guessed(
+async def test_the_agent_waits_for_a_temporarily_unreadable_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     monkeypatch.setattr(nodestatus, "RETRY_S", (0.01, 0.02))

@@ -174,7 +174,7 @@ async def test_a_booted_host_waits_for_the_end_of_its_last_heartbeat(server: Mem
     assert own.held
 
 
-async def test_a_host_that_said_goodbye_boots_without_a_wait(server: MemoryServer) -> None:
+async def test_a_cleanly_stopped_host_boots_without_a_wait(server: MemoryServer) -> None:
     disk = Disk()
     first = await claimed(disk, server)
     await beat(server, first, NodeState.LEFT)

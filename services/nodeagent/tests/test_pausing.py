@@ -197,7 +197,7 @@ async def test_the_agent_after_a_crash_in_a_start_resumes_the_guest(
         await eventually(in_state(node, "Running"))
 
 
-async def test_pauses_one_after_the_other_end_as_the_last_one_says(node: Node) -> None:
+async def test_of_consecutive_pauses_the_last_one_wins(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():

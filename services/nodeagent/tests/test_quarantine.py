@@ -225,7 +225,7 @@ async def test_an_entry_returns_to_its_recreated_vm_once_that_is_off(
         assert "took their place" in node.simulated.kept[f"{A}.2"].why
 
 
-async def test_an_entry_without_a_saved_record_says_how_it_is_adopted(node: Node) -> None:
+async def test_an_entry_without_a_saved_record_names_the_way_to_adopt_it(node: Node) -> None:
     async with node.agent():
         await run(node)
         node.simulated.kept[COPY] = Keep(why="a test")

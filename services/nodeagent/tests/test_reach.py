@@ -34,7 +34,7 @@ def interface(*addresses: str) -> InterfaceStatus:
     )
 
 
-async def test_a_guest_is_ready_when_its_console_says_so(reach: Reach, log: Path) -> None:
+async def test_a_guest_is_ready_when_its_console_shows_the_word(reach: Reach, log: Path) -> None:
     log.write_text("booting\nGUEST-READY\n")
     assert await reach.answers(UID, tuple) == "GuestSaysReady"
 

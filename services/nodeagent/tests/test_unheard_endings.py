@@ -41,7 +41,7 @@ async def test_a_start_of_a_running_guest_is_done_once_libvirt_has_confirmed_it(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_start_that_was_asked_for_while_the_agent_was_down_is_done(
+async def test_a_start_requested_while_the_agent_was_down_is_executed(
     tmp_path: Path, strategy: str
 ) -> None:
     node = Node(tmp_path)
