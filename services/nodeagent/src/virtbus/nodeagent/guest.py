@@ -92,7 +92,9 @@ class Guest:
         }
 
     def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
-        """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
+        """Begin with the host's state: `first` is the event that the domain's state stands for,
+        if any.
+        """
         record, self._found = self.record, first
         if first is not None:
             self._asked.found(facts, first, record)

@@ -96,9 +96,9 @@ class WatchedDomains:
             seen = await self.compare()
 
     async def compare(self) -> bool:
-        """Tell each actor what its domain is now; lost events end here (F11).
+        """Post the current state of each domain to its actor; this replaces lost events (F11).
 
-        False where libvirt does not say.
+        Returns False if libvirt does not answer.
         """
         try:
             domains = {d.uid: d for d in await self._hypervisor.list_domains()}

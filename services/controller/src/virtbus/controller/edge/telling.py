@@ -35,7 +35,7 @@ CHANGES_KEPT = 8
 
 @dataclass(eq=False)
 class Watcher:
-    """One client's watch: the uids that it has still to hear of, and those it knows."""
+    """One client's watch: the uids with unsent changes, and the uids that the client knows."""
 
     want: VmWatch
     request: Request
