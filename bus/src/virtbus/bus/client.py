@@ -56,6 +56,7 @@ class _Subscribed:
             self.receive(Raw(msg.subject, msg.data, msg.reply, msg.headers or {}))
         except Exception:
             log.exception("receiver of %s failed", self.subject, extra={"code": "receive_failed"})
+        msg.data, msg.headers = b"", None  # nats-py keeps each subscription's last message
 
     async def close(self) -> None:
         await self._link.forget(self)

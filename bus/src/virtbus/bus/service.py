@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from virtbus.bus.codec import (
     CONTENT_TYPE,
@@ -198,8 +199,12 @@ def is_confined(reply: str) -> bool:
     return not reply or reply.startswith(_INBOXES)
 
 
-class _Asked(NamedTuple):
-    """A request with its arrival time (on the loop's clock), account and size."""
+@dataclass(slots=True)
+class _Asked:
+    """A request with its arrival time (on the loop's clock), account and size.
+
+    `raw` is emptied once it is decoded: a watch may wait for hours.
+    """
 
     raw: Raw
     received_s: float
@@ -244,7 +249,7 @@ class Served:
 
     def _accept(self, asked: _Asked) -> bool:
         """Start or queue it; return False if its account, or all together, have too many."""
-        _, _, account, size_bytes = asked
+        account, size_bytes = asked.account, asked.size_bytes
         if not self._held.take(account, size_bytes):
             return False
         if self._slots.take(account):
@@ -305,23 +310,9 @@ class Served:
         self.tally.done(loop.time() - started_s, failure)
 
     async def _handle(self, asked: _Asked, answers: _Answers) -> None:
-        raw = asked.raw
-        frame = open_request(raw.body)
-        deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
-        refuse_late(deadline_s)
-        traceparent = raw.headers.get(TRACEPARENT)
-        request = Request(
-            raw.subject,
-            frame.data,
-            frame.id,
-            deadline_s,
-            raw.reply,
-            traceparent,
-            answers.as_json,
-            answers.stream,
-            asked.account,
-        )
-        with continued(traceparent):
+        request = _request(asked, answers)
+        asked.raw = Raw(request.subject)
+        with continued(request.traceparent):
             value = await self._endpoint.handler(request)
         try:
             await answers.last(value)
@@ -350,6 +341,25 @@ class Served:
                 )
                 continue
             return
+
+
+def _request(asked: _Asked, answers: _Answers) -> Request:
+    """Return the decoded request; raise VirtbusError 400 if it is malformed, 504 if it is late."""
+    raw = asked.raw
+    frame = open_request(raw.body)
+    deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
+    refuse_late(deadline_s)
+    return Request(
+        raw.subject,
+        frame.data,
+        frame.id,
+        deadline_s,
+        raw.reply,
+        raw.headers.get(TRACEPARENT),
+        answers.as_json,
+        answers.stream,
+        asked.account,
+    )
 
 
 @asynccontextmanager

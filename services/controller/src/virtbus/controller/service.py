@@ -219,12 +219,8 @@ class Controller:
         """Delay a request until the first lists are complete, within its deadline."""
 
         async def handle(request: Request) -> object:
-            try:
-                async with asyncio.timeout_at(request.deadline_s):
-                    await self._feeds.synced()
-            except TimeoutError:
-                message = "the controller is still reading the bus; repeat in a moment"
-                raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
+            if not self._feeds.listed:
+                await self._listed(request.deadline_s)
             if self._pulse.stale(asyncio.get_running_loop().time()):
                 # The client may already have retried on another controller; refuse instead of
                 # acting twice.
@@ -233,6 +229,15 @@ class Controller:
             return await handler(request)
 
         return handle
+
+    async def _listed(self, deadline_s: float) -> None:
+        """Wait until the first lists are complete, or raise VirtbusError 503."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._feeds.synced()
+        except TimeoutError:
+            message = "the controller is still reading the bus; repeat in a moment"
+            raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
 
     async def _beat(self) -> None:
         await self._feeds.synced()  # states found in the first list are not changes

@@ -35,6 +35,11 @@ class Feeds:
         self.released: asyncio.Queue[str] = asyncio.Queue()
         """Uids whose status or record changed: their delete may be complete."""
 
+    @property
+    def listed(self) -> bool:
+        """Return True once all three buckets have been listed."""
+        return all(event.is_set() for event in self._lists.values())
+
     async def synced(self) -> None:
         """Return when all three buckets have been listed."""
         for event in self._lists.values():
