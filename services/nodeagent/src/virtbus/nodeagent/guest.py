@@ -92,9 +92,7 @@ class Guest:
         }
 
     def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
-        """Begin with the host's state: `first` is the event that the domain's state stands for,
-        if any.
-        """
+        """Begin with the host's state: `first` is the event for the domain's state, if any."""
         record, self._found = self.record, first
         if first is not None:
             self._asked.found(facts, first, record)
