@@ -91,6 +91,8 @@ class Killer:
         if pid is not None:
             self.blows.append(f"kill -9 {service} of {member.name}")
             member.box.kill(pid)
+            if service == "libvirtd":
+                _end_probes(member)
 
     def _cut_power(self) -> None:
         name = self._random.choice(sorted(self._fleet.servers))
@@ -118,3 +120,16 @@ def killing(fleet: Fleet, seed: int) -> Iterator[Killer]:
         thread.join()
     if killer.failure is not None:
         raise killer.failure
+
+
+def _end_probes(member: Member) -> None:
+    """End the emulator that a killed libvirtd asked for its capabilities.
+
+    libvirt starts it as a daemon, and no later libvirtd knows of it. The next libvirtd takes a
+    second to its first question, so this ends no emulator of that one.
+    """
+    for pid, argv in member.box.processes().items():
+        if "none" in [one.partition(",")[0] for one in argv] and any(
+            "/qmp-" in one for one in argv
+        ):
+            member.box.kill(pid)
