@@ -43,7 +43,7 @@ def every_subject(nodes: Iterable[str] = ("n1", "n2")) -> list[str]:
         found += [f"$JS.API.DIRECT.GET.KV_st.$KV.st.{node}._instance", f"$KV.vm.{node}._host"]
         found += [f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}"]
         found += ["$KV.sec._signing.x", "$JS.API.DIRECT.GET.KV_sec.$KV.sec._signing.x"]
-        found += [f"virtbus.cmd.{node}.restart.{UID}.op", f"_INBOX_{node}.x"]
+        found.append(f"_INBOX_{node}.x")
         for stream, config in node_consumers(node):
             own = f"{stream}.{config['durable_name']}"
             found += [f"$JS.API.CONSUMER.{verb}.{own}" for verb in CONSUMER_VERBS]

@@ -189,11 +189,6 @@ async def test_three_mebibytes_are_refused_as_full(bus: Bus) -> None:
     assert await bus.get(KEY) is None
 
 
-async def test_a_command_that_already_waits_is_queued_once(bus: Bus) -> None:
-    subject = f"virtbus.cmd.n1.restart.{UID}.op1"
-    assert await bus.put(subject, b"a") == await bus.put(subject, b"a")
-
-
 async def test_a_watch_of_nothing_is_synced_at_once(bus: Bus) -> None:
     async with bus.watch("$KV.st.>") as watch:
         assert await until_synced(watch) == []

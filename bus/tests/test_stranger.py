@@ -17,9 +17,7 @@ NODE_MAY_SAY = {
     *(f"$JS.API.CONSUMER.{verb}.KV_vm.n-n1-agent" for verb in ("INFO", "MSG.NEXT", "RESET")),
     *(f"$JS.API.CONSUMER.{verb}.KV_vm.n-n1-imaged" for verb in ("INFO", "MSG.NEXT", "RESET")),
     *(f"$JS.API.CONSUMER.{verb}.KV_vm.n-n1-netd" for verb in ("INFO", "MSG.NEXT", "RESET")),
-    *(f"$JS.API.CONSUMER.{verb}.CMD.n-n1-cmd" for verb in ("INFO", "MSG.NEXT")),
     *(f"$JS.ACK.KV_vm.n-n1-{one}.1.1.1.1.0" for one in ("agent", "imaged", "netd")),
-    "$JS.ACK.CMD.n-n1-cmd.1.1.1.1.0",
     *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.n1.{UID}" for kv in ("vm", "sec", "st")),
     "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance",
     "$JS.API.DIRECT.GET.KV_node.$KV.node.n1",
@@ -60,7 +58,6 @@ async def admin(nats: server.Server) -> AsyncIterator[Stranger]:
         for node in ("n1", "n2"):
             for kv in ("vm", "sec", "st"):
                 await one.client.request(f"$KV.{kv}.{node}.{UID}", f"{kv} of {node}".encode())
-            await one.client.request(f"virtbus.cmd.{node}.restart.{UID}.op", b"do")
         yield one
 
 
@@ -91,7 +88,7 @@ async def test_a_nodes_helpers_have_fewer_rights_than_its_agent(
     agent_key = "$JS.API.DIRECT.GET.KV_st.$KV.st.n1._instance"  # whether its agent has the node
     assert agent_key in said
     said.discard(agent_key)
-    assert not {one for one in said if one.startswith("$KV") or "DIRECT" in one or "CMD" in one}
+    assert not {one for one in said if one.startswith("$KV") or "DIRECT" in one}
     assert all("KV_vm.n-n1-" + service in one for one in said if one.startswith("$JS"))
     assert all(f".rpc.{service}." in one for one in heard if one.startswith("virtbus"))
 
@@ -115,7 +112,7 @@ async def test_clients_reach_the_api_and_no_record(
             and (one.split(".") + [""] * 5)[5] in FOR_CLIENTS
             for one in rest
         )
-    assert not {one for one in heard if one.startswith(("$", "_R_", "virtbus.api", "virtbus.cmd"))}
+    assert not {one for one in heard if one.startswith(("$", "_R_", "virtbus.api"))}
     assert await sequences(admin) == before
 
 
@@ -179,7 +176,6 @@ def hijacks(ack: str) -> list[str]:
         OTHER,
         f"$KV.sec.n2.{UID}",
         f"$KV.st.n2.{UID}",
-        f"virtbus.cmd.n2.restart.{UID}.forged",
         "virtbus.node.n2.rpc.netd.release",
         f"virtbus.evt.n2.{UID}.vm.deleted",
         "_INBOX_n2.known",
@@ -191,8 +187,12 @@ def hijacks(ack: str) -> list[str]:
 
 async def test_no_answer_can_be_redirected(nats: server.Server, admin: Stranger) -> None:
     """BUS-06 and BUS-07: direct get, pub ack, pull, and a service's own answer."""
-    taken = await admin.client.subscribe("_INBOX_admin.cmd")
-    await admin.client.publish("$JS.API.CONSUMER.MSG.NEXT.CMD.n-n2-cmd", b"1", "_INBOX_admin.cmd")
+    await admin.client.request(f"virtbus.evt.n2.{UID}.x", b"fact")
+    config = {"durable_name": "acked", "ack_policy": "explicit"}
+    made = json.dumps({"stream_name": "EVT", "config": config}).encode()
+    await admin.client.request("$JS.API.CONSUMER.CREATE.EVT.acked", made)
+    taken = await admin.client.subscribe("_INBOX_admin.acked")
+    await admin.client.publish("$JS.API.CONSUMER.MSG.NEXT.EVT.acked", b"1", "_INBOX_admin.acked")
     ack = (await taken.next_msg(timeout=5)).reply
     before = await sequences(admin)
     async with (
@@ -218,7 +218,7 @@ async def test_no_answer_can_be_redirected(nats: server.Server, admin: Stranger)
     assert {name: state for name, state in after.items() if name != "EVT"} == {
         name: state for name, state in before.items() if name != "EVT"
     }
-    info = await admin.client.request("$JS.API.CONSUMER.INFO.CMD.n-n2-cmd", b"")
+    info = await admin.client.request("$JS.API.CONSUMER.INFO.EVT.acked", b"")
     assert json.loads(info.data)["num_ack_pending"] == 1
 
 

@@ -77,7 +77,6 @@ def test_every_message_three_times_has_the_effect_of_one(platform: Simulated) ->
                 group.create_task(_repeat(admin, f"virtbus.node.{NODE}.>")),
                 group.create_task(_repeat_requests(admin, f"virtbus.node.{NODE}.rpc.>")),
                 group.create_task(_repeat_requests(admin, "virtbus.api.v1.vm.>")),
-                group.create_task(_repeat(admin, f"virtbus.cmd.{NODE}.>")),
             ]
             living = group.create_task(lives.run(bus, at_once=4))
             await asyncio.sleep(REPEATS_S)
