@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services.controller.tests.virtual import settle
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 from tests.recovery.test_rebuild import ask, controller, on_bus
 
 from virtbus.bus.memory import MemoryBus
+from virtbus.controller.core.held import is_held
 from virtbus.controller.edge import quarantine
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.quarantine import Keep, NodeQuarantined
 from virtbus.schemas.records import DELETED
-from virtbus.schemas.vm import NameClaim
-from virtbus.schemas.wire import encode, validate
+from virtbus.schemas.vm import NameClaim, VmStatus
+from virtbus.schemas.wire import encode, read, validate
 
 A = uid(1)
 KEY = subjects.vm_record(NODE, A)
@@ -59,6 +61,12 @@ async def held(node: Node, client: MemoryBus, **more: Any) -> None:
 
 async def listed(client: MemoryBus) -> bool:
     return any(one.held for one in (await call(client)).entries)
+
+
+async def reported(node: Node) -> bool:
+    """Return True once a status says that the node holds the VM."""
+    entry = await node.bus.get(subjects.vm_status(NODE, A))
+    return entry is not None and is_held(read(VmStatus, entry.value))
 
 
 async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> None:
@@ -157,7 +165,8 @@ async def test_a_create_of_a_vm_that_a_node_holds_is_refused(
         await held(node, client)
     async with node.agent(), controller(node) as client:  # which lists the current bus
         await eventually(lambda: known(client))
-        await eventually(lambda: listed(client))
+        await eventually(lambda: reported(node))
+        await settle()
         with pytest.raises(VirtbusError) as caught:
             await ask(client, "vm.create", uid=A, name="vm-1", image="tiny")
         assert caught.value.reason == "held_on_node"
