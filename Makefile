@@ -6,6 +6,8 @@ BIN := .venv/bin
 # More words for pytest or the bench: make unit ARGS='-k claims -x'
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
+# Services that tests start many times would compile all their modules each time.
+unexport PYTHONDONTWRITEBYTECODE
 # Each worker has a host of its own; conftest.py says what stays together.
 LANES := --dist loadscope --no-loadscope-reorder
 WORKERS := $(LANES) --tx '3*popen//python=tools/in-own-host $(BIN)/python'
