@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import Json, Platform, Refused, address, until
+from tests.e2e.platform import HALT, Json, Platform, Refused, address, until
 
 from virtbus.bus.ids import uuid7
 from virtbus.schemas import subjects
@@ -44,7 +44,7 @@ def test_guests_continue_when_a_service_is_killed_and_it_returns(
         assert host.qemu_pids(view["uid"]) == before[view["uid"]], "the same emulator"
         for field in ("state", "node", "epoch", "generation", "restarts", "interfaces"):
             assert same[field] == view[field], field
-    patient.create("next", wait="running")
+    patient.create("next", "--image", HALT, wait="running")
     # the new netd renews the DHCP lease of the address, after a kill of any service
     patient.delete("next", "one")
     patient.cli("vm", "stop", "two", "--grace", "0")
@@ -117,7 +117,7 @@ def _kill_at(patient: Platform, service: str, uid: str, step: str, begin: Json, 
 
 
 def _new(uid: str, name: str) -> Json:
-    return {"uid": uid, "name": name, "image": "tiny", "memory": "128MiB"}
+    return {"uid": uid, "name": name, "image": HALT, "memory": "128MiB"}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -134,7 +134,7 @@ def test_create_ends_running_when_a_service_is_killed_at_a_step(
     assert view["uid"] == uid
     assert len(host.qemu_pids(uid)) == 1
     assert [vm["uid"] for vm in patient.vms()] == [uid]
-    patient.create("next", wait="running")
+    patient.create("next", "--image", HALT, wait="running")
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -142,13 +142,13 @@ def test_create_ends_running_when_a_service_is_killed_at_a_step(
 def test_delete_ends_with_nothing_left_when_a_service_is_killed_at_a_step(
     patient: Platform, step: str, service: str
 ) -> None:
-    uid = patient.create("struck", wait="running")["uid"]
+    uid = patient.create("struck", "--image", HALT, wait="running")["uid"]
     dead = _kill_at(patient, service, uid, step, {"uid": uid, "grace_s": 0}, "delete")
     until(lambda: _gone(patient, "struck"), "the VM is gone", within_s=60)
     if service != "up":
         patient.wait_back(service, dead)
     patient.wait_quiet()
-    patient.create("struck", wait="running")
+    patient.create("struck", "--image", HALT, wait="running")
 
 
 def _gone(patient: Platform, name: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import Json, Platform, address, until
+from tests.e2e.platform import HALT, Json, Platform, address, until
 
 from virtbus.bus.ids import uuid7
 
@@ -62,7 +62,7 @@ def test_ten_creates_wait_for_netd_and_all_run_once_it_is_back(
         for number in range(CREATES):
             uid = uuid7()
             patient.uids.add(uid)
-            data: Json = {"uid": uid, "name": f"vm-{number}", "image": "tiny", "memory": "128MiB"}
+            data: Json = {"uid": uid, "name": f"vm-{number}", "image": HALT, "memory": "128MiB"}
             assert patient.ask("vm.create", data)["vm"]["uid"] == uid
         slow_s = 0.0
         while time.monotonic() - begun < away_s:
@@ -86,7 +86,7 @@ def test_ten_creates_wait_for_netd_and_all_run_once_it_is_back(
 
 @pytest.mark.parametrize("service", ["controller", "imaged", "nodeagent", "nats-server"])
 def test_a_service_that_hung_for_a_while_continues(patient: Platform, service: str) -> None:
-    view = patient.create("there", wait="running")
+    view = patient.create("there", "--image", HALT, wait="running")
     pid = patient.kill(service, signal.SIGSTOP)
     try:
         time.sleep(10)  # longer than every request's deadline, shorter than a node's heartbeat TTL
@@ -96,4 +96,4 @@ def test_a_service_that_hung_for_a_while_continues(patient: Platform, service: s
     assert patient.pid(service) == pid
     assert patient.get("there")["state"] == "Running"
     assert len(host.qemu_pids(view["uid"])) == 1
-    patient.create("next", wait="running")
+    patient.create("next", "--image", HALT, wait="running")
