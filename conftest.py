@@ -16,7 +16,7 @@ settings.load_profile("virtbus")
 
 KINDS = {"integration": 120, "e2e": 300, "kubernetes": 300}
 """Marker → seconds of its time-out; anything else has those of pyproject.toml."""
-LONGEST_FIRST = ("e2e", "kubernetes", "integration")
+LONGEST_FIRST = ("kubernetes", "e2e", "integration")
 """The order in which workers take tests: the short ones at the end fill up what is left."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
