@@ -12,7 +12,7 @@ from virtbus.bus.client import connect
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 PARTS = {"imaged": "image", "netd": "net"}
 FACTS = {
