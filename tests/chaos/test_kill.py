@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import HALT, Json, Platform, Refused, address, until
+from tests.e2e.platform import HALT, Json, Platform, address, until
 
 from virtbus.bus.ids import uuid7
+from virtbus.bus.ports import BusError
 from virtbus.schemas import subjects
 from virtbus.schemas.envelope import open_envelope
+from virtbus.schemas.errors import VirtbusError
 
 pytestmark = pytest.mark.e2e
 
@@ -153,7 +155,6 @@ def test_delete_ends_with_nothing_left_when_a_service_is_killed_at_a_step(
 
 def _gone(patient: Platform, name: str) -> bool:
     try:
-        patient.get(name)
-    except Refused as refused:
-        return refused.exit_code == 3
-    return False
+        return name not in {vm["name"] for vm in patient.vms()}
+    except (BusError, VirtbusError):
+        return False

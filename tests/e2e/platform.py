@@ -25,7 +25,7 @@ from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, Entry, EntryKind, WatchMark
 from virtbus.nodeagent.edge.kvm_probe import usable
-from virtbus.schemas.api import NodePage
+from virtbus.schemas.api import NodePage, VmPage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState, NodeWish
@@ -260,9 +260,10 @@ class Platform:
         return view
 
     def vms(self) -> list[Json]:
-        """Return all VMs."""
-        items: list[Json] = json.loads(self.cli("vm", "list", "-o", "json"))["items"]
-        return items
+        """Return all VMs, by a request of this process: the CLI takes ten times the CPU."""
+        page = VmPage.model_validate(self.ask("vm.list", {"limit": 500}))
+        assert page.continue_ is None, "more than one page"
+        return [view.model_dump(mode="json") for view in page.items]
 
     def ask(self, verb: str, data: Json | None = None, *, timeout_s: float = 30) -> Any:
         """Send one request to `virtbus.api.v1.<verb>`, in a connection of its own."""
@@ -303,7 +304,7 @@ class Platform:
         return [self.get(name) for name in names]
 
     def _look(self, name: str) -> Json:
-        """The VM, by a request of this process: one of the CLI takes ten times the CPU."""
+        """The VM, by a request of this process."""
         return VmView.model_validate(self.ask("vm.get", {"name": name})).model_dump(mode="json")
 
     def console_log(self, name: str) -> str:
@@ -383,9 +384,8 @@ class Platform:
 
     def nothing_left(self) -> None:
         """Delete all VMs and wait until the host is as before the first one."""
-        names = [(vm["namespace"], vm["name"]) for vm in self.vms()]
-        for namespace, name in names:
-            self.cli("vm", "delete", name, "-n", namespace, "--grace", "0", "--no-wait")
+        for vm in self.vms():
+            self.ask("vm.delete", {"uid": vm["uid"], "grace_s": 0})
         until(lambda: not self.vms(), "all VMs deleted")
         self.learn_uids()
         self.wait_quiet()
