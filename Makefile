@@ -64,7 +64,7 @@ k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minu
 debian-image: setup ## the full guest `debian`: minutes once, then a second (root)
 	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2
 
-long: setup debian-image ## the rest: a full Debian guest, three hosts, moves, an upgrade, broken wires, repeated messages (root)
+long: setup debian-image ## the rest: 200 seeds, a full Debian guest, three hosts, moves, an upgrade, broken wires, repeated messages (root)
 	@$(PYTEST) -m long $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)
