@@ -25,7 +25,7 @@ GONE_S = 20.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Medians in seconds. What the bus alone answers takes longer where the machine is slow."""
+    """Medians in seconds. A read of the bus alone takes longer only where the machine is slow."""
 
     list_s: float
     bus_s: float
