@@ -1,10 +1,8 @@
 """Sets time-outs, order and lanes of every test of the workspace."""
 
 import gc
-import re
 import signal
 import subprocess
-from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -16,39 +14,34 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("virtbus", deadline=None)  # a busy machine is no defect of the code
 settings.load_profile("virtbus")
 
-KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
-"""Marker → seconds, in the order in which they run; others have the 20 s of pyproject.toml.
-
-Kubernetes comes last: its tests share an API server, which takes CPU from the tests after them.
-"""
-HOST = "host"
+KINDS = {"integration": 120, "e2e": 300, "kubernetes": 300}
+"""Marker → seconds of its time-out; anything else has those of pyproject.toml."""
+LONGEST_FIRST = ("kubernetes", "e2e", "integration")
+"""The order in which workers take tests: the short ones at the end fill up what is left."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
 """The number of skipped Kubernetes tests, because the programs are not built."""
 
 
 class Lanes(LoadScopeScheduling):
-    """Tests with real servers or guests run in one of several workers, the rest in any."""
+    """Several workers, each on a host of its own: tests of one lane run in one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane_of(nodeid.partition("::")[0])
+        return lane_of(nodeid)
 
 
-@cache
-def lane_of(path: str) -> str:
-    """Run tests of one lane in one worker, in their order.
-
-    One lane has the tests that take the host's census, would appear in one, or have short times.
-    A file's lane follows from the marks in it, because a scheduler knows nothing else.
-    """
+def lane_of(nodeid: str) -> str:
+    """A lane is a file, but for those that share an API server, or one platform in each worker."""
+    path = nodeid.partition("::")[0]
     if path.startswith("tests/kubernetes/"):
-        return "kubernetes"  # they share an API server
-    text = (Path(__file__).parent / path).read_text(encoding="utf-8")
-    return HOST if re.search(r"\bmark\.(integration|e2e)\b", text) else path
+        return "kubernetes"
+    if path.startswith(("tests/chaos/", "tests/e2e/")):
+        return nodeid.partition("[")[0]
+    return path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Called only with `--dist`; each worker has a network namespace of its own (Makefile)."""
+    """Called only with `--dist`; each worker has a host of its own (Makefile)."""
     return Lanes(config, log)
 
 
@@ -69,14 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kinds = [kind for kind in KINDS if item.get_closest_marker(kind)]
         if kinds and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(KINDS[kinds[-1]]))
-        rank[item] = list(KINDS).index(kinds[-1]) + 1 if kinds else 0
+        rank[item] = LONGEST_FIRST.index(kinds[-1]) if kinds else len(LONGEST_FIRST)
     items.sort(key=rank.__getitem__)
-    if hasattr(config, "workerinput"):
-        # The longest lane first. In it guests come first, because their tests tolerate the other
-        # lanes' load; tests with short times come when those are done.
-        lanes = {item: lane_of(item.nodeid.partition("::")[0]) for item in items}
-        items.sort(key=lambda item: lanes[item] == HOST and not item.get_closest_marker("e2e"))
-        items.sort(key=lambda item: lanes[item] != HOST)
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built
     if kubernetes and subprocess.run(where, stdout=DEVNULL, check=False).returncode:  # noqa: S603

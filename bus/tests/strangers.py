@@ -70,7 +70,7 @@ class Stranger:
         texts = [f'permissions violation for {verb} to "{name}"' for name in names]
         return any(text in one.lower() for one in self.refused for text in texts)
 
-    async def _heard_out(self) -> None:
+    async def heard_out(self) -> None:
         """Wait until the server has sent all its reactions."""
         await asyncio.sleep(0.01)  # nats-py writes its PING after its pending data
         await self.client.flush()
@@ -82,7 +82,7 @@ class Stranger:
         tried = list(subjects)
         for subject in tried:
             await self.client.publish(subject, b"from a stranger", **more)
-        await self._heard_out()
+        await self.heard_out()
         return [one for one in tried if not self._was_refused("publish", one)]
 
     async def subscribe_all(self, subjects: Iterable[str]) -> list[str]:
@@ -91,7 +91,7 @@ class Stranger:
         tried = list(subjects)
         for subject in tried:
             await self.client.subscribe(subject)
-        await self._heard_out()
+        await self.heard_out()
         return [one for one in tried if not self._was_refused("subscription", one)]
 
 
@@ -122,9 +122,9 @@ async def listening(one: Stranger, subject: str) -> AsyncIterator[list[Any]]:
         heard.append(msg)
 
     subscription = await one.client.subscribe(subject, cb=take)
-    await one.client.flush()
+    await one.heard_out()
     yield heard
-    await one.client.flush()
+    await one.heard_out()
     await asyncio.sleep(0.2)
     await subscription.unsubscribe()
 

@@ -13,7 +13,7 @@ from virtbus.bus.ports import HISTORY_BYTES, Endpoint, Message, Request, Service
 from virtbus.bus.server import Server
 from virtbus.schemas.errors import VirtbusError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 INFO = ServiceInfo("controller", "1.0.0", "tests")
 WATCH = "virtbus.api.v1.vm.watch"

@@ -23,7 +23,7 @@ from virtbus.bus.ports import (
     WatchMark,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 

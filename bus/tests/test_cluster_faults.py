@@ -21,7 +21,7 @@ from virtbus.bus.ports import (
     UnavailableError,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 ELECTIONS = 8
 WRITE_S = 5.0

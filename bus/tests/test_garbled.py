@@ -15,7 +15,7 @@ from virtbus.bus.ports import Entry, OutcomeUnknownError, UnavailableError, Watc
 from virtbus.bus.records import Records
 from virtbus.bus.server import Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.integration
 
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 

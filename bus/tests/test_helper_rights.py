@@ -12,7 +12,7 @@ from virtbus.bus.client import connect
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 PARTS = {"imaged": "image", "netd": "net"}
 FACTS = {
@@ -87,7 +87,7 @@ async def test_a_helper_answers_each_request_once_and_no_other(
             await thief.client.publish(f"{msg.reply}0", b"guessed")
 
         await thief.client.subscribe(asked, cb=answer)
-        await thief.client.flush()
+        await thief.heard_out()
         await agent.client.publish(asked, b"ensure", "_INBOX_n1.mux.1")
         assert (await answered(controller, asked)).data == b"first"
         taken = await thief.publish_all(["_INBOX_n1.mux.2"])

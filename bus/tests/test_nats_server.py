@@ -29,7 +29,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.refusals import ApiError
 from virtbus.schemas.errors import VirtbusError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEY = f"$KV.vm.n1.{UID}"

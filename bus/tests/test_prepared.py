@@ -133,7 +133,6 @@ def test_each_violation_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(90)
 async def test_three_servers_start_and_a_node_comes_and_goes(tmp_path: Path) -> None:
     prepared = made(tmp_path, THREE, ["n1"])
     async with AsyncExitStack() as stack:
@@ -202,7 +201,6 @@ async def keep_writing(bus: NatsBus) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_a_server_of_another_bus_is_refused_with_the_cause(tmp_path: Path) -> None:
     """SEC-04: another CA, an expired certificate, another host's name; clients name the cause."""
     prepared = made(tmp_path, [["127.0.0.1"]], [])

@@ -28,7 +28,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.records import Records
 from virtbus.bus.tasks import background
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 
 async def restarted(running: server.Server) -> None:

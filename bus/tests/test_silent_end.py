@@ -9,7 +9,7 @@ from virtbus.bus.client import NatsLink
 from virtbus.bus.ports import UnavailableError
 from virtbus.bus.tasks import background
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.integration
 
 
 async def _end_without_a_word(link: NatsLink) -> None:

@@ -9,7 +9,7 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import Entry, Watch, WatchMark
 from virtbus.bus.watch import SILENCE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.integration
 
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 

@@ -9,7 +9,7 @@ from bus.tests.strangers import UID, Stranger, every_subject, listening, sequenc
 
 from virtbus.bus import server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 OTHER = f"$KV.vm.n2.{UID}"
 

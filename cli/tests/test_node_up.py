@@ -179,7 +179,6 @@ async def test_node_joins_a_running_bus_and_runs_vms(tmp_path: Path, here: dict[
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(90)
 async def test_wrong_credentials_and_wrong_urls_have_different_errors(
     tmp_path: Path, here: dict[str, str]
 ) -> None:

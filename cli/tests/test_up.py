@@ -173,7 +173,6 @@ async def until_service(pid: int, name: str) -> int:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_sigterm_stops_everything_and_keeps_the_data(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         await until_service(process.pid, "nodeagent")
@@ -188,7 +187,6 @@ async def test_sigterm_stops_everything_and_keeps_the_data(tmp_path: Path) -> No
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_simulated_vm_is_created_followed_and_deleted(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         env = environment() | {"VIRTBUS_CREDS": str(tmp_path / "run" / "bus.creds")}
@@ -209,7 +207,6 @@ async def test_simulated_vm_is_created_followed_and_deleted(tmp_path: Path) -> N
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_second_instance_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         second = await run("up", "--simulate", "--data", str(tmp_path), env=environment())
@@ -218,7 +215,6 @@ async def test_second_instance_on_the_same_directory_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_a_killed_service_is_restarted_with_a_message(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         assert process.stdout is not None
@@ -232,7 +228,6 @@ async def test_a_killed_service_is_restarted_with_a_message(tmp_path: Path) -> N
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_services_end_when_up_is_killed_and_the_next_up_takes_over(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         await until_service(process.pid, "nodeagent")
@@ -245,7 +240,6 @@ async def test_services_end_when_up_is_killed_and_the_next_up_takes_over(tmp_pat
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_killed_bus_is_started_again_on_its_port(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         assert process.stdout is not None

@@ -105,7 +105,7 @@ def test_whole_life(image: Path, tmp_path: Path) -> None:
 
     with Guest(tmp_path, disk, *disk_seed(seed), *nics) as guest:
         guest.wait_for("GUEST-NICS ", BOOT_SECONDS)
-        console = guest.wait_for("login:", 10)
+        console = guest.wait_for("login:", BOOT_SECONDS)
         assert re.findall(r"^GUEST-READY .*", console, re.MULTILINE) == [
             "GUEST-READY hostname=probe-1 ip=10.0.2.15\r"
         ]
@@ -196,7 +196,7 @@ def test_other_machines(
         mib=mib,
     ) as guest:
         guest.wait_for("GUEST-READY hostname=probe ip=10.0.2.15\r\n", BOOT_SECONDS)
-        guest.wait_for("SCRIPT-RAN", 10)
+        guest.wait_for("SCRIPT-RAN", BOOT_SECONDS)
 
 
 def test_without_seed_and_network(image: Path, tmp_path: Path) -> None:

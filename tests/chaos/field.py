@@ -1,7 +1,6 @@
 """One node behind a link that can fail; everything else runs as with `virtbus up`."""
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from tests.chaos.link import Link
 from tests.chaos.simulated import MIB, Simulated
 from tests.e2e import host
-from tests.e2e.platform import NODE, Platform, tiny_image, until
+from tests.e2e.platform import NODE, Platform, until
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
@@ -45,10 +44,7 @@ class Field(Simulated):
     # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run both, until the node is ready."""
-        sources = self.state_dir / "images" / "src"
-        if not sources.exists():
-            sources.mkdir(parents=True)
-            shutil.copy(tiny_image(), sources / "tiny.qcow2")
+        self.lay_out_images()
         self.start_bus()
         self.start_node()
         if whole:

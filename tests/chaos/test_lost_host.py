@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import BRIDGE, Json, Platform, address, until
+from tests.e2e.platform import BRIDGE, HALT, Json, Platform, address, until
 
 from virtbus.bus.ids import uuid7
 
 pytestmark = pytest.mark.e2e
 
 
-def create(platform: Platform, name: str, strategy: str) -> Json:
+def create(platform: Platform, name: str, strategy: str, image: str = "tiny") -> Json:
     """Create a VM with a run strategy and wait until it runs."""
-    spec = {"name": name, "image": "tiny", "memory": "128MiB", "spec": {"run_strategy": strategy}}
+    spec = {"name": name, "image": image, "memory": "128MiB", "spec": {"run_strategy": strategy}}
     path = platform.base / f"{name}.json"
     path.write_text(json.dumps(spec))
     return platform.create(name, "-f", str(path))
@@ -55,8 +55,8 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 ) -> None:
     always = patient.create("always")
     rerun = create(patient, "rerun", "RerunOnFailure")
-    once = create(patient, "once", "Once")
-    stopped = patient.create("stopped")
+    once = create(patient, "once", "Once", HALT)
+    stopped = patient.create("stopped", "--image", HALT)
     patient.cli("vm", "stop", "stopped", "--grace", "0")
     patient.wait_state("stopped", "Stopped")
     views = [always, rerun, once, stopped]
@@ -82,7 +82,7 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 @pytest.mark.timeout(240)
 def test_a_recreated_bus_is_rebuilt_from_the_host_and_no_guest_notices(patient: Platform) -> None:
     runs = patient.create("runs")
-    patient.create("stopped")
+    patient.create("stopped", "--image", HALT)
     patient.cli("vm", "stop", "stopped", "--grace", "0")
     patient.wait_state("stopped", "Stopped")
     pids = host.qemu_pids(runs["uid"])
@@ -105,22 +105,22 @@ def test_a_recreated_bus_is_rebuilt_from_the_host_and_no_guest_notices(patient: 
     assert patient.wait_state("stopped", "Stopped")["state"] == "Stopped"
     assert host.qemu_pids(runs["uid"]) == pids
     assert host.ping(address(patient.get("runs")))
-    patient.create("other")
+    patient.create("other", "--image", HALT)
     patient.cli("vm", "start", "stopped")
     patient.wait_state("stopped", "Running")
 
 
 @pytest.mark.timeout(240)
 def test_a_restored_backup_and_a_rebuild_restore_the_hosts_latest_state(patient: Platform) -> None:
-    kept = patient.create("kept")
-    patient.create("gone")
-    later = patient.create("later", wait="running")
+    kept = patient.create("kept", "--image", HALT)
+    patient.create("gone", "--image", HALT)
+    later = patient.create("later", "--image", HALT, wait="running")
     file = patient.base / "backup"
     patient.cli("bus", "backup", str(file), "--creds", str(patient.run_dir / "admin.creds"))
     patient.delete("gone")
     patient.cli("vm", "stop", "later", "--grace", "0")
     patient.wait_state("later", "Stopped")
-    new = patient.create("new")
+    new = patient.create("new", "--image", HALT)
     pids = [host.qemu_pids(view["uid"]) for view in (kept, new)]
 
     patient.stop()
@@ -144,7 +144,7 @@ def test_a_restored_backup_and_a_rebuild_restore_the_hosts_latest_state(patient:
 def test_an_audit_names_and_repairs_only_objects_without_a_record(
     patient: Platform, tmp_path: Path
 ) -> None:
-    view = patient.create("there")
+    view = patient.create("there", "--image", HALT)
     assert patient.cli("node", "audit") == "all is well: nothing is left over\n"
     uid = uuid7()
     patient.uids.add(uid)

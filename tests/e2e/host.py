@@ -9,6 +9,8 @@ from pathlib import Path
 from tests import census
 
 LIBVIRTD_PID = Path("/run/libvirtd.pid")
+BOX = Path("/run/virtbus-box")
+"""Only a host that tests made for themselves has it (tests/hosts/box.sh)."""
 OWN_NETNS = Path("/proc/self/ns/net")
 UID_CHARS = 36
 PLATFORMS = "/var/tmp/virtbus-"
@@ -25,6 +27,8 @@ def refuse_the_machines_own_network() -> None:
     if os.geteuid() != 0:
         msg = "these tests boot real guests: run them as root, by `sudo make e2e`"
         raise RuntimeError(msg)
+    if BOX.exists():
+        return
     if _libvirtd_is_here() or run("ip", "route", "show", "default"):
         msg = (
             "these tests change the network of the host they run on, and this is the machine's"

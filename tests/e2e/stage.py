@@ -33,6 +33,13 @@ def _stage() -> Iterator[None]:
     STAGE.end()
 
 
+@pytest.hookimpl(trylast=True)  # what the test itself used is gone
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the shared platform where no test follows that boots guests."""
+    if nextitem is None or not nextitem.get_closest_marker("e2e"):
+        STAGE.end()
+
+
 @pytest.fixture
 def stage() -> Stage:
     """The stage itself, for platforms with other settings."""

@@ -27,7 +27,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.subjects import api
 from virtbus.schemas.vm import VmView
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 MANY = bytes(range(256)) * 4096
 

@@ -24,7 +24,7 @@ from virtbus.nodeagent.rpc import AgentRpc
 from virtbus.schemas.streams import ConsoleOpen
 from virtbus.schemas.subjects import rpc
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 CONSOLE = rpc("n1", "agent", "console")

@@ -1,12 +1,16 @@
 """One control plane for all tests of this folder."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.kubernetes.cluster import CRDS, Cluster, programs
 from tests.kubernetes.platform import Platform, bridged
 from tests.kubernetes.test_chart import helm
 
+HERE = Path(__file__).parent
+ENDS = ExitStack()
 READY_S = pytest.StashKey[float]()
 """Duration of the control plane's start, seconds."""
 
@@ -16,9 +20,17 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster that is ready. Tests use namespaces of their own and leave nothing in it."""
     folder = programs()
     assert folder is not None, "not built; run: make k8s-tools"
-    with Cluster(folder) as running:
+    with ENDS:
+        running = ENDS.enter_context(Cluster(folder))
         request.config.stash[READY_S] = running.ready_s
         yield running
+
+
+@pytest.hookimpl(trylast=True)  # what the test itself used is gone
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the control plane where no test follows that uses it: it takes CPU from all others."""
+    if nextitem is None or not nextitem.path.is_relative_to(HERE):
+        ENDS.close()
 
 
 @pytest.fixture(scope="session")

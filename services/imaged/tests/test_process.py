@@ -26,7 +26,7 @@ from virtbus.schemas.nodework import ImageReady, Release
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
