@@ -38,7 +38,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(made))
     listed = [node("marks-a"), node("marks-gone")]
-    now_ns = [time.time_ns()]  # another bridge of this cluster lets be what beats
+    now_ns = [time.time_ns()]  # another bridge of this cluster ignores Nodes with a fresh heartbeat
 
     async def answer(_: Request) -> NodePage:
         return NodePage(items=tuple(listed))
@@ -55,7 +55,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         marks = NodeMarks(bus, client, asyncio.Event())
         for _ in range(3):
             await marks.look()
-        assert client.written == 2  # the one that is there, and a try of the one that is not
+        assert client.written == 2  # the existing one, and an attempt for the missing one
         beat = stamp(datetime.fromtimestamp(now_ns[0] / 1e9, UTC))
         assert marked("marks-a") == {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}
         assert marked("marks-b") == {}

@@ -1,4 +1,4 @@
-"""Walks over the table of a VM's life: what must hold whatever happens, in any order."""
+"""Random walks over the table of a VM's life: invariants that hold for events in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ ENOUGH = 20
 
 
 class Life(RuleBasedStateMachine):
-    """A VM and its guest; `doing` is what the agent has begun and not ended."""
+    """A VM and its guest; `doing` is the agent's unfinished work."""
 
     @initialize(strategy=st.sampled_from([str(one) for one in RunStrategy]))
     def begin(self, strategy: str) -> None:
@@ -35,7 +35,7 @@ class Life(RuleBasedStateMachine):
                 self.doing.clear()
             self.doing.add(action)
 
-    # --- what users want ------------------------------------------------------------------
+    # --- requests of users ----------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
     @rule(event=st.sampled_from(sorted(REQUESTS - {Event.DELETE})))
     def wish(self, event: Event) -> None:
@@ -46,13 +46,9 @@ class Life(RuleBasedStateMachine):
         self.deleting = True
         self.take(Event.DELETE)
 
-    # --- what comes of actions ------------------------------------------------------------
+    # --- results of actions ---------------------------------------------------------------
     @precondition(lambda self: "prepare" in self.doing)
-    @rule(
-        event=st.sampled_from(
-            [Event.DEPENDENCIES_READY, Event.DEPENDENCIES_FAILED, Event.DEPENDENCIES_IMPOSSIBLE]
-        )
-    )
+    @rule(event=st.sampled_from(PREPARED))
     def prepared(self, event: Event) -> None:
         self.doing.discard("prepare")
         if accepts(self.phase, event, starting=False, powered=True):
@@ -78,7 +74,7 @@ class Life(RuleBasedStateMachine):
         self.doing.discard("release")
         self.take(Event.RELEASED)
 
-    # --- what happens by itself -----------------------------------------------------------
+    # --- spontaneous events ---------------------------------------------------------------
     @precondition(lambda self: self.guest)
     @rule(event=GUEST_ENDS)
     def guest_ends(self, event: Event) -> None:
@@ -97,7 +93,7 @@ class Life(RuleBasedStateMachine):
         self.doing.discard("shutdown")
         self.take(Event.GRACE_EXPIRED)
 
-    # --- what holds -----------------------------------------------------------------------
+    # --- guarantees -----------------------------------------------------------------------
     @invariant()
     def a_guest_that_runs_is_known(self) -> None:
         if getattr(self, "guest", False):
@@ -109,7 +105,7 @@ class Life(RuleBasedStateMachine):
             assert VISIBLE[self.phase] is VmState.DELETING
 
     def teardown(self) -> None:
-        """From wherever the walk ended, a delete comes to its end."""
+        """From every end of a walk, a delete completes."""
         if not hasattr(self, "phase"):
             return
         self.delete()

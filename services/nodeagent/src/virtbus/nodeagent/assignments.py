@@ -44,7 +44,7 @@ NO_RECORD = (
 )
 OTHER_BUS = (
     "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
-    "`virtbus bus rebuild` gives the bus what the hosts know"
+    "`virtbus bus rebuild` restores the bus from the hosts"
 )
 
 

@@ -101,7 +101,7 @@ class VmActor:
             self._effects[effect]()
 
     def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
-        """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
+        """Begin with the host's state: `first` is the event for the domain's state, if any."""
         self._first = first
         if first is not None:
             self.vm.applied.found(facts, first, self.vm.record)

@@ -109,7 +109,7 @@ def _paused(observed: Observed, *, asked: bool) -> Condition:
     if observed.disk_waits and not asked:
         why = observed.disk_waits
         return Condition(type=PAUSED, status=True, reason="PausedIOError", message=why)
-    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` lets it go on"
+    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` resumes it"
     return Condition(type=PAUSED, status=True, reason="PausedByUser", message=why)
 
 

@@ -95,7 +95,7 @@ async def _seed(record: VmRecord, net: NetReady | None, tools: Tools) -> VmSecre
         if secrets is None:  # or the replica we read from lags
             message = (
                 "the bus does not have the VM's secrets, and this host has no seed of it; it "
-                "is asked again. If they are lost, create the VM anew with its cloud-init"
+                "is asked again. If they are lost, create the VM again with its cloud-init"
             )
             raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
     await tools.seeds.write(record, secrets, net.interfaces if net else ())
