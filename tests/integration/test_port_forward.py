@@ -34,8 +34,8 @@ MANY = bytes(range(256)) * 4096
 
 def guest(*addresses: str) -> VmActor:
     nic = InterfaceStatus(name="net0", mac="02:00:5e:10:00:01", addresses=addresses)
-    vm = SimpleNamespace(net=SimpleNamespace(latest=SimpleNamespace(interfaces=(nic,))))
-    return cast("VmActor", SimpleNamespace(vm=vm, record=record()))
+    net = SimpleNamespace(latest=SimpleNamespace(interfaces=(nic,)))
+    return cast("VmActor", SimpleNamespace(vm=SimpleNamespace(net=net, record=record())))
 
 
 @pytest.fixture

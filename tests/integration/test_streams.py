@@ -88,7 +88,7 @@ async def serial(nats: server.Server) -> AsyncIterator[Serial]:
             await asyncio.start_unix_server(made.serve, made.path),
             connect(nats.settings("node-n1"), name="n1") as node,
             AgentRpc(node, "n1", consoles).serve(
-                {UID: cast("VmActor", SimpleNamespace(record=record()))}
+                {UID: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
             ),
         ):
             yield made

@@ -176,7 +176,7 @@ async def test_a_firmware_that_resets_once_more_is_the_same_reboot(node: Node) -
     await node.put(record())
     async with node.agent() as agent:
         await eventually(in_state(node, "Running"))
-        seen: Observed = agent._guests[A].vm.observed
+        seen: Observed = agent.vms.actors[A].vm.observed
         for _ in range(3):
             node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
         await eventually(lambda: seen.reboots == 1)
@@ -194,7 +194,7 @@ async def test_a_rebooting_guest_is_ready_once_it_answers_again(node: Node) -> N
     async with node.agent() as agent:
         await eventually(in_state(node, "Running"))
         await eventually(ready)
-        seen: Observed = agent._guests[A].vm.observed
+        seen: Observed = agent.vms.actors[A].vm.observed
         first_ns = seen.ready_ns
         node.domains.tell(DomainEvent(A, DomainChange.REBOOTED))
         await eventually(lambda: seen.ready_ns > first_ns)

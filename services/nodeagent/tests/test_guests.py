@@ -161,7 +161,9 @@ async def client(guests: LibvirtGuests, tmp_path: Path) -> AsyncIterator[MemoryB
     server = MemoryServer()
     path: Callable[[str], Path] = lambda _uid: tmp_path / "x"  # noqa: E731
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", Consoles(path, path), guests)
-    async with agent.serve({UIDS[0]: cast("VmActor", SimpleNamespace(record=record()))}):
+    async with agent.serve(
+        {UIDS[0]: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
+    ):
         yield MemoryBus(server, "test")
 
 

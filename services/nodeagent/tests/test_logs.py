@@ -27,7 +27,9 @@ async def client(tmp_path: Path) -> AsyncIterator[MemoryBus]:
     server = MemoryServer()
     consoles = Consoles(lambda _uid: tmp_path / "socket", lambda _uid: tmp_path / "log")
     agent = AgentRpc(MemoryBus(server, "agent"), "n1", consoles)
-    async with agent.serve({UID: cast("VmActor", SimpleNamespace(record=record()))}):
+    async with agent.serve(
+        {UID: cast("VmActor", SimpleNamespace(vm=SimpleNamespace(record=record())))}
+    ):
         yield MemoryBus(server, "test")
 
 

@@ -28,7 +28,7 @@ async def test_a_start_is_one_status_even_if_libvirt_repeats_it(
     async with node.bus.watch(subjects.vm_status(NODE, A)) as watch, node.agent() as agent:
 
         async def answers(*_args: object, **_options: object) -> str:
-            agent._guests[A].post(Event.STARTED)  # libvirt's own event comes at this moment
+            agent.vms.actors[A].post(Event.STARTED)  # libvirt's own event comes at this moment
             return "Simulated"
 
         monkeypatch.setattr(SimulatedNode, "answers", answers)

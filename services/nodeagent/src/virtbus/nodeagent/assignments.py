@@ -8,19 +8,17 @@ from virtbus.bus.ports import Entry, EntryKind, WatchMark
 from virtbus.nodeagent.core.ports import DomainFacts, HostFacts
 from virtbus.nodeagent.core.room import no_room
 from virtbus.nodeagent.core.uid_table import (
-    ABSENT,
     AFTER_LIST,
-    FROM_ANY,
-    LISTINGS,
     PURGED,
     REACTIONS,
     Holding,
-    Listing,
+    Listings,
     Reaction,
     Word,
 )
 from virtbus.nodeagent.early_parts import EarlyParts
-from virtbus.nodeagent.node_wish import WishHere
+from virtbus.nodeagent.left_statuses import LeftStatuses
+from virtbus.nodeagent.node_wish import OTHER_BUS, JoinCheck, WishHere
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import overtaken
@@ -30,8 +28,8 @@ from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import is_uid
 from virtbus.schemas.nodework import ImageReady, NetReady
-from virtbus.schemas.records import DELETED, read_record, read_stored
-from virtbus.schemas.vm import JoinNonce, VmRecord
+from virtbus.schemas.records import DELETED, read_record
+from virtbus.schemas.vm import VmRecord
 
 log = logging.getLogger(__name__)
 
@@ -42,42 +40,30 @@ NO_RECORD = (
     "`virtbus bus rebuild` or `virtbus node quarantine adopt` writes the record back from this "
     "host, `virtbus node quarantine keep` ends the VM and keeps its disks"
 )
-OTHER_BUS = (
-    "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
-    "`virtbus bus rebuild` restores the bus from the hosts"
-)
 
 
 class Assignments:
     """The VMs of one node: an actor for each, as the tables say."""
 
-    def __init__(
-        self,
-        tools: Tools,
-        host: Callable[[], HostFacts],
-        *,
-        sweep_soon: Callable[[], None],
-        purge_status: Callable[[str], None],
-        synced: Callable[[], None],
-    ) -> None:
-        """`purge_status` purges a status that was left; `synced` is called after each list."""
+    def __init__(self, tools: Tools, host: Callable[[], HostFacts]) -> None:
         self._tools = tools
-        self._node = tools.settings.node
         self._host = host
-        self._synced_next = synced
         self.actors: dict[str, VmActor] = {}
         self.on_disk: dict[str, VmRecord] = {}
         self.domains: dict[str, DomainFacts] = {}
-        self._next: dict[str, VmRecord] = {}
-        self._listings: dict[str, Listing] = {}
-        self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
-        self._wish = WishHere(tools.files)
-        self.nonce = ""
-        self.trusted = False
-        """The bus is the joined one, and was listed completely: only then VMs leave hold."""
-        self._looking = False
+        self.listings = Listings()
+        self.join = JoinCheck(tools.files)
+        self.listed = False
+        """A list was complete since the start of the agent."""
+        self.left = LeftStatuses(tools.bus, tools.settings.node)
+        self.sweep_due = asyncio.Event()
+        """A record was purged that has no actor: its resources are orphans."""
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
+        self._next: dict[str, VmRecord] = {}
+        self._early = EarlyParts(lambda: asyncio.get_running_loop().time())
+        self._wish = WishHere(tools.files)
+        self._looking = False
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
             "reject": self._reject,
@@ -88,40 +74,11 @@ class Assignments:
         self._of_uid: dict[Reaction, Callable[[str], object]] = {
             "forget next": self._next.pop,
             "end": self._end,
-            "sweep": lambda _: sweep_soon(),
-            "purge status": purge_status,
+            "sweep": lambda _: self.sweep_due.set(),
+            "purge status": self.left.purged,
             "resume": lambda uid: self._resume(self.actors[uid]),
             "hold": lambda uid: self.actors[uid].hold(NO_RECORD),
         }
-        self._sweep_soon = sweep_soon
-
-    # --- state of a uid --------------------------------------------------------------------------
-    def listing(self, uid: str) -> Listing:
-        """Return the last word of the bus on a uid."""
-        return self._listings.get(uid, "unknown")
-
-    def absent(self, uid: str) -> bool:
-        """Return True for a VM on this host that the joined bus does not have."""
-        return self.listing(uid) in ABSENT
-
-    def purged(self, uid: str) -> bool | None:
-        """Return True if a delete purged the record, False if a move did, None if it was not."""
-        return PURGED.get(self.listing(uid))
-
-    def any_purged(self) -> bool:
-        """Return True if a record was purged since the list began."""
-        return any(state in PURGED for state in self._listings.values())
-
-    def absences(self) -> int:
-        """Return the number of VMs that the bus does not have."""
-        return sum(state in ABSENT for state in self._listings.values())
-
-    def _hear(self, uid: str, word: Word) -> Listing:
-        before = self.listing(uid)
-        state = self._listings[uid] = LISTINGS.get((before, word), FROM_ANY.get(word, before))
-        if state == "unknown":
-            del self._listings[uid]
-        return state
 
     def _holding(self, uid: str) -> Holding:
         if uid in self.actors:
@@ -132,9 +89,8 @@ class Assignments:
     def take(self, item: Entry | WatchMark) -> None:
         """Handle an item of the watch on this node's records."""
         if item is WatchMark.RESET:
-            self.nonce = ""
-            for uid in list(self._listings):
-                self._hear(uid, "begin")
+            self.join.nonce = ""
+            self.listings.begin()
             self._wish.reset()
         elif item is WatchMark.SYNCED:
             self._synced()
@@ -147,11 +103,11 @@ class Assignments:
                 # The last good record stays in force (MSG-16).
                 log.error("unreadable record: %s", error, extra={"code": "bad_record", "uid": uid})
                 if is_uid(uid):
-                    self._hear(uid, "unreadable")
+                    self.listings.hear(uid, "unreadable")
 
     def _take_entry(self, uid: str, entry: Entry) -> None:
         if uid == subjects.JOIN_KEY:
-            self._take_nonce(entry)
+            self.join.take(entry)
         elif uid == subjects.WISH_KEY:
             self._take_wish(entry)
         elif uid in {subjects.HOST_KEY, subjects.HOSTS_KEY}:
@@ -163,33 +119,26 @@ class Assignments:
             if isinstance(record, VmRecord):
                 self._take_record(uid, record)
 
-    def _take_nonce(self, entry: Entry) -> None:
-        if entry.kind is EntryKind.PUT:
-            if self.trusted:  # an unreadable one does not make it another bus
-                self.nonce = self._tools.files.nonce()
-            self.nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
-            self.trusted = self.trusted and self.nonce == self._tools.files.nonce()
-
     def _take_wish(self, entry: Entry) -> None:
         """Handle the desired state of this node: a fenced node starts nothing."""
         self._wish.take(entry)
-        if self.trusted:
+        if self.join.trusted:
             self._wish.keep()
             for uid, actor in self.actors.items():
-                if AFTER_LIST.get(self.listing(uid)) == "resume":
+                if AFTER_LIST.get(self.listings[uid]) == "resume":
                     self._resume(actor)
 
     def _take_record(self, uid: str, record: VmRecord) -> None:
         if record.epoch < self._tools.files.epoch(uid):
-            self._hear(uid, "stale")
+            self.listings.hear(uid, "stale")
             extra = {"code": "stale_epoch", "uid": uid}
             log.warning(
                 "rejected epoch %d: this node acted on a newer one", record.epoch, extra=extra
             )
             return
-        self._hear(uid, "record")
+        self.listings.hear(uid, "record")
         actor = self.actors.get(uid)
-        known = actor.record if actor is not None else self.on_disk.get(uid)
+        known = actor.vm.record if actor is not None else self.on_disk.get(uid)
         if known is not None and overtaken(record, known):
             extra = {"code": "stale_record", "uid": uid}
             log.warning("the bus has an older record than this host", extra=extra)
@@ -201,47 +150,37 @@ class Assignments:
         if actor is None:
             left = not record.ending and record.epoch <= self._tools.files.left(record.uid)
             return "left" if left else "record"
-        successor = actor.vm.ends and record.epoch > actor.record.epoch
+        successor = actor.vm.ends and record.epoch > actor.vm.record.epoch
         return "successor" if successor else "record"
 
     def _take_purge(self, uid: str, purge: Word) -> None:
         """Handle a delete or a move: release the VM, and start nothing."""
-        self._hear(uid, purge)
+        self.listings.hear(uid, purge)
         self._early.take(uid)
         for reaction in REACTIONS[self._holding(uid), purge]:
             self._of_uid[reaction](uid)
 
     def _synced(self) -> None:
         """Handle the end of a list: adopt VMs of the host only, hold those that the bus lost."""
-        self.trusted = self._same_bus()
+        trusted = self.join.synced()
         self._wish.synced()
-        if self.trusted:
+        if trusted:
             self._wish.keep()
         for uid, record in list(self.on_disk.items()):
-            if self.listing(uid) != "listed":
+            if self.listings[uid] != "listed":
                 self._adopt(record)
         for uid, actor in self.actors.items():
-            state = self._hear(uid, "complete" if self.trusted else "other bus")
-            if self.trusted:
+            state = self.listings.hear(uid, "complete" if trusted else "other bus")
+            if trusted:
                 self._of_uid[AFTER_LIST[state]](uid)
             else:
                 actor.hold(OTHER_BUS)
-        self._synced_next()
-
-    def _same_bus(self) -> bool:
-        """Return True if this bus is the one that the node joined; otherwise report it."""
-        known = self._tools.files.nonce()
-        if known == "" and self.nonce:
-            self._tools.files.set_nonce(self.nonce)
-            return True
-        if known == self.nonce:
-            return True
-        why = "it has another join record" if self.nonce else "its list has no join record"
-        log.error("%s (%s)", OTHER_BUS, why, extra={"code": "other_bus"})
-        if self.nonce == "" and self.group is not None and not self._looking:
+        if trusted and self.listings.count(PURGED):
+            self.sweep_due.set()
+        if not (trusted or self.join.nonce or self._looking or self.group is None):
             self._looking = True
             self.group.create_task(self._look_again())
-        return False
+        self.listed = True
 
     async def _look_again(self) -> None:
         """List again if there is no join record: the server probably still reads its store."""
@@ -257,7 +196,7 @@ class Assignments:
 
     def _update(self, uid: str, record: VmRecord) -> None:
         self.actors[uid].set_desired(record)
-        if self.trusted:
+        if self.join.trusted:
             self._resume(self.actors[uid])
 
     def _queue(self, uid: str, record: VmRecord) -> None:
@@ -268,20 +207,20 @@ class Assignments:
     def _end(self, uid: str) -> None:
         actor = self.actors[uid]
         if actor.vm.reasons.refused:
-            self._sweep_soon()
-        if self.trusted:
-            actor.terminate_purged(deleted=bool(self.purged(uid)))
+            self.sweep_due.set()
+        if self.join.trusted:
+            actor.terminate_purged(deleted=bool(self.listings.purged(uid)))
 
     def _resume(self, actor: VmActor) -> None:
         """End the hold of the comparison; a fence may still apply."""
-        if self._wish.fence and not actor.record.ending:
+        if self._wish.fence and not actor.vm.record.ending:
             actor.hold(self._wish.fence)
         else:
             actor.resume()
 
     def restore(self, record: VmRecord) -> None:
         """Create an actor for a VM from the quarantine: on hold until the bus has its record."""
-        self._hear(record.uid, "restored")
+        self.listings.hear(record.uid, "restored")
         self.on_disk[record.uid] = record
         self._adopt(record, held=NO_RECORD)
 
@@ -290,7 +229,7 @@ class Assignments:
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
         known = self.on_disk.pop(record.uid, None) is not None
-        held = held or (self._wish.fence if self.trusted else COMPARING)
+        held = held or (self._wish.fence if self.join.trusted else COMPARING)
         resumed = known or facts is not None
         actor = VmActor(record, self._tools, resumed=resumed, held=held)
         self.actors[record.uid] = actor
@@ -300,7 +239,7 @@ class Assignments:
         if why:
             extra = {"code": "refused", "uid": record.uid}
             log.info("refused %s: %s", record.name, why, extra=extra)
-            actor.refuse(f"{self._node} {why}")
+            actor.refuse(f"{self._tools.settings.node} {why}")
         else:
             actor.begin(facts, found(facts, powered=record.powered and not record.ending))
         self.group.create_task(self._live(actor))
@@ -314,16 +253,16 @@ class Assignments:
         # already rejected under this epoch; a controller may be reassigning it now
         if record.epoch <= refused:
             return "refused it before"
-        others = [one.record for uid, one in self.actors.items() if uid != record.uid]
+        others = [one.vm.record for uid, one in self.actors.items() if uid != record.uid]
         return self._wish.closed or no_room(record, others, self._host())
 
     async def _live(self, actor: VmActor) -> None:
-        uid = actor.record.uid
+        uid = actor.vm.record.uid
         try:
             await actor.run()
         finally:
             self.actors.pop(uid, None)
-            self._hear(uid, "gone")
+            self.listings.hear(uid, "gone")
         record = self._next.pop(uid, None)
         if record is not None:
             self._adopt(record)
@@ -333,5 +272,5 @@ class Assignments:
         actor = self.actors.get(part.uid)
         if actor is not None:
             actor.on_dependency(part)
-        elif self.purged(part.uid) is None:
+        elif self.listings.purged(part.uid) is None:
             self._early.add(part)

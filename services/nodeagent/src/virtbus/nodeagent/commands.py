@@ -77,28 +77,28 @@ class Commands:
         if not acted:
             await files.keep_commands(want.uid, told)
             raise _not_running(guest)
-        self._tools.facts.emit(KINDS[want.verb], guest.record, reason="asked")
+        self._tools.facts.emit(KINDS[want.verb], guest.vm.record, reason="asked")
         await files.keep_commands(want.uid, told | {want.id: DONE})
 
     def _fit(self, want: GuestCommand) -> VmActor:
         """Return the guest of the command; raise 409 or 503 if there is none now."""
         guest = self._guests.get(want.uid)
-        if guest is None or guest.record.epoch != want.epoch or guest.record.ending:
+        if guest is None or guest.vm.record.epoch != want.epoch or guest.vm.record.ending:
             message = f"{want.uid} was moved, or is leaving, since it was looked at; look again"
             raise VirtbusError(Code.CONFLICT, "moved", message)
         if guest.vm.reasons.held:
             raise VirtbusError(Code.UNAVAILABLE, "held", guest.vm.reasons.held, after_ms=1000)
-        if guest.phase not in UP:
+        if guest.vm.phase not in UP:
             raise _not_running(guest)
-        if guest.phase is Phase.PAUSED and want.verb == "soft-reboot":
-            name = guest.record.name
+        if guest.vm.phase is Phase.PAUSED and want.verb == "soft-reboot":
+            name = guest.vm.record.name
             message = f"{name} is paused and hears nothing; `virtbus vm unpause {name}` first"
             raise VirtbusError(Code.CONFLICT, "paused", message)
         return guest
 
 
 def _not_running(guest: VmActor) -> VirtbusError:
-    name = guest.record.name
+    name = guest.vm.record.name
     message = f"{name} is not running; `virtbus vm start {name}` starts it"
     return VirtbusError(Code.CONFLICT, "not_running", message)
 

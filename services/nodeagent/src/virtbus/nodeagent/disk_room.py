@@ -28,7 +28,7 @@ async def go_on(
         if waits != guest.vm.observed.disk_waits:
             guest.vm.observed.disk_waits = waits
             guest.report()
-        if not waits or guest.record.paused:
+        if not waits or guest.vm.record.paused:
             continue
         try:
             await hypervisor.resume(facts.uid)

@@ -73,7 +73,7 @@ class AgentRpc:
         want = validate(Inspect, request.data)
         return Held(
             things={
-                uid: (str(guest.phase),)
+                uid: (str(guest.vm.phase),)
                 for uid, guest in self._guests.items()
                 if want.uid in {None, uid}
             }
@@ -87,7 +87,7 @@ class AgentRpc:
         if uid not in self._guests:
             message = f"VM {uid} is not on node {self._node}; `virtbus vm get` shows where it is"
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", message)
-        check_owner(account, self._guests[uid].record.owner)
+        check_owner(account, self._guests[uid].vm.record.owner)
 
     def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
         """Return netd's interfaces of a VM on this node."""

@@ -5,14 +5,15 @@ import logging
 from collections.abc import Callable
 
 from virtbus.bus.hearing import hear
-from virtbus.bus.ports import Endpoint
+from virtbus.bus.ports import Endpoint, WatchMark
 from virtbus.bus.process import notify
-from virtbus.nodeagent.assignments import OTHER_BUS, Assignments
+from virtbus.nodeagent.assignments import Assignments
 from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.commands import Commands
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.left_statuses import LeftStatuses
+from virtbus.nodeagent.core.uid_table import ABSENT
 from virtbus.nodeagent.liveness import Liveness
+from virtbus.nodeagent.node_wish import OTHER_BUS
 from virtbus.nodeagent.quarantine import QuarantineDesk
 from virtbus.nodeagent.rebuilding import Rebuilding
 from virtbus.nodeagent.rpc import AgentRpc
@@ -39,86 +40,53 @@ class NodeAgent:
         liveness: Liveness,
         rpc: AgentRpc,
         up: Callable[[], None] = lambda: notify("READY=1"),
-        auditor: Auditor | None = None,
     ) -> None:
         self._tools = tools
-        self._auditor = auditor
         self._up = up
-        self._bus = tools.bus
-        self._node = tools.settings.node
         self._liveness = liveness
         self._rpc = rpc
-        self._left = LeftStatuses(self._bus, self._node)
-        self._assignments = Assignments(
-            tools,
-            liveness.host,
-            sweep_soon=self._sweep_soon,
-            purge_status=self._left.purged,
-            synced=self._tell,
-        )
-        self._guests = self._assignments.actors
-        self._watched = WatchedDomains(tools.hypervisor, self._guests, liveness.blind)
-        self._told_ready = False
+        self.vms = Assignments(tools, liveness.host)
+        # the resources of simulated guests are no host's
+        self._auditor = None if tools.settings.simulate else Auditor(tools, self.vms)
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        vms = self._assignments
+        vms, tools, node = self.vms, self._tools, self._tools.settings.node
+        watched = WatchedDomains(tools.hypervisor, vms.actors, self._liveness.blind)
         async with asyncio.TaskGroup() as group:
             vms.group = group
             group.create_task(self._liveness.run())
-            group.create_task(self._left.run())
+            group.create_task(vms.left.run())
             async with (
-                self._bus.subscribe(subjects.ready_all(self._node)) as ready,
-                self._tools.hypervisor.events() as events,
-                self._bus.node_watch(self._node, "agent", self._tools.gate) as watch,
-                self._rpc.serve(
-                    self._guests,
-                    self._more_endpoints(watch.relist),
-                    lambda: not self._told_ready,
-                ),
+                tools.bus.subscribe(subjects.ready_all(node)) as ready,
+                tools.hypervisor.events() as events,
+                tools.bus.node_watch(node, "agent", tools.gate) as watch,
+                self._rpc.serve(vms.actors, self._more_endpoints(), lambda: not vms.listed),
             ):
                 vms.relist = watch.relist
                 group.create_task(hear(ready, _part, vms.ready))
-                vms.on_disk |= await self._tools.files.list()
+                vms.on_disk |= await tools.files.list()
                 vms.domains |= {d.uid: d for d in await self._domains_when_up()}
-                group.create_task(self._watched.hear(events))
+                group.create_task(watched.hear(events))
                 group.create_task(self._resync(watch.relist))
-                group.create_task(self._watched.look(self._tools.settings.compare_s))
-                group.create_task(self._watched.stay_healthy())
+                group.create_task(watched.look(tools.settings.compare_s))
+                group.create_task(watched.stay_healthy())
                 if self._auditor is not None:
-                    settings = self._tools.settings
-                    group.create_task(
-                        self._auditor.sweep(settings.resync_s, settings.orphan_grace_s)
-                    )
+                    group.create_task(self._auditor.sweep())
                 async for item in watch:
+                    first = not vms.listed
                     vms.take(item)
+                    if item is WatchMark.SYNCED:
+                        self._report()
+                        if first:
+                            self._up()
 
-    def _more_endpoints(self, relist: Callable[[], None]) -> list[Endpoint]:
+    def _more_endpoints(self) -> list[Endpoint]:
         """Return the endpoints that concern all VMs of the agent."""
-        vms = self._assignments
-        rebuilding = Rebuilding(
-            self._node,
-            self._tools.files,
-            self._guests,
-            lambda: vms.nonce if self._told_ready else None,
-            relist,
-        )
-        commands = Commands(self._tools, self._guests, self._rpc.known).endpoint()
-        more = [commands, *rebuilding.endpoints()]
+        commands = Commands(self._tools, self.vms.actors, self._rpc.known)
+        more = [commands.endpoint(), *Rebuilding(self._tools, self.vms).endpoints()]
         if self._auditor is not None:
-            self._auditor.over(
-                self._guests,
-                lambda: vms.trusted,
-                vms.purged,
-                lambda uid: vms.listing(uid) == "unreadable",
-            )
-            quarantine = QuarantineDesk(
-                self._tools,
-                self._auditor,
-                self._guests,
-                lambda uid: vms.trusted and vms.absent(uid),
-                vms.restore,
-            )
+            quarantine = QuarantineDesk(self._tools, self._auditor, self.vms)
             more += [self._auditor.endpoint(), quarantine.endpoint()]
         return more
 
@@ -138,23 +106,14 @@ class NodeAgent:
             await asyncio.sleep(self._tools.settings.resync_s)
             relist()
 
-    def _sweep_soon(self) -> None:
-        if self._auditor is not None:
-            self._auditor.sweep_soon()
-
-    def _tell(self) -> None:
-        """Report the result of the comparison, and readiness to the supervisor."""
-        vms = self._assignments
-        count, self._liveness.held = len(self._guests), vms.absences()
-        if vms.trusted and vms.any_purged():
-            self._sweep_soon()
-        if vms.trusted:
-            absent = sum(bool(guest.vm.reasons.held) for guest in self._guests.values())
-            if self._liveness.state is NodeState.RECOVERING:
+    def _report(self) -> None:
+        """Report the result of the comparison of bus and host."""
+        vms, liveness = self.vms, self._liveness
+        count, liveness.held = len(vms.actors), vms.listings.count(ABSENT)
+        if vms.join.trusted:
+            held = sum(bool(actor.vm.reasons.held) for actor in vms.actors.values())
+            if liveness.state is NodeState.RECOVERING:
                 log.info("ready: %d VM(s)", count, extra={"code": "ready"})
-            self._liveness.ready(f"{absent} VM(s) here have no record on the bus" if absent else "")
+            liveness.ready(f"{held} VM(s) here have no record on the bus" if held else "")
         else:
-            self._liveness.recovering(f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS)
-        if not self._told_ready:
-            self._told_ready = True
-            self._up()
+            liveness.recovering(f"{count} VM(s) held: {OTHER_BUS}" if count else OTHER_BUS)

@@ -3,6 +3,7 @@
 ADR 0038 explains them, and docs/reference/states.md is generated from them.
 """
 
+from collections.abc import Container
 from typing import Literal
 
 Listing = Literal[
@@ -122,3 +123,34 @@ AFTER_LIST: dict[Listing, Reaction] = {
     "absent": "hold",
 }
 """The reaction of an actor to a complete list of the joined bus; on another bus all are held."""
+
+
+class Listings:
+    """The last word of the bus on each uid."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, Listing] = {}
+
+    def __getitem__(self, uid: str) -> Listing:
+        return self._states.get(uid, "unknown")
+
+    def hear(self, uid: str, word: Word) -> Listing:
+        """Take a word on a uid; return what counts from now on."""
+        before = self[uid]
+        state = self._states[uid] = LISTINGS.get((before, word), FROM_ANY.get(word, before))
+        if state == "unknown":
+            del self._states[uid]
+        return state
+
+    def begin(self) -> None:
+        """Begin a list."""
+        for uid in list(self._states):
+            self.hear(uid, "begin")
+
+    def count(self, these: Container[Listing]) -> int:
+        """Return the number of uids of which the last word is one of these."""
+        return sum(state in these for state in self._states.values())
+
+    def purged(self, uid: str) -> bool | None:
+        """Return True if a delete purged the record, False if a move did, None if it was not."""
+        return PURGED.get(self[uid])

@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import partial
 
 from virtbus.bus.ports import BusError
-from virtbus.nodeagent.core.ports import DomainFacts
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.intent import grace_s
 from virtbus.nodeagent.vm.machine import LEAVING, UNEXPLAINED, Action, Event
@@ -136,7 +135,7 @@ class Actions:
         self,
         vm: ActorState,
         tools: Tools,
-        post: Callable[[Event], None],
+        post: Callable[[Event | None], None],
         report: Callable[[], None],
     ) -> None:
         self._vm = vm
@@ -175,21 +174,10 @@ class Actions:
         self._set_timer(None, 0)
         self.tasks.cancel()
 
-    @property
-    def starting(self) -> bool:
-        """Return True while a start is in flight: the guest may appear at any moment."""
-        return self.tasks.running("start") is not None
-
     def network_lost(self, why: str) -> None:
         """Report that the running guest has no network any more; no other reaction."""
         self._vm.observed.network_lost = why
         self._report()
-
-    def compare(self, facts: DomainFacts | None) -> None:
-        """Post the event that was missed, from the domain's current state."""
-        event = missed(self._vm.phase, facts)
-        if event is not None:
-            self._post(event)
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -200,8 +188,7 @@ class Actions:
             if isinstance(outcome, Outcome):
                 self._explain(outcome)
                 outcome = outcome.event
-            if outcome is not None:
-                self._post(outcome)
+            self._post(outcome)
 
         return work
 
@@ -265,18 +252,17 @@ class Actions:
         )
         if outcome.error is None:
             vm.observed.domain_hash = vm.wanted_hash
-            vm.applied.started(record)
+            vm.applied.runs_for = record.power_epoch
         return outcome
 
-    async def _verify_running(self) -> None:
+    async def _verify_running(self) -> Event | None:
         """Check a guest that should be running: a running domain confirms the start."""
         facts = await verify_running(self._vm.record.uid, self._tools)
-        self.compare(facts)
         record = self._vm.record
-        powered = record.powered and not record.ending
-        if facts is not None and facts.active and powered:
-            self._vm.applied.confirmed(record)
+        if facts is not None and facts.active and record.powered and not record.ending:
+            self._vm.applied.update(record)
             self._report()
+        return missed(self._vm.phase, facts)
 
     def watch(self) -> None:
         """Wait until the running guest is ready."""
@@ -310,7 +296,8 @@ class Actions:
         paused = not self._vm.record.paused
         while self._vm.record.paused != paused:
             paused = self._vm.record.paused
-            self.compare(await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused))
+            facts = await pause(self._vm.record.uid, self._tools.hypervisor, paused=paused)
+            self._post(missed(self._vm.phase, facts))
 
     def _shutdown(self) -> None:
         record = self._vm.record
@@ -334,16 +321,16 @@ class Actions:
     def _release(self) -> None:
         self._set_timer(None, 0)
         self.tasks.stop("prepare", "shutdown", "ready")
-        self._until_done("release", self._release_vm)
-
-    def _release_vm(self) -> Awaitable[Event]:
-        return release(
-            self._vm.record,
-            self._tools,
-            starting=self.tasks.running("start"),
-            written=self.tasks.written,
-            keep_reason=lambda: self._vm.keep_reason,
-            refused=bool(self._vm.reasons.refused),
+        self._until_done(
+            "release",
+            lambda: release(
+                self._vm.record,
+                self._tools,
+                starting=self.tasks.running("start"),
+                written=self.tasks.written,
+                keep_reason=lambda: self._vm.keep_reason,
+                refused=bool(self._vm.reasons.refused),
+            ),
         )
 
     def _retry_backed_off(self) -> None:

@@ -16,7 +16,7 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm import observation
 from virtbus.nodeagent.vm.actions import Actions
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.intent import MOVED
+from virtbus.nodeagent.vm.intent import MOVED, Applied, applied_by
 from virtbus.nodeagent.vm.machine import (
     DROPPED,
     HELD_BACK,
@@ -50,8 +50,8 @@ class VmActor:
         self.vm = ActorState(
             record,
             domain_hash(record),
-            Dependency(tools.bus, "imaged", ImageReady, self),
-            Dependency(tools.bus, "netd", NetReady, self),
+            Dependency(tools.bus, "imaged", ImageReady, lambda: self.vm.record, self.report),
+            Dependency(tools.bus, "netd", NetReady, lambda: self.vm.record, self.report),
             resumed=resumed,
             control="held" if held else "following",
             reasons=Reasons(held=held),
@@ -84,14 +84,6 @@ class VmActor:
             "purge": partial(self.post, Event.PURGED),
         }
 
-    @property
-    def record(self) -> VmRecord:
-        return self.vm.record
-
-    @property
-    def phase(self) -> Phase:
-        return self.vm.phase
-
     # --- the second table ------------------------------------------------------------------------
     def _signal(self, signal: Signal) -> None:
         self.vm.control, effects = control(self.vm.control, signal, self.vm.phase)
@@ -104,7 +96,7 @@ class VmActor:
         """Begin with the host's state: `first` is the event for the domain's state, if any."""
         self._first = first
         if first is not None:
-            self.vm.applied.found(facts, first, self.vm.record)
+            self.vm.applied = applied_by(facts, first, self.vm.record)
             if facts is not None and facts.metadata is not None:
                 self.vm.observed.domain_hash = facts.metadata.domain_hash
             self.post(first)
@@ -168,19 +160,16 @@ class VmActor:
         self._deferred.clear()
 
     # --- inputs ----------------------------------------------------------------------------------
-    def post(self, event: Event) -> None:
-        """Enqueue an event, if its guard allows it."""
-        record = self.vm.record
-        if accepts(self.vm.phase, event, starting=self._does.starting, powered=record.powered):
+    def post(self, event: Event | None) -> None:
+        """Enqueue an event, if there is one and its guard allows it."""
+        starting = self._does.tasks.running("start") is not None
+        powered = self.vm.record.powered
+        if event and accepts(self.vm.phase, event, starting=starting, powered=powered):
             self._enqueue(event)
 
     def _enqueue(self, event: Event) -> None:
         self._queued_requests += event in REQUESTS
         self._events.put_nowait(event)
-
-    def compare(self, facts: DomainFacts | None) -> None:
-        """Post the event that was missed, from the domain's current state."""
-        self._does.compare(facts)
 
     def on_dependency(self, ready: ImageReady | NetReady) -> None:
         """Handle a report of imaged or netd."""
@@ -195,18 +184,22 @@ class VmActor:
             self.vm.net.receive(ready)
             self.report()
 
-    def rebooted(self) -> None:
-        """Handle a reboot of the guest: it is ready once it answers again."""
-        if self.vm.phase in UP and observation.note_reboot(
-            self.vm.record, self.vm.observed, self._tools
+    def on_change(self, change: DomainChange) -> None:
+        """Handle a change that is no event of the table: a reboot, a panic, a fired watchdog.
+
+        A guest that reboots is ready once it answers again. The end of one that failed is an event.
+        """
+        vm = self.vm
+        if change in observation.GUEST_FAULTS:
+            observation.note_fault(change, vm.record, vm.observed, self._tools)
+        elif (
+            change is DomainChange.REBOOTED
+            and vm.phase in UP
+            and observation.note_reboot(vm.record, vm.observed, self._tools)
         ):
-            if self.vm.phase is Phase.RUNNING:
+            if vm.phase is Phase.RUNNING:
                 self._does.watch()
             self.report()
-
-    def guest_fault(self, change: DomainChange) -> None:
-        """Handle a kernel panic or a fired watchdog; the end of the guest is a separate event."""
-        observation.note_fault(change, self.vm.record, self.vm.observed, self._tools)
 
     # --- main loop -------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -240,14 +233,16 @@ class VmActor:
         elif decisive:
             ended = observation.ended_unknown(self.vm.record)
         if ended is not None:
-            self.vm.applied.ended(self.vm.record)
+            epoch, generation = self.vm.record.power_epoch, self.vm.record.generation
+            self.vm.applied = Applied(epoch, generation, powered=True)
             self.post(ended)
         if told is not None:
             observation.recall_end(told, self.vm.observed)
         if told is None or ended is not None or told.state not in observation.WAS_UP:
             return
         if told.epoch == self.vm.record.epoch:
-            self.vm.applied.recalled(told)
+            # the domain does not contain it
+            self.vm.applied.pause_epoch = max(self.vm.applied.pause_epoch, told.pause_epoch)
         observation.recall_run(told, self.vm.observed)
 
     async def _take(self, event: Event) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.nodeagent.core.told import contradiction
@@ -24,22 +24,21 @@ RECOVERING = "recovering"
 """The refusal of a service that has just started; it is temporary."""
 
 
-class Waiting(Protocol):
-    """The VM that waits for its parts."""
-
-    @property
-    def record(self) -> VmRecord: ...
-
-    def report(self) -> None:
-        """Report that its status may have changed."""
-
-
 class Dependency(Generic[Part]):
     """One part of a VM, made by one service."""
 
-    def __init__(self, bus: Bus, service: str, model: type[Part], vm: Waiting) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        service: str,
+        model: type[Part],
+        record: Callable[[], VmRecord],
+        report: Callable[[], None],
+    ) -> None:
+        """`record` returns the latest one; `report` is called when `silence` has changed."""
         self._bus = bus
-        self._vm = vm
+        self._record = record
+        self._report = report
         self._service = service
         self._model: type[Part] = model
         self._part: Part | None = None
@@ -56,9 +55,9 @@ class Dependency(Generic[Part]):
 
         One that contradicts the record is ignored, too: the service is asked again.
         """
-        why = contradiction(self._vm.record, part)
+        why = contradiction(self._record(), part)
         if why:
-            extra = {"code": "part_refused", "uid": self._vm.record.uid}
+            extra = {"code": "part_refused", "uid": self._record().uid}
             log.warning("rejected the report of %s: %s", self._service, why, extra=extra)
             self._say(f"{self._service} is not believed: {why}; see its log")
             return
@@ -130,14 +129,8 @@ class Dependency(Generic[Part]):
     def _say(self, silence: str) -> None:
         if self.silence != silence:
             self.silence = silence
-            self._vm.report()
+            self._report()
 
     def _refusal(self, record: VmRecord, error: VirtbusError) -> dict[str, object]:
-        refusal: dict[str, object] = {
-            "uid": record.uid,
-            "epoch": record.epoch,
-            "error": error.body,
-        }
-        if self._model is NetReady:
-            refusal["phase"] = "failed"
-        return refusal
+        refusal = {"uid": record.uid, "epoch": record.epoch, "error": error.body}
+        return refusal | ({"phase": "failed"} if self._model is NetReady else {})

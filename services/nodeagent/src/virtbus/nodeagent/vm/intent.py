@@ -1,11 +1,10 @@
 """Compares a VM's record with its last-applied state, and derives the events that are due."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from virtbus.nodeagent.core.ports import DomainFacts
-from virtbus.nodeagent.vm.machine import START_LATER, UP, Event, Phase
-from virtbus.nodeagent.vm.observation import started_for
-from virtbus.schemas.vm import VmRecord, VmStatus
+from virtbus.nodeagent.vm.machine import ENDINGS, START_LATER, UP, Event, Phase
+from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
 """The reason for keeping the disks of a VM that left by a fence or a rebuild."""
@@ -13,9 +12,9 @@ UNSEEN = frozenset({Phase.NEW, Phase.STARTING})
 """Phases in which a pause is decided and not yet observed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Applied:
-    """The part of a record that was already applied."""
+    """The part of a VM's record that was already applied, in the memory of its actor."""
 
     power_epoch: int = -1
     generation: int = 0
@@ -26,35 +25,11 @@ class Applied:
     runs_for: int | None = None
     """The power epoch that the last run was started for; None: it never ran."""
 
-    def with_record(self, record: VmRecord) -> "Applied":
-        """Return the state after `record` was applied, except for pauses."""
-        return replace(
-            self,
-            power_epoch=record.power_epoch,
-            generation=record.generation,
-            deleting=record.ending,
-            delete_grace_s=record.delete_grace_s,
-            powered=record.powered,
-        )
-
-
-class LastApplied:
-    """The last-applied state of one VM, in the memory of its actor."""
-
-    def __init__(self) -> None:
-        self._applied = Applied()
-
-    def found(self, facts: DomainFacts | None, first: Event, record: VmRecord) -> None:
-        """Restore the state from the domain of an earlier agent."""
-        metadata = facts.metadata if facts is not None else None
-        self._applied = Applied(
-            started_for(facts, first, record),
-            record.generation,
-            powered=True,
-            pause_epoch=record.pause_epoch if metadata is None else metadata.pause_epoch,
-            # an older agent's domain has no power epoch: assume one before any restart
-            runs_for=record.power_epoch if metadata is None else max(metadata.power_epoch, 0),
-        )
+    def update(self, record: VmRecord) -> None:
+        """Note that `record` was applied, except for pauses."""
+        self.power_epoch, self.generation = record.power_epoch, record.generation
+        self.deleting, self.delete_grace_s = record.ending, record.delete_grace_s
+        self.powered = record.powered
 
     def behind(self, record: VmRecord) -> bool:
         """Return True if the record asks for a start that the domain has not seen.
@@ -62,39 +37,22 @@ class LastApplied:
         The start of an already running guest leaves no trace in its domain; the last status
         decides.
         """
-        return record.powered and self._applied.power_epoch < record.power_epoch
-
-    def ended(self, record: VmRecord) -> None:
-        """Record that the guest ended after it ran for the record."""
-        self._applied = Applied(record.power_epoch, record.generation, powered=True)
-
-    def recalled(self, status: VmStatus) -> None:
-        """Restore the pause state from the last status, because the domain does not contain it."""
-        pause_epoch = max(self._applied.pause_epoch, status.pause_epoch)
-        self._applied = replace(self._applied, pause_epoch=pause_epoch)
+        return record.powered and self.power_epoch < record.power_epoch
 
     def events(self, record: VmRecord, phase: Phase) -> list[Event]:
-        """Return the events for unapplied parts of the record.
+        """Return the events for unapplied parts of the record, which are applied from now on.
 
         A start that must wait stays pending.
         """
-        event = next_event(record, self._applied, phase)
+        event = next_event(record, self, phase)
         if event is Event.RESTART:
             return [event]
         if event is not Event.RUN or phase not in START_LATER:
-            self._applied = self._applied.with_record(record)
-        pause = next_pause(record, self._applied, phase)
+            self.update(record)
+        pause = next_pause(record, self, phase)
         if pause is None and phase not in UNSEEN:
-            self._applied = replace(self._applied, pause_epoch=record.pause_epoch)
+            self.pause_epoch = record.pause_epoch
         return [one for one in (event, pause) if one is not None]
-
-    def started(self, record: VmRecord) -> None:
-        """Record that a guest was started for the record."""
-        self._applied = replace(self._applied, runs_for=record.power_epoch)
-
-    def confirmed(self, record: VmRecord) -> None:
-        """Record that the guest runs, as requested."""
-        self._applied = self._applied.with_record(record)
 
     def taken(self, event: Event, phase: Phase) -> None:
         """Note that `event` came in `phase`: some apply only after the guest has ended.
@@ -105,21 +63,37 @@ class LastApplied:
         if (event is Event.RUN and phase is Phase.STOPPING) or (
             event is Event.RESTART and phase in UP
         ):
-            self._applied = replace(self._applied, powered=False)
+            self.powered = False
 
     def epochs(self, record: VmRecord, phase: Phase) -> tuple[int, int]:
         """Return power and pause epochs for the status.
 
         A request that is still pending reports its previous value.
         """
-        before = self._applied
         power, pause = record.power_epoch, record.pause_epoch
-        if before.power_epoch >= 0 and next_event(record, before, phase) is not None:
-            power = before.power_epoch
-        waits = phase in UNSEEN or next_pause(record, before, phase) is not None
-        if before.pause_epoch >= 0 and waits:
-            pause = before.pause_epoch
+        if self.power_epoch >= 0 and next_event(record, self, phase) is not None:
+            power = self.power_epoch
+        waits = phase in UNSEEN or next_pause(record, self, phase) is not None
+        if self.pause_epoch >= 0 and waits:
+            pause = self.pause_epoch
         return power, pause
+
+
+def applied_by(facts: DomainFacts | None, first: Event, record: VmRecord) -> Applied:
+    """Return what the domain of an earlier agent shows as applied; `first` is its event.
+
+    A domain that ended, and was defined for an earlier start, has not acted on later starts.
+    """
+    metadata = facts.metadata if facts is not None else None
+    defined_for = -1 if metadata is None else metadata.power_epoch
+    return Applied(
+        defined_for if first in ENDINGS and defined_for >= 0 else record.power_epoch,
+        record.generation,
+        powered=True,
+        pause_epoch=record.pause_epoch if metadata is None else metadata.pause_epoch,
+        # an older agent's domain has no power epoch: assume one before any restart
+        runs_for=record.power_epoch if metadata is None else max(defined_for, 0),
+    )
 
 
 def next_event(record: VmRecord, before: Applied, phase: Phase) -> Event | None:

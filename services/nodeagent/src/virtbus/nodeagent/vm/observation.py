@@ -167,17 +167,6 @@ def found(facts: DomainFacts | None, *, powered: bool) -> Event | None:
     return ENDED.get(facts.ending) if powered else None
 
 
-def started_for(facts: DomainFacts | None, first: Event, record: VmRecord) -> int:
-    """Return the power epoch that a found domain has acted on.
-
-    A domain that ended, and was defined for an earlier start, has not acted on later starts.
-    """
-    metadata = facts.metadata if facts is not None else None
-    if first not in ENDINGS or metadata is None or metadata.power_epoch < 0:
-        return record.power_epoch
-    return metadata.power_epoch
-
-
 def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
     """Return the event that was missed by a guest in `phase`, from its domain now."""
     state = facts.state if facts else DomainState.SHUT_OFF

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.intent import LastApplied
+from virtbus.nodeagent.vm.intent import Applied
 from virtbus.nodeagent.vm.machine import Control, Phase
 from virtbus.nodeagent.vm.observation import Observed
 from virtbus.schemas.nodework import ImageReady, NetReady
@@ -41,7 +41,7 @@ class ActorState:
     reasons: Reasons
     phase: Phase = Phase.NEW
     observed: Observed = field(default_factory=Observed)
-    applied: LastApplied = field(default_factory=LastApplied)
+    applied: Applied = field(default_factory=Applied)
 
     @property
     def ends(self) -> bool:
