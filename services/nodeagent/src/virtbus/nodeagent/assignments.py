@@ -22,7 +22,6 @@ from virtbus.nodeagent.node_wish import OTHER_BUS, JoinCheck, WishHere
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
 from virtbus.nodeagent.vm.intent import overtaken
-from virtbus.nodeagent.vm.machine import Event
 from virtbus.nodeagent.vm.observation import found
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
@@ -202,7 +201,7 @@ class Assignments:
     def _queue(self, uid: str, record: VmRecord) -> None:
         """Start it as new once the old one is released."""
         self._next[uid] = record
-        self.actors[uid].post(Event.PURGED)
+        self.actors[uid].post("purged")
 
     def _end(self, uid: str) -> None:
         actor = self.actors[uid]

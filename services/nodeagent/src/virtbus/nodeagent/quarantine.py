@@ -34,7 +34,7 @@ IMAGED_S = 10.0
 LOOK_S = 0.1
 ANSWER_BEFORE_S = 0.5
 BY_HAND = "a person ended the VM, of which the bus had no record"
-OFF = frozenset({Phase.STOPPED, Phase.SUCCEEDED, Phase.FAILED})
+OFF = frozenset[Phase]({"stopped", "succeeded", "failed"})
 
 
 class QuarantineDesk:
