@@ -13,6 +13,7 @@ from virtbus.nodeagent.audit import Auditor
 from virtbus.nodeagent.core.uid_table import ABSENT
 from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm.actor import VmActor
+from virtbus.nodeagent.vm.intent import MOVED
 from virtbus.nodeagent.vm.machine import Phase
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -134,7 +135,7 @@ class QuarantineDesk:
             why = "moved elsewhere" if overtaken else "ended by hand"
             log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
             if overtaken:  # the other copy may run by now: no grace here (I1)
-                guest.terminate_purged(deleted=False)
+                guest.terminate(MOVED, at_once=True)
             else:
                 guest.terminate(BY_HAND)
             await self._gone(uid, until_s)

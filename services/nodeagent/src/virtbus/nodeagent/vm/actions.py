@@ -49,6 +49,7 @@ class Tasks:
         self._uid = uid
         self.group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
     def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
@@ -79,8 +80,16 @@ class Tasks:
             if name in self._tasks:
                 self._tasks[name].cancel()
 
+    def set_timer(self, after_s: float, then: Callable[[], None] | None) -> None:
+        """Set the VM's timer, which replaces an earlier one; None: set none."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = None if then is None else loop.call_later(after_s, then)
+
     def cancel(self) -> None:
-        """Cancel all children."""
+        """Cancel the timer and all children."""
+        self.set_timer(0, None)
         self.stop(*self._tasks)
 
     def running(self, name: str) -> asyncio.Task[None] | None:
@@ -145,7 +154,6 @@ class Actions:
         self._prepared = False
         self._ended = asyncio.Event()
         """Set once the guest that is being destroyed has ended for any reason."""
-        self._timer: asyncio.TimerHandle | None = None
         self.table: dict[Action, Callable[[], None]] = {
             "prepare": lambda: self._run("prepare", self._prepare, "dependencies failed"),
             "save": self.save,
@@ -157,20 +165,15 @@ class Actions:
             "shutdown": self._shutdown,
             "destroy": self._destroy,
             "release": self._release,
-            "retry soon": partial(self._set_timer, "retry", SOON_S),
+            "retry soon": lambda: self.tasks.set_timer(SOON_S, partial(post, "retry")),
             "retry backed off": self._retry_backed_off,
             "reset attempts": self._reset_attempts,
             "verify running": partial(self._run, "confirm", self._verify_running),
-            "await stable": lambda: self._set_timer("stable", STABLE_S),
+            "await stable": lambda: self.tasks.set_timer(STABLE_S, partial(post, "stable")),
             "watch": self.watch,
             "unwatch": partial(self.tasks.stop, "ready", "confirm", "pause"),
             "stop ending": lambda: self._ended.set(),
         }
-
-    def cancel(self) -> None:
-        """End the timer and all tasks."""
-        self._set_timer(None, 0)
-        self.tasks.cancel()
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -297,7 +300,7 @@ class Actions:
         self._tools.facts.emit(Kind.DOMAIN_STOPPING, record, message=f"grace {grace} s")
         if grace:
             self._run("shutdown", lambda: shutdown(self._vm.record.uid, self._tools.hypervisor))
-            self._set_timer("grace expired", grace)
+            self.tasks.set_timer(grace, partial(self._post, "grace expired"))
         else:
             self._destroy()
 
@@ -311,7 +314,7 @@ class Actions:
         )
 
     def _release(self) -> None:
-        self._set_timer(None, 0)
+        self.tasks.set_timer(0, None)
         self.tasks.stop("prepare", "shutdown", "ready")
         self._until_done(
             "release",
@@ -327,19 +330,11 @@ class Actions:
 
     def _retry_backed_off(self) -> None:
         self._vm.observed.attempt += 1
-        self._set_timer("retry", backoff_s(self._vm.observed.attempt))
+        after_s = backoff_s(self._vm.observed.attempt)
+        self.tasks.set_timer(after_s, partial(self._post, "retry"))
 
     def _reset_attempts(self) -> None:
         self._vm.observed.attempt = 0
-
-    def _set_timer(self, event: Event | None, after_s: float) -> None:
-        """Set the VM's timer; it replaces an earlier one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if event is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(after_s, self._post, event)
 
 
 def backoff_s(attempt: int) -> float:

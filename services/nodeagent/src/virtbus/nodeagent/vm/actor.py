@@ -16,7 +16,7 @@ from virtbus.nodeagent.tools import Tools
 from virtbus.nodeagent.vm import observation
 from virtbus.nodeagent.vm.actions import Actions
 from virtbus.nodeagent.vm.dependencies import Dependency
-from virtbus.nodeagent.vm.intent import MOVED, Applied, applied_by
+from virtbus.nodeagent.vm.intent import Applied, applied_by
 from virtbus.nodeagent.vm.machine import (
     DROPPED,
     HELD_BACK,
@@ -117,7 +117,11 @@ class VmActor:
         self._signal("resume")
 
     def terminate(self, why: str, *, at_once: bool = False, deleted: bool = False) -> None:
-        """End and forget the VM, which has no record."""
+        """End and forget the VM, which has no record.
+
+        `at_once`: without grace, because another node may run it (I1). `deleted`: a user's delete
+        purged the record.
+        """
         before = self.vm.reasons
         self.vm.reasons = replace(
             before,
@@ -127,10 +131,6 @@ class VmActor:
         )
         if not before.terminated:
             self._signal("terminate")
-
-    def terminate_purged(self, *, deleted: bool) -> None:
-        """End it without grace: its record was purged, and another node may run it (I1)."""
-        self.terminate(MOVED, at_once=True, deleted=deleted)
 
     def set_desired(self, record: VmRecord) -> None:
         """Apply a new version of the record; ignore older epochs and repeated requests."""
@@ -208,7 +208,7 @@ class VmActor:
                     if self._unreported:
                         self.report()
             finally:
-                self._does.cancel()
+                self._does.tasks.cancel()
                 if self._writer is not None:
                     self._writer.cancel()
 
