@@ -74,6 +74,7 @@ class VmActor:
         }
         self._effects: dict[Effect, Callable[[], object]] = {
             "apply": self._apply,
+            "apply or report": partial(self._apply, or_report=True),
             "report": self.report,
             "save": self._does.save,
             "replay": self._replay,
@@ -141,10 +142,13 @@ class VmActor:
         self.vm.record = record
         self._signal("record")
 
-    def _apply(self) -> None:
+    def _apply(self, *, or_report: bool = False) -> None:
         """Post the unapplied requests of the record."""
-        for event in self.vm.applied.events(self.vm.record, self.vm.phase):
+        events = self.vm.applied.events(self.vm.record, self.vm.phase)
+        for event in events:
             self.post(event)
+        if or_report and not events:
+            self.report()
 
     def _replay(self) -> None:
         for event in self._deferred:

@@ -256,7 +256,8 @@ Signal = Literal[
 
 Effect = Literal[
     "apply",  # post the requests of the record that are not applied yet
-    "report",  # write the status, once those are taken
+    "apply or report",  # post them; if there are none, write the status
+    "report",
     "save",
     "replay",  # take the deferred events again
     "discard",  # drop the deferred events
@@ -271,7 +272,7 @@ CONTROL: dict[tuple[Control, Signal], tuple[Control, tuple[Effect, ...]]] = {
     ("following", "recall"): ("recalling", ()),
     ("following", "recalled"): ("following", ("apply",)),
     ("following", "hold"): ("held", ("report",)),
-    ("following", "record"): ("following", ("save", "apply", "report")),
+    ("following", "record"): ("following", ("save", "apply or report")),
     ("following", "settled"): ("following", ("apply",)),
     ("following", "refuse"): ("refused", ("delete",)),
     ("following", "terminate"): ("terminated", END),
@@ -300,7 +301,7 @@ CONTROL: dict[tuple[Control, Signal], tuple[Control, tuple[Effect, ...]]] = {
     ("recalling, terminated", "recalled"): ("terminated", ("apply",)),
     ("recalling, terminated", "record"): ("recalling, terminated", ("save", "report")),
     ("terminated", "recalled"): ("terminated", ("apply",)),
-    ("terminated", "record"): ("terminated", ("save", "apply", "report")),
+    ("terminated", "record"): ("terminated", ("save", "apply or report")),
     ("terminated", "settled"): ("terminated", ("apply",)),
 }
 RECALLS = frozenset[Control]({"recalling", "recalling, held", "recalling, terminated"})
