@@ -236,13 +236,15 @@ class Actions:
         vm, record = self._vm, self._vm.record
         if before:
             await asyncio.wait(before)
-        vm.observed.accelerator = self._tools.accelerator(record)
+        accelerator = self._tools.accelerator(record)
+        if vm.image.latest is not None:  # otherwise no domain is defined
+            vm.observed.accelerator = accelerator
         outcome = await start(
             record,
             vm.image,
             vm.net,
             self._tools,
-            accelerator=vm.observed.accelerator,
+            accelerator=accelerator,
             paused=lambda: vm.record.paused,
         )
         if outcome.error is None:
