@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """As long as the longest delay, so that retries of a crashing guest never become faster."""
-ENDS_GUEST = ("shutdown", "destroy")
-"""Tasks that may end a guest."""
 WRITING = frozenset({"prepare", "save"})
 """Tasks that write files of the VM in threads, which a cancellation does not end."""
 
@@ -96,6 +94,10 @@ class Tasks:
         """Return the task of that name, None if it is done or there is none."""
         task = self._tasks.get(name)
         return task if task is not None and not task.done() else None
+
+    def begun(self, *names: str) -> list[asyncio.Task[None]]:
+        """Return the tasks of these names, done or not."""
+        return [self._tasks[name] for name in names if name in self._tasks]
 
     async def written(self) -> None:
         """Return once no thread of a cancelled task writes a file any more."""
@@ -229,7 +231,7 @@ class Actions:
 
     def _start(self) -> None:
         """Start after any call that ends the previous run; it would end this one."""
-        before = [task for name in ENDS_GUEST if (task := self.tasks.running(name))]
+        before = self.tasks.begun("shutdown", "destroy")
         self._run("start", partial(self._start_vm, before), "start failed")
 
     async def _start_vm(self, before: list[asyncio.Task[None]]) -> Outcome:
