@@ -222,36 +222,31 @@ class VmActor:
         `decisive`: the status decides whether the guest is started, so retry until it is read.
         """
         told, readable = await self._status.told_before(self.vm.record, insist=decisive)
-        first = self._first
-        ended = (
-            observation.ended_before(told, self.vm.record, first, readable=readable)
-            if decisive
-            else None
-        )
+        vm, ended = self.vm, None
+        if decisive:
+            ended = observation.ended_before(told, vm.record, self._first, readable=readable)
         if ended is not None:
-            epoch, generation = self.vm.record.power_epoch, self.vm.record.generation
-            self.vm.applied = Applied(epoch, generation, powered=True)
+            vm.applied = Applied(vm.record.power_epoch, vm.record.generation, powered=True)
             self.post(ended)
         if told is not None:
-            observation.recall_end(told, self.vm.observed)
+            observation.recall_end(told, vm.observed)
         if told is None or ended is not None or told.state not in observation.WAS_UP:
             return
-        if told.epoch == self.vm.record.epoch:
+        if told.epoch == vm.record.epoch:
             # the domain does not contain it
-            self.vm.applied.pause_epoch = max(self.vm.applied.pause_epoch, told.pause_epoch)
-        observation.recall_run(told, self.vm.observed)
+            vm.applied.pause_epoch = max(vm.applied.pause_epoch, told.pause_epoch)
+        observation.recall_run(told, vm.observed)
 
     async def _take(self, event: Event) -> None:
         self._queued_requests -= event in REQUESTS
         if self.vm.control in ON_HOLD and event in HELD_BACK | DROPPED:
             self._deferred += {event} - DROPPED
             return
-        before = self.vm.phase
-        self.vm.phase, actions = react(before, event, self.vm.record.spec.run_strategy)
-        extra = {"uid": self.vm.record.uid}
-        log.debug("%s: %s -> %s %s", event, before, self.vm.phase, list(actions), extra=extra)
-        self.vm.applied.taken(event, before)
-        vm = self.vm
+        vm, before = self.vm, self.vm.phase
+        vm.phase, actions = react(before, event, vm.record.spec.run_strategy)
+        extra = {"uid": vm.record.uid}
+        log.debug("%s: %s -> %s %s", event, before, vm.phase, list(actions), extra=extra)
+        vm.applied.taken(event, before)
         observation.note(event, before, vm.phase, vm.record, vm.observed, self._tools)
         for action in actions:
             waits = self._actions[action]()
