@@ -12,8 +12,8 @@ from tests.kubernetes.cluster import Cluster
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.sources import Sources
-from virtbus.kubebridge.core.moments import stamp
-from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.core.objects.moments import stamp
 from virtbus.kubebridge.edge import cluster as door
 from virtbus.kubebridge.edge.node_marks import NodeMarks
 from virtbus.schemas.api import NodePage

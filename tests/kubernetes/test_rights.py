@@ -12,8 +12,8 @@ from tests.kubernetes.cluster import CRDS, Cluster
 from tests.kubernetes.installed import PLAIN, account
 from tests.kubernetes.test_chart import chart, values
 
-from virtbus.kubebridge.core.endpoint_slices import MANAGED_BY, MANAGER
-from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MANAGER
 from virtbus.kubebridge.edge import cluster as door
 from virtbus.kubebridge.edge.kinds import NODE
 

@@ -8,10 +8,10 @@ from services.kubebridge.tests.manifests import put, vm, vmi
 from services.kubebridge.tests.world import NOW
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
-from virtbus.kubebridge.core import vm_rules
-from virtbus.kubebridge.core.actions import Tell
-from virtbus.kubebridge.core.defaults import of_vm
-from virtbus.kubebridge.core.plain import Object
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.runtime.actions import Tell
+from virtbus.kubebridge.core.translation.defaults import of_vm
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.edge.acting import Acting
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.guest_asks import GuestAsks

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.kubebridge.tests.world import World, world
 
-from virtbus.kubebridge.core.actions import BusCreate, BusStart
-from virtbus.kubebridge.core.run_strategies import strategy_of
+from virtbus.kubebridge.core.runtime.actions import BusCreate, BusStart
+from virtbus.kubebridge.core.vm.run_strategies import strategy_of
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
 

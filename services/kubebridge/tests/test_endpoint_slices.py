@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtbus.kubebridge.core.endpoint_slices import (
+from virtbus.kubebridge.core.service.endpoint_slices import (
     MANAGED_BY,
     MAX_ENDPOINTS,
     CreateSlice,
@@ -16,7 +16,7 @@ from virtbus.kubebridge.core.endpoint_slices import (
     Warn,
     reconcile,
 )
-from virtbus.kubebridge.core.service_members import Member, member
+from virtbus.kubebridge.core.service.members import Member, member
 from virtbus.schemas.network import InterfaceStatus
 
 Json = dict[str, Any]

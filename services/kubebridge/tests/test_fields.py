@@ -8,7 +8,7 @@ import pytest
 
 from virtbus.kubebridge.core.fields.row import Field, Kind, Verdict
 from virtbus.kubebridge.core.fields.table import VM, VMI
-from virtbus.kubebridge.core.walk import MAX_CAUSES, walk
+from virtbus.kubebridge.core.fields.walk import MAX_CAUSES, walk
 from virtbus.schemas.api import VmCreate
 
 FIELDS = (Path(__file__).parent / "kubevirt_fields.txt").read_text().split()

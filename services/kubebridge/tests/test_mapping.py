@@ -9,12 +9,15 @@ from services.kubebridge.tests.manifests import UID, put, template, vm, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW
 
 from virtbus.controller.core.admission import admit
-from virtbus.kubebridge.core import defaults, quantity, vm_rules, vmi_rules
-from virtbus.kubebridge.core.actions import BusCreate, CreateVmi
-from virtbus.kubebridge.core.mapping import defaulted_template, translate
-from virtbus.kubebridge.core.needs import needs
-from virtbus.kubebridge.core.rules import vm_causes, vmi_causes
-from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.kubebridge.core.objects import quantity
+from virtbus.kubebridge.core.runtime.actions import BusCreate, CreateVmi
+from virtbus.kubebridge.core.translation import defaults
+from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
+from virtbus.kubebridge.core.translation.references import needs
+from virtbus.kubebridge.core.validation.rules import vm_causes, vmi_causes
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.watchdog import I6300esb, Watchdog

@@ -12,10 +12,11 @@ from services.kubebridge.tests.world import NOW
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.core import notes, vm_rules
-from virtbus.kubebridge.core.actions import Tell, WriteVmStatus
-from virtbus.kubebridge.core.mapping import vm_field_causes
-from virtbus.kubebridge.core.moments import find
+from virtbus.kubebridge.core.objects.moments import find
+from virtbus.kubebridge.core.runtime.actions import Tell, WriteVmStatus
+from virtbus.kubebridge.core.translation import annotations as notes
+from virtbus.kubebridge.core.translation.mapping import vm_field_causes
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.edge.cluster import PAGE
 from virtbus.kubebridge.edge.objects import Objects
 from virtbus.kubebridge.edge.views import Views

@@ -9,7 +9,7 @@ import pytest
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.core.nodes import HEARTBEAT, OURS, SCHEDULABLE, Mark, marks
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, Mark, marks
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Listing
 from virtbus.kubebridge.edge.node_marks import NodeMarks
 from virtbus.schemas.api import NodePage

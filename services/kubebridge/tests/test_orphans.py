@@ -12,11 +12,11 @@ from services.kubebridge.tests.world import CLUSTER, view
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.actions import BusCreate, Tell
-from virtbus.kubebridge.core.defaults import of_vmi
-from virtbus.kubebridge.core.installed import status
-from virtbus.kubebridge.core.mapping import translate
-from virtbus.kubebridge.core.plain import Object
+from virtbus.kubebridge.core.installation.status import status
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.runtime.actions import BusCreate, Tell
+from virtbus.kubebridge.core.translation.defaults import of_vmi
+from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.edge import sweeping
 from virtbus.kubebridge.edge.acting import Acting, EndedError
 from virtbus.kubebridge.edge.objects import Objects

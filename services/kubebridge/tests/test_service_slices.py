@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from virtbus.kubebridge.core.endpoint_slices import MANAGED_BY
+from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY
 from virtbus.kubebridge.edge.cluster import Cluster
 from virtbus.kubebridge.edge.objects import Objects
 from virtbus.kubebridge.edge.service_slices import Followed, ServiceSlices

@@ -7,19 +7,21 @@ import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import GONE, NOW, view, world
 
-from virtbus.kubebridge.core import run_strategies, vm_rules, vm_status
-from virtbus.kubebridge.core.actions import (
+from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER
+from virtbus.kubebridge.core.objects.moments import find, stamp
+from virtbus.kubebridge.core.runtime.actions import (
     DeleteVmi,
     LookAgain,
     Tell,
     WriteVm,
     WriteVmStatus,
 )
-from virtbus.kubebridge.core.metadata import VM_FINALIZER
-from virtbus.kubebridge.core.moments import find, stamp
-from virtbus.kubebridge.core.phases import FINAL, PHASE_OF, Phase, phase_of
-from virtbus.kubebridge.core.run_strategies import TABLE, Asked, Do, Has, back_off_s
-from virtbus.kubebridge.core.vm_status import PRINTABLE, Pair, printable
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
+from virtbus.kubebridge.core.vm import run_strategies
+from virtbus.kubebridge.core.vm import status as vm_status
+from virtbus.kubebridge.core.vm.run_strategies import TABLE, Asked, Do, Has, back_off_s
+from virtbus.kubebridge.core.vm.status import PRINTABLE, Pair, printable
+from virtbus.kubebridge.core.vmi.phases import FINAL, PHASE_OF, Phase, phase_of
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, RunStrategy
 

@@ -6,12 +6,9 @@ import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import World, world
 
-from virtbus.kubebridge.core import guest_answers
-from virtbus.kubebridge.core.causes import Cause
-from virtbus.kubebridge.core.deeds import AskGuest, Bus, Call, Deed, Give, Patch, Stream
-from virtbus.kubebridge.core.discovery import api_group, api_resources
-from virtbus.kubebridge.core.refusals import Refusal, invalid
-from virtbus.kubebridge.core.subresources import (
+from virtbus.kubebridge.core.api import guest_answers
+from virtbus.kubebridge.core.api.discovery import api_group, api_resources
+from virtbus.kubebridge.core.api.subresources import (
     BY_NAME,
     VERBS,
     VM,
@@ -19,6 +16,9 @@ from virtbus.kubebridge.core.subresources import (
     Verb,
     answer,
 )
+from virtbus.kubebridge.core.objects.causes import Cause
+from virtbus.kubebridge.core.objects.refusals import Refusal, invalid
+from virtbus.kubebridge.core.runtime.calls import AskGuest, Bus, Call, Deed, Give, Patch, Stream
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
 
 OWN_VM: dict[str, Any] = {"kind": "VM"}

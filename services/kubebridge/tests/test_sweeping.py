@@ -8,7 +8,7 @@ from services.kubebridge.tests.manifests import UID, vm
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.defaults import of_vm
+from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.edge import sweeping
 from virtbus.kubebridge.edge.acting import Acting
 from virtbus.kubebridge.edge.cluster import Cluster

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.actions import Tell
+from virtbus.kubebridge.core.runtime.actions import Tell
 from virtbus.kubebridge.edge import telling
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.telling import BURST, WAITING_MAX, Teller

@@ -6,8 +6,8 @@ import pytest
 from services.kubebridge.tests.manifests import UID, vmi
 from services.kubebridge.tests.world import NOW, view
 
-from virtbus.kubebridge.core.vmi_make import machine, qos_class, volume_status
-from virtbus.kubebridge.core.vmi_status import Seen, status
+from virtbus.kubebridge.core.vmi.hardware import machine, qos_class, volume_status
+from virtbus.kubebridge.core.vmi.status import Seen, status
 from virtbus.schemas.vm import Disk, DiskBus
 
 

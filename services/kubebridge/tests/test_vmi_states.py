@@ -9,8 +9,9 @@ from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import CLUSTER, GONE, NOW, kept_whole, view
 
 from virtbus.imaged.core import qcow2
-from virtbus.kubebridge.core import vm_status, vmi_rules, vmi_status
-from virtbus.kubebridge.core.actions import (
+from virtbus.kubebridge.core.objects.moments import find, stamp
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.runtime.actions import (
     AT_ONCE_S,
     BusCreate,
     BusDelete,
@@ -19,11 +20,12 @@ from virtbus.kubebridge.core.actions import (
     Tell,
     WriteVmi,
 )
-from virtbus.kubebridge.core.moments import find, stamp
-from virtbus.kubebridge.core.phases import Phase
-from virtbus.kubebridge.core.plain import Object
-from virtbus.kubebridge.core.vm_status import Pair
-from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.kubebridge.core.vm import status as vm_status
+from virtbus.kubebridge.core.vm.status import Pair
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi import status as vmi_status
+from virtbus.kubebridge.core.vmi.phases import Phase
+from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.api import VmDelete
 from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs

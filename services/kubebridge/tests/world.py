@@ -8,8 +8,9 @@ from typing import Any
 
 from services.kubebridge.tests.manifests import vm as smoke_vm
 
-from virtbus.kubebridge.core import vm_rules, vmi_rules
-from virtbus.kubebridge.core.actions import (
+from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
+from virtbus.kubebridge.core.crds.models.virtualmachine import MachineStatus
+from virtbus.kubebridge.core.runtime.actions import (
     Action,
     BusCreate,
     BusDelete,
@@ -22,10 +23,10 @@ from virtbus.kubebridge.core.actions import (
     WriteVmi,
     WriteVmStatus,
 )
-from virtbus.kubebridge.core.defaults import of_vm
-from virtbus.kubebridge.core.kubevirt.instance_status import InstanceStatus
-from virtbus.kubebridge.core.kubevirt.virtualmachine import MachineStatus
-from virtbus.kubebridge.core.vmi_status import Seen
+from virtbus.kubebridge.core.translation.defaults import of_vm
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmSpec, VmView

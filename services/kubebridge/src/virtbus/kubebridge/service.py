@@ -7,7 +7,7 @@ from typing import Any
 
 from virtbus.bus.ports import Bus
 from virtbus.bus.process import notify
-from virtbus.kubebridge.core.endpoint_slices import SELECTOR
+from virtbus.kubebridge.core.service.endpoint_slices import SELECTOR
 from virtbus.kubebridge.edge import admission
 from virtbus.kubebridge.edge.acting import Acting
 from virtbus.kubebridge.edge.certificates import Certificates, Where

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from virtbus.bus.ports import Bus
-from virtbus.kubebridge.core.actions import (
+from virtbus.kubebridge.core.objects.plain import Object, at, text
+from virtbus.kubebridge.core.runtime.actions import (
     AT_ONCE_S,
     Action,
     BusCreate,
@@ -23,7 +24,6 @@ from virtbus.kubebridge.core.actions import (
     WriteVmi,
     WriteVmStatus,
 )
-from virtbus.kubebridge.core.plain import Object, at, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
 from virtbus.kubebridge.edge.kinds import VM, VMI
 from virtbus.kubebridge.edge.telling import Teller

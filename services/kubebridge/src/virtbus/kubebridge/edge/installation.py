@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from virtbus.kubebridge.core.installed import status
-from virtbus.kubebridge.core.plain import Object, number, part, text
+from virtbus.kubebridge.core.installation.status import status
+from virtbus.kubebridge.core.objects.plain import Object, number, part, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import KUBEVIRT
 from virtbus.kubebridge.edge.sweeping import Sweeping

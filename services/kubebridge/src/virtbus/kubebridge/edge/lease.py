@@ -9,8 +9,8 @@ import asyncio
 import logging
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.moments import micro_stamp
-from virtbus.kubebridge.core.plain import at, text
+from virtbus.kubebridge.core.objects.moments import micro_stamp
+from virtbus.kubebridge.core.objects.plain import at, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
 from virtbus.kubebridge.edge.kinds import LEASE
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 
 from virtbus.bus.ports import Bus, BusError
-from virtbus.kubebridge.core.nodes import OURS, marks
-from virtbus.kubebridge.core.plain import text
+from virtbus.kubebridge.core.node.labels import OURS, marks
+from virtbus.kubebridge.core.objects.plain import text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import NODE
 from virtbus.schemas.api import NodePage

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core import notes
-from virtbus.kubebridge.core.plain import Object, at, key, part, text
+from virtbus.kubebridge.core.objects.plain import Object, at, key, part, text
+from virtbus.kubebridge.core.translation import annotations as notes
 
 Changed = Callable[[str], None]
 """Called with the `namespace/name` of a changed, new or removed object."""

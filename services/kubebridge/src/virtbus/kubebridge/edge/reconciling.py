@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core import vm_rules, vmi_rules
-from virtbus.kubebridge.core.needs import Given, needs
-from virtbus.kubebridge.core.phases import FINAL
-from virtbus.kubebridge.core.plain import at, part, text
-from virtbus.kubebridge.core.vmi_status import Seen, phase
+from virtbus.kubebridge.core.objects.plain import at, part, text
+from virtbus.kubebridge.core.translation.references import Given, needs
+from virtbus.kubebridge.core.vm import reconcile as vm_rules
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi.phases import FINAL
+from virtbus.kubebridge.core.vmi.status import Seen, phase
 from virtbus.kubebridge.edge.acting import Acting
 from virtbus.kubebridge.edge.cluster import Cluster, Json
 from virtbus.kubebridge.edge.guest_asks import GuestAsks

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.actions import Tell
-from virtbus.kubebridge.core.endpoint_slices import (
+from virtbus.kubebridge.core.objects.plain import Object, part, text
+from virtbus.kubebridge.core.runtime.actions import Tell
+from virtbus.kubebridge.core.service.endpoint_slices import (
     SERVICE_NAME,
     CreateSlice,
     DeleteSlice,
@@ -20,8 +21,7 @@ from virtbus.kubebridge.core.endpoint_slices import (
     Warn,
     reconcile,
 )
-from virtbus.kubebridge.core.plain import Object, part, text
-from virtbus.kubebridge.core.service_members import Member, member, selects
+from virtbus.kubebridge.core.service.members import Member, member, selects
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import ENDPOINT_SLICE
 from virtbus.kubebridge.edge.objects import Objects

@@ -11,9 +11,9 @@ import asyncio
 import logging
 
 from virtbus.bus.ports import BusError
-from virtbus.kubebridge.core import vmi_rules
-from virtbus.kubebridge.core.actions import BusDelete, BusHold, Tell
-from virtbus.kubebridge.core.plain import text
+from virtbus.kubebridge.core.objects.plain import text
+from virtbus.kubebridge.core.runtime.actions import BusDelete, BusHold, Tell
+from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
 from virtbus.kubebridge.edge.acting import Acting, EndedError
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import VMI

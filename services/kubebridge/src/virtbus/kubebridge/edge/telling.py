@@ -10,9 +10,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.actions import Tell
-from virtbus.kubebridge.core.moments import micro_stamp
-from virtbus.kubebridge.core.plain import Object, text
+from virtbus.kubebridge.core.objects.moments import micro_stamp
+from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.kubebridge.core.runtime.actions import Tell
 from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
 from virtbus.kubebridge.edge.kinds import EVENT
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.ports import Bus, BusError, UnavailableError
-from virtbus.kubebridge.core.mapping import CLUSTER
+from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.edge.objects import Changed, Objects
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmWatch

@@ -10,7 +10,7 @@ import logging
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.plain import Object, key, text
+from virtbus.kubebridge.core.objects.plain import Object, key, text
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Event
 from virtbus.kubebridge.edge.kinds import Kind
 from virtbus.kubebridge.edge.objects import Objects

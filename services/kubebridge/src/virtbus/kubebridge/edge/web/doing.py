@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from virtbus.kubebridge.core import guest_answers
-from virtbus.kubebridge.core.deeds import AskGuest, Bus, Call, Deed, Give, Patch
-from virtbus.kubebridge.core.refusals import conflict, not_found
-from virtbus.kubebridge.core.subresources import KINDS
+from virtbus.kubebridge.core.api import guest_answers
+from virtbus.kubebridge.core.api.subresources import KINDS
+from virtbus.kubebridge.core.objects.refusals import conflict, not_found
+from virtbus.kubebridge.core.runtime.calls import AskGuest, Bus, Call, Deed, Give, Patch
 from virtbus.kubebridge.edge import kinds
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.kinds import Kind

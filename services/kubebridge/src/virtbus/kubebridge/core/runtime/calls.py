@@ -1,0 +1,83 @@
+"""Defines a call of a subresource, and its effects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.schemas.guest import GuestQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call, with the objects of that name, or None for a missing one.
+
+    `options` is the request body, or the `port` and `protocol` of a stream.
+    """
+
+    method: str
+    resource: str
+    verb: str
+    name: str
+    vm: Object | None = None
+    vmi: Object | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> str:
+        """Return the uid of the VMI, which is also the uid of its VM on the bus."""
+        return text(self.vmi, "metadata", "uid")
+
+    @property
+    def dry_run(self) -> bool:
+        """Return True if the call must have no effect. Patches are sent as a dry run."""
+        return self.options.get("dryRun") == ["All"]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A JSON patch (RFC 6902). Its tests turn a concurrent change into a 409."""
+
+    of: Literal["vm", "vm/status", "vmi"]
+    operations: tuple[dict[str, Any], ...]
+    is_a_patch: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """A verb of the bus for the VM of this uid. A refusal becomes the answer."""
+
+    verb: str
+    uid: str
+    is_a_patch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskGuest:
+    """Questions to the guest agent. `guest_answers` converts the result to KubeVirt's API."""
+
+    uid: str
+    questions: tuple[GuestQuestion, ...]
+    is_a_patch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A websocket `plain.kubevirt.io` to the guest. A screenshot is answered with a PNG instead."""
+
+    what: Literal["console", "portforward", "vnc", "screenshot"]
+    uid: str
+    port: int = 0
+    protocol: str = ""
+    is_a_patch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """An answer that is an object."""
+
+    what: dict[str, Any]
+    is_a_patch: ClassVar[bool] = True
+
+
+Deed = Patch | Bus | AskGuest | Stream | Give

@@ -1,0 +1,84 @@
+"""Presents guests to Services: labels like those of KubeVirt's pods, addresses from virtbus."""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from virtbus.kubebridge.core.objects.metadata import VM_LABEL
+from virtbus.kubebridge.core.objects.plain import Object, at, part, text
+from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
+from virtbus.kubebridge.core.vmi.status import READY, TERMINATING, holds
+from virtbus.schemas.network import InterfaceStatus
+
+
+class Member(NamedTuple):
+    """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
+
+    Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
+    to any host.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    labels: Mapping[str, str]
+    addresses: Mapping[str, str]
+    running: bool
+    ready: bool
+    terminating: bool
+
+
+def member(vmi: Object, interfaces: Iterable[InterfaceStatus]) -> Member | None:
+    """Return the VMI as a member; None if it has no address or has ended."""
+    phase = text(vmi, "status", "phase")
+    addresses = _addresses(interfaces)
+    if phase in FINAL or not addresses:
+        return None
+    name, uid = text(vmi, "metadata", "name"), text(vmi, "metadata", "uid")
+    return Member(
+        text(vmi, "metadata", "namespace"),
+        name,
+        uid,
+        text(vmi, "status", "nodeName"),
+        labels_of(part(vmi, "metadata", "labels"), name, uid),
+        addresses,
+        phase in {Phase.RUNNING, Phase.UNKNOWN},
+        holds(vmi, READY) or holds(vmi, READY, on=False, reason=TERMINATING),
+        bool(at(vmi, "metadata", "deletionTimestamp")),
+    )
+
+
+def labels_of(labels: Object, name: str, uid: str) -> dict[str, str]:
+    """Return the labels of a VMI and those of KubeVirt's pod for it. Services select by them."""
+    own = {key: value for key, value in labels.items() if isinstance(value, str)}
+    return own | {
+        "kubevirt.io": "virt-launcher",
+        "kubevirt.io/created-by": uid,
+        "vmi.kubevirt.io/id": name,
+        VM_LABEL: name,
+    }
+
+
+def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
+    """Return one address of each family. The pod network has precedence."""
+    known = [one for one in interfaces if one.addresses]
+    of_pod = [one for one in known if one.network == "default"]
+    found: dict[str, str] = {}
+    for one in (of_pod or known)[:1]:
+        for text_ in one.addresses:
+            try:
+                address = ipaddress.ip_interface(text_).ip
+            except ValueError:  # nodes are not trusted to report valid addresses
+                continue
+            if not (address.is_link_local or address.is_loopback or address.is_unspecified):
+                found.setdefault(f"IPv{address.version}", str(address))
+    return found
+
+
+def selects(service: Object, labels: Mapping[str, str]) -> bool:
+    """Return True if the Service has a selector that matches the labels."""
+    if text(service, "spec", "type") == "ExternalName":
+        return False
+    selector = part(service, "spec", "selector")
+    return bool(selector) and all(labels.get(key) == value for key, value in selector.items())

@@ -1,0 +1,227 @@
+"""Derives a VMI's status from its VM."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from virtbus.kubebridge.core.objects.moments import condition, find, merged, stamp
+from virtbus.kubebridge.core.objects.plain import Object, items, part, text
+from virtbus.kubebridge.core.vmi.hardware import machine, qos_class, volume_status
+from virtbus.kubebridge.core.vmi.phases import FINAL, Phase, phase_of
+from virtbus.schemas.errors import ErrorBody
+from virtbus.schemas.guest import GuestInfo
+from virtbus.schemas.ids import UNPLACED
+from virtbus.schemas.network import InterfaceStatus
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmView
+
+READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
+SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
+ERR_IMAGE_PULL, IMAGE_PULL_BACKOFF = "ErrImagePull", "ImagePullBackOff"
+TERMINATING = "PodTerminating"
+"""Reason why a running guest is not ready: it is about to be stopped."""
+NO_MIGRATION = "virtbus has no live migration yet"
+OF_IMAGES = (
+    *("image_", "container_", "manifest_", "layer_", "registry_", "digest_", "header_"),
+    *("ambiguous_format", "redirect_", "url_", "content_encoding"),
+    *("too_many_redirects", "truncated", "unknown_feature", "unlisted_format"),
+    *("virtual_size_", "wrong_architecture", "file_not_allowed"),
+    *("backing_file", "data_file", "bitmaps", "encrypted", "internal_snapshots"),
+    *("dirty", "corrupt"),
+)
+"""Prefixes of imaged's reasons for which the image is to blame (docs/reference/errors.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The bus's knowledge of a VMI's VM.
+
+    `gone` is certain and permanent: the watch reported its end, `vm.delete` answered 404, or
+    `vm.create` answered 410. `refused` is the last refusal of `vm.create`. `waits` is the reason
+    why it was not sent.
+
+    `guest` is the last answer of the guest agent. `asked` is False until the agent was polled; the
+    written status is kept until then.
+    """
+
+    view: VmView | None = None
+    gone: bool = False
+    refused: ErrorBody | None = None
+    waits: str = ""
+    guest: GuestInfo | None = None
+    asked: bool = True
+
+
+def phase(vmi: Object) -> Phase:
+    """Return the phase in the status."""
+    said = text(vmi, "status", "phase")
+    return Phase(said) if said in set(Phase) else Phase.PENDING
+
+
+def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
+    """Return the whole status. `retried` is the time of the last retry of a failed image."""
+    before, at = part(vmi, "status"), stamp(now)
+    after = phase_of(phase(vmi), seen.view, gone=seen.gone)
+    ends = bool(text(vmi, "metadata", "deletionTimestamp"))
+    kept = {key: value for key, value in before.items() if key not in _OURS}
+    said: dict[str, Any] = {
+        **kept,
+        "phase": str(after),
+        "phaseTransitionTimestamps": _transitions(before, after, at),
+        "conditions": merged(
+            _conditions(after, seen, retried, ends=ends, agent=holds(vmi, AGENT)),
+            items(before, "conditions"),
+            at,
+        ),
+    }
+    view = seen.view
+    if view is None:
+        return said | {key: before[key] for key in _OF_VIEW if key in before}
+    if view.node != UNPLACED:
+        said["nodeName"] = view.node
+    said["interfaces"] = [_interface(one, seen, before) for one in view.interfaces]
+    said["memory"] = dict.fromkeys(
+        ("guestAtBoot", "guestCurrent", "guestRequested"), str(view.spec.domain.memory.guest)
+    )
+    said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
+        include={"sockets", "cores", "threads"}
+    )
+    said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else part(before, "guestOSInfo")
+    said["machine"], said["qosClass"] = machine(vmi), qos_class(vmi)
+    said["volumeStatus"] = volume_status(view.spec.domain.devices.disks)
+    return said
+
+
+_OF_VIEW = (
+    "nodeName",
+    "interfaces",
+    "memory",
+    "currentCPUTopology",
+    "guestOSInfo",
+    "machine",
+    "qosClass",
+    "volumeStatus",
+)
+_OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW})
+
+
+def _transitions(before: Object, after: Phase, now: str) -> list[Any]:
+    """Return the first time of each phase. Metrics are computed from it."""
+    there = items(before, "phaseTransitionTimestamps")
+    if any(text(one, "phase") == after for one in there):
+        return list(there)
+    return [*there, {"phase": str(after), "phaseTransitionTimestamp": now}]
+
+
+# --- conditions --------------------------------------------------------------------------------
+def _conditions(
+    after: Phase, seen: Seen, retried: str, *, ends: bool, agent: bool
+) -> Iterator[dict[str, Any]]:
+    view = seen.view
+    runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
+    reason, message = ("", "") if runs and not ends else _not_ready(view, runs=runs)
+    yield condition(READY, on=runs and not ends, reason=reason, message=message)
+    yield condition(
+        LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION
+    )
+    if after not in FINAL:
+        yield from _troubles(seen, retried)
+    if view is not None and view.state is VmState.PAUSED:
+        said = next((one for one in view.conditions if one.type == PAUSED), None)
+        reason = (said.reason if said else "") or "PausedByUser"
+        message = (said.message if said else "") or "VMI was paused by user"
+        yield condition(PAUSED, on=True, reason=reason, message=message)
+    if runs and (seen.guest is not None if seen.asked else agent):
+        yield condition(AGENT, on=True)
+
+
+def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
+    """Return the reason in KubeVirt's words, and the message."""
+    if runs:
+        return TERMINATING, "the guest is shut down"
+    if view is None or view.node == UNPLACED:
+        return "PodNotExists", (view.message if view else "") or "it has no node yet"
+    return "GuestNotRunning", view.message or "Guest VM is not reported as running"
+
+
+def _troubles(seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
+    """Yield the conditions that explain why the VM is not placed or not started."""
+    view = seen.view
+    if seen.waits or seen.refused is not None:
+        message = seen.waits or (seen.refused.message if seen.refused else "")
+        yield condition(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+    elif view is not None and view.reason == "unplaced":
+        yield condition(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
+    elif view is not None and view.reason and view.state is not VmState.RUNNING:
+        reason = "FailedStart"
+        if image_failed(view):
+            reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
+        trouble = condition(SYNCHRONIZED, on=False, reason=reason, message=view.message)
+        yield {**trouble, "lastProbeTime": retried} if retried else trouble
+
+
+def image_failed(view: VmView) -> bool:
+    """Return True if the VM does not start because of its image."""
+    return view.state in {VmState.FAILED, VmState.PREPARING} and view.reason.startswith(OF_IMAGES)
+
+
+def given_up(view: VmView) -> bool:
+    """Return True if its node has given up on a start and waits for a request."""
+    retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
+    return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
+
+
+# --- guest information -------------------------------------------------------------------------
+def _interface(one: InterfaceStatus, seen: Seen, before: Object) -> dict[str, Any]:
+    guest = seen.guest
+    told = next((nic for nic in items(before, "interfaces") if nic.get("mac") == one.mac), {})
+    if not seen.asked and "interfaceName" in told:
+        return dict(told)
+    inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
+    known = [
+        *one.addresses,
+        *(inside.addresses if inside else ()),
+    ]  # ours first: they are certain
+    addresses = list(dict.fromkeys(text_.partition("/")[0] for text_ in known))
+    said: dict[str, Any] = {
+        "name": one.name,
+        "mac": one.mac,
+        "infoSource": "domain, guest-agent" if inside else "domain",
+        "linkState": "up",
+        "queueCount": 1,
+    }
+    if addresses:
+        said |= {"ipAddress": addresses[0], "ipAddresses": addresses}
+    if inside:
+        said["interfaceName"] = inside.name
+    return said
+
+
+def guest_os(guest: GuestInfo | None) -> dict[str, str]:
+    """Return the guest's system under KubeVirt's names; empty without an agent."""
+    if guest is None or guest.os is None:
+        return {}
+    os = guest.os
+    said = {
+        "name": os.name,
+        "id": os.id,
+        "prettyName": os.pretty_name,
+        "version": os.version,
+        "versionId": os.version_id,
+        "kernelRelease": os.kernel_release,
+        "kernelVersion": os.kernel_version,
+        "machine": os.machine,
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def conditions(obj: Object) -> list[Object]:
+    """Return the conditions in the status."""
+    return items(obj, "status", "conditions")
+
+
+def holds(obj: Object, kind: str, *, on: bool = True, reason: str = "") -> bool:
+    """Return True if the condition has this status, and this reason if one is given."""
+    found = find(conditions(obj), kind)
+    return text(found, "status") == str(on) and (not reason or text(found, "reason") == reason)
