@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.kubernetes.cluster import Cluster
@@ -12,10 +12,14 @@ from tests.kubernetes.cluster import Cluster
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.sources import Sources
-from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE
+from virtbus.bus.tasks import background
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller
 from virtbus.kubebridge.core.objects.moments import stamp
+from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE
 from virtbus.kubebridge.edge import cluster as door
-from virtbus.kubebridge.edge.node_marks import NodeMarks
+from virtbus.kubebridge.edge.bus_nodes import BusNodes
+from virtbus.kubebridge.edge.cluster import Scope
+from virtbus.kubebridge.edge.runtime.manager import Manager
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.node import NodeState, NodeView
 from virtbus.schemas.subjects import api
@@ -51,18 +55,29 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
     bus = MemoryBus(MemoryServer(), sources=Sources(time_ns=lambda: now_ns[0]))
     endpoint = Endpoint("list", api("node", "list"), answer)
     info = ServiceInfo("controller", "1.0.0")
-    async with bus.serve(info, [endpoint]), door.connect(cluster.kubeconfig) as client:
-        marks = NodeMarks(bus, client, asyncio.Event())
-        for _ in range(3):
-            await marks.look()
-        assert client.written == 2  # the one that is there, and a try of the one that is not
+    leads, anything = asyncio.Event(), cast("Any", None)
+    leads.set()
+    async with (
+        asyncio.timeout(60),
+        bus.serve(info, [endpoint]),
+        door.connect(cluster.kubeconfig) as client,
+        background() as tasks,
+    ):
+        manager, nodes = Manager(client, bus, anything, anything, leads), BusNodes(bus, leads, 0.05)
+        manager.store(NODE, Scope(selector=OURS))
+        manager.source(BUS_NODE, nodes)
+        manager.add(controller(nodes))
+        tasks.start(nodes.run())
+        tasks.start(manager.run(manager.until_synced(NODE)))
         beat = stamp(datetime.fromtimestamp(now_ns[0] / 1e9, UTC))
-        assert marked("marks-a") == {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}
+        while marked("marks-a") != {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
+        assert client.written == 2  # the one that is there, and a try of the one that is not
         assert marked("marks-b") == {}
         listed[:] = [node("marks-b")]
         now_ns[0] += 6 * MINUTE_NS
-        await marks.look()
-        assert marked("marks-a") == {}
-        assert marked("marks-b")[SCHEDULABLE] == "true"
+        while marked("marks-a") or marked("marks-b").get(SCHEDULABLE) != "true":
+            await asyncio.sleep(0.1)
     await bus.aclose()
     cluster.kubectl("delete", "node", *names)

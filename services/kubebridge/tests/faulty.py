@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ class Faulty:
         Status 0 closes the connection, 1 ends within a line, and 200 ends at once.
         """
         self.asked: list[str] = []
+        self.accepted: set[str] = set()
+        """The media types that clients asked for."""
         self._log: list[tuple[int, str, Json]] = []
         self._news = asyncio.Event()
         self._open: list[web.Request] = []
@@ -51,6 +53,11 @@ class Faulty:
         self.hang_up()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    @property
+    def watches(self) -> int:
+        """Return the number of open watches."""
+        return len(self._open)
 
     # --- changes ------------------------------------------------------------------------------
     def put(self, name: str, value: str = "") -> None:
@@ -85,6 +92,7 @@ class Faulty:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         what = "watch" if "watch" in request.query else "list"
         self.asked.append(what)
+        self.accepted.add(request.headers["Accept"])
         if self.faults and self.faults[0][0] == what:
             _, status, headers = self.faults.pop(0)
             return await self._faulty(request, status, headers)
@@ -125,17 +133,19 @@ class Faulty:
             return response
         self._open.append(request)
         try:
-            while True:
+            while request.transport is not None and not request.transport.is_closing():
                 news = self._news
                 for version, kind, obj in self._log:
                     if version > since:
                         await _line(response, kind, obj)
                         since = version
-                await news.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), 0.1)
         except ConnectionError:
-            return response
+            pass
         finally:
             self._open.remove(request)
+        return response
 
 
 def _status(code: int) -> Json:

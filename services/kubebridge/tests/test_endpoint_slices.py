@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtbus.kubebridge.core.service.endpoint_slices import (
-    MANAGED_BY,
-    MAX_ENDPOINTS,
-    CreateSlice,
-    DeleteSlice,
-    ReplaceSlice,
-    Warn,
-    reconcile,
-)
+from virtbus.kubebridge.core.runtime.actions import Create, Delete, RecordEvent, Replace
+from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
+from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MAX_ENDPOINTS, reconcile
 from virtbus.kubebridge.core.service.members import Member, member
 from virtbus.schemas.network import InterfaceStatus
 
@@ -53,7 +47,7 @@ def guest(number: int = 1, **more: Any) -> Member:
 
 
 def slices(*actions: Any) -> list[Json]:
-    return [one.slice for one in actions if isinstance(one, CreateSlice | ReplaceSlice)]
+    return [one.body for one in actions if isinstance(one, Create | Replace)]
 
 
 def test_a_selected_guest_is_an_endpoint() -> None:
@@ -104,7 +98,9 @@ def test_a_selector_matches_the_labels_of_kubevirts_pod(selector: Json) -> None:
 def test_a_service_without_guests_has_no_slices(spec: Json) -> None:
     assert reconcile(service(**spec), [guest()], []) == []
     there = stored(slices(*reconcile(service(), [guest()], [])))
-    assert reconcile(service(**spec), [guest()], there) == [DeleteSlice("web-virtbus-ipv4-0", "u0")]
+    assert reconcile(service(**spec), [guest()], there) == [
+        Delete(Key(ENDPOINT_SLICE, "default", "web-virtbus-ipv4-0"), "u0")
+    ]
 
 
 def test_a_running_guest_is_an_endpoint_and_its_condition_makes_it_ready() -> None:
@@ -136,10 +132,10 @@ def test_a_headless_service_need_not_have_ports() -> None:
 def test_a_named_port_is_reported() -> None:
     named = {"name": "https", "protocol": "TCP", "port": 443, "targetPort": "tls"}
     both = service(ports=[*service()["spec"]["ports"], named])
-    first, warn = reconcile(both, [guest()], [])
-    assert isinstance(first, CreateSlice)
-    assert [port["name"] for port in first.slice["ports"]] == ["http"]
-    assert isinstance(warn, Warn)
+    first, _, warn = reconcile(both, [guest()], [])
+    assert isinstance(first, Create)
+    assert [port["name"] for port in first.body["ports"]] == ["http"]
+    assert isinstance(warn, RecordEvent)
     assert "targetPort tls" in warn.message
     assert "write a number" in warn.message
     assert reconcile(service(ports=[named]), [guest()], []) == [warn]
@@ -189,12 +185,12 @@ def test_a_guest_that_comes_or_leaves_changes_one_slice() -> None:
     there = stored(slices(*reconcile(service(), many, [])))
     gone = there[0]["endpoints"][3]["targetRef"]["uid"]
     (less,) = reconcile(service(), [one for one in many if one.uid != gone], there)
-    assert isinstance(less, ReplaceSlice)
-    assert less.slice["metadata"]["resourceVersion"] == "0"
-    assert len(less.slice["endpoints"]) == 99
+    assert isinstance(less, Replace)
+    assert less.body["metadata"]["resourceVersion"] == "0"
+    assert len(less.body["endpoints"]) == 99
     (more,) = reconcile(service(), [*many, guest(999)], there)
-    assert isinstance(more, ReplaceSlice)
-    assert len(more.slice["endpoints"]) == 51
+    assert isinstance(more, Replace)
+    assert len(more.body["endpoints"]) == 51
 
 
 def test_a_recreated_service_owns_its_slices() -> None:
@@ -202,8 +198,8 @@ def test_a_recreated_service_owns_its_slices() -> None:
     anew = service()
     anew["metadata"]["uid"] = "service-2"
     (one,) = reconcile(anew, [guest()], there)
-    assert isinstance(one, ReplaceSlice)
-    assert one.slice["metadata"]["ownerReferences"][0]["uid"] == "service-2"
+    assert isinstance(one, Replace)
+    assert one.body["metadata"]["ownerReferences"][0]["uid"] == "service-2"
     anew["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
     assert reconcile(anew, [], there) == []
 
@@ -218,10 +214,10 @@ def test_each_guest_is_in_one_slice_after_any_changes(rounds: list[set[int]]) ->
     for chosen in rounds:
         members = [GUESTS[number] for number in chosen]
         for action in reconcile(service(), members, there.values()):
-            if isinstance(action, DeleteSlice):
-                del there[action.name]
-            elif isinstance(action, CreateSlice | ReplaceSlice):
-                there[action.slice["metadata"]["name"]] = stored([action.slice])[0]
+            if isinstance(action, Delete):
+                del there[action.key.name]
+            elif isinstance(action, Create | Replace):
+                there[action.body["metadata"]["name"]] = stored([action.body])[0]
         uids = [e["targetRef"]["uid"] for one in there.values() for e in one["endpoints"]]
         assert sorted(uids) == sorted(one.uid for one in members)
         assert all(0 < len(one["endpoints"]) <= MAX_ENDPOINTS for one in there.values())

@@ -10,7 +10,7 @@ from services.kubebridge.tests.world import CLUSTER, NOW
 
 from virtbus.controller.core.admission import admit
 from virtbus.kubebridge.core.objects import quantity
-from virtbus.kubebridge.core.runtime.actions import BusCreate, CreateVmi
+from virtbus.kubebridge.core.runtime.actions import Call, Create
 from virtbus.kubebridge.core.translation import defaults
 from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
 from virtbus.kubebridge.core.translation.references import needs
@@ -296,10 +296,10 @@ def test_an_object_that_bypassed_the_webhooks_is_reported(
     metadata = {"name": "a", "namespace": "b", "uid": UID, "generation": 1}
     whole = {"metadata": metadata, "spec": spec}
     actions = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
-    assert not any(isinstance(one, BusCreate) for one in actions)
+    assert not any(isinstance(one, Call) for one in actions)
     vm_rules.reconcile(whole, None, NOW)
     odd = {**whole, "spec": {"running": True, "template": spec}}
-    assert any(isinstance(one, CreateVmi) for one in vm_rules.reconcile(odd, None, NOW))
+    assert any(isinstance(one, Create) for one in vm_rules.reconcile(odd, None, NOW))
 
 
 @pytest.mark.parametrize(

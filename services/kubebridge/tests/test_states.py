@@ -10,11 +10,10 @@ from services.kubebridge.tests.world import GONE, NOW, view, world
 from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER
 from virtbus.kubebridge.core.objects.moments import find, stamp
 from virtbus.kubebridge.core.runtime.actions import (
-    DeleteVmi,
-    LookAgain,
-    Tell,
-    WriteVm,
-    WriteVmStatus,
+    Delete,
+    Patch,
+    RecordEvent,
+    Requeue,
 )
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.core.vm import run_strategies
@@ -105,14 +104,14 @@ def test_a_new_vm_has_its_first_status_when_its_vmi_runs_or_after_a_second() -> 
         now = NOW + timedelta(seconds=after_s)
         return vm_rules.reconcile(made | known, seen, now)
 
-    assert told(0.4) == [LookAgain(0.6)]
+    assert told(0.4) == [Requeue(0.6)]
     for said in (
         told(1.0),
         told(-300.0),  # the API server's clock is ahead
         told(0.4, phase="Running"),
         told(0.4, before="Running"),
     ):
-        assert [type(one) for one in said] == [WriteVmStatus]
+        assert [type(one) for one in said] == [Patch]
 
 
 # --- run strategies ----------------------------------------------------------------------------
@@ -155,7 +154,7 @@ def test_a_vmi_that_never_ran_is_counted_once_and_delays_the_next() -> None:
     again = put(vm(), {"status": {"startFailure": counted}})
     assert vm_status.start_failure(again, failed, NOW + timedelta(seconds=5)) == counted
     actions = vm_rules.reconcile(again, None, NOW)
-    (wait,) = [one for one in actions if isinstance(one, LookAgain)]
+    (wait,) = [one for one in actions if isinstance(one, Requeue)]
     assert 10 <= wait.after_s <= 15
     ran = put(made("Failed"), {"status.phaseTransitionTimestamps": [{"phase": "Running"}]})
     assert vm_status.start_failure(again, ran, NOW) == {}
@@ -220,8 +219,8 @@ def test_a_failed_status_write_does_not_delay_a_delete() -> None:
     assert w.vm is not None
     w.deletes()
     first, *others = vm_rules.reconcile(w.vm, w.vmi, NOW)
-    assert isinstance(first, DeleteVmi)
-    assert [type(one).__name__ for one in others] == ["WriteVmStatus"]
+    assert isinstance(first, Delete)
+    assert [type(one).__name__ for one in others] == ["Patch"]
 
 
 def test_a_paused_start_of_a_halted_vm_is_reconciled_again() -> None:
@@ -230,20 +229,21 @@ def test_a_paused_start_of_a_halted_vm_is_reconciled_again() -> None:
         {"status": {"runStrategy": "Halted", "stateChangeRequests": [PAUSED_START]}},
     )
     write, *others = vm_rules.reconcile(halted, None, NOW)
-    assert isinstance(write, WriteVm | Tell)
-    assert any(isinstance(one, LookAgain) for one in others), "nobody tells a bridge what it wrote"
+    assert isinstance(write, Patch | RecordEvent)
+    assert any(isinstance(one, Requeue) for one in others), "nobody tells a bridge what it wrote"
 
 
 def test_a_vmi_of_another_owner_is_not_touched() -> None:
     (write,) = vm_rules.reconcile(put(vm(), {"metadata.finalizers": ["a"]}), made("Running"), NOW)
-    said = getattr(write, "status", {})
+    assert isinstance(write, Patch)
+    said = write.changes["status"]
     assert "is not this VM's" in find(said["conditions"], "Failure")["message"]
 
 
 def test_a_deleted_vm_does_not_wait_for_a_vmi_of_another_owner() -> None:
     deleted = put(vm(), {"metadata.deletionTimestamp": GONE, "metadata.finalizers": [VM_FINALIZER]})
     actions = vm_rules.reconcile(deleted, made("Running"), NOW)
-    assert actions == [WriteVm({"metadata": {"finalizers": []}})]
+    assert actions == [Patch({"metadata": {"finalizers": []}})]
 
 
 def test_a_refused_vmi_is_reported_and_retried() -> None:
@@ -251,10 +251,12 @@ def test_a_refused_vmi_is_reported_and_retried() -> None:
     assert w.vm is not None
     actions = vm_rules.reconcile(w.vm, None, NOW, failed="quota")
     assert [type(one).__name__ for one in actions] == [
-        *("WriteVmStatus", "Tell", "CreateVmi", "LookAgain"),
+        *("Patch", "RecordEvent", "Create", "Requeue"),
     ]
-    assert actions[1] == Tell(
+    assert actions[1] == RecordEvent(
         "FailedCreate", "Error creating virtual machine instance: quota", warning=True
     )
-    w.act(actions, w.vm)
-    assert not any(isinstance(one, Tell) for one in vm_rules.reconcile(w.vm, None, NOW, "quota"))
+    w.act(actions, w.vm, w.vm)
+    assert not any(
+        isinstance(one, RecordEvent) for one in vm_rules.reconcile(w.vm, None, NOW, "quota")
+    )

@@ -13,21 +13,21 @@ from virtbus.kubebridge.core.objects.moments import find, stamp
 from virtbus.kubebridge.core.objects.plain import Object
 from virtbus.kubebridge.core.runtime.actions import (
     AT_ONCE_S,
-    BusCreate,
-    BusDelete,
-    BusHold,
-    LookAgain,
-    Tell,
-    WriteVmi,
+    Await,
+    Call,
+    Patch,
+    RecordEvent,
+    Refused,
+    Requeue,
 )
+from virtbus.kubebridge.core.runtime.kinds import SECRET, Key
 from virtbus.kubebridge.core.vm import status as vm_status
 from virtbus.kubebridge.core.vm.status import Pair
+from virtbus.kubebridge.core.vmi import orphans
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
 from virtbus.kubebridge.core.vmi import status as vmi_status
 from virtbus.kubebridge.core.vmi.phases import Phase
 from virtbus.kubebridge.core.vmi.status import Seen
-from virtbus.schemas.api import VmDelete
-from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.network import InterfaceStatus
@@ -78,15 +78,15 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
 def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
     running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
     create, *again = vmi_rules.reconcile(running, Seen(), {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)  # the next reconcile gets its answer
-    assert LookAgain(AT_ONCE_S) in again
-    assert all(isinstance(one, LookAgain) for one in again)
-    changed = ErrorBody(code=409, reason="uid_taken", message="not as asked for here")
+    assert isinstance(create, Call)  # the next reconcile gets its answer
+    assert Requeue(AT_ONCE_S) in again
+    assert all(isinstance(one, Requeue) for one in again)
+    changed = Refused(code=409, reason="uid_taken", message="not as asked for here")
     create, *again = vmi_rules.reconcile(running, Seen(refused=changed), {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)
-    assert again == [LookAgain(vmi_rules.RETRY_S[0])]
+    assert isinstance(create, Call)
+    assert again == [Requeue(vmi_rules.RETRY_S[0])]
     gone = vmi_rules.reconcile(running, Seen(gone=True), {}, NOW, CLUSTER)
-    assert [one.patch["status"]["phase"] for one in gone if isinstance(one, WriteVmi)] == ["Failed"]
+    assert [one.changes["status"]["phase"] for one in gone if isinstance(one, Patch)] == ["Failed"]
 
 
 def test_a_guest_agents_answer_is_kept_until_the_next_poll() -> None:
@@ -120,7 +120,7 @@ def test_a_paused_vmi_has_a_reason_and_is_not_ready() -> None:
         (Seen(view(UID, state=VmState.FAILED, reason="no_room", message="no memory")),
          "Synchronized", "FailedStart"),
         (Seen(waits="Secret a does not exist"), "Synchronized", "FailedCreate"),
-        (Seen(refused=ErrorBody(code=429, reason="full", message="full")), "Synchronized",
+        (Seen(refused=Refused(code=429, reason="full", message="full")), "Synchronized",
          "FailedCreate"),
     ],
 )  # fmt: skip
@@ -153,7 +153,7 @@ SEEN = [
     Seen(),
     Seen(gone=True),
     Seen(waits="Secret a does not exist"),
-    Seen(refused=ErrorBody(code=429, reason="full", message="full")),
+    Seen(refused=Refused(code=429, reason="full", message="full")),
 ]
 
 
@@ -199,7 +199,7 @@ def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
     seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
     ran = put(vmi(), {"status": {"phase": "Running"}})
     *_, event = vmi_rules.reconcile(ran, seen, {}, NOW, CLUSTER)
-    assert isinstance(event, Tell)
+    assert isinstance(event, RecordEvent)
     assert (event.reason, event.warning, word in event.message) == ("Stopped", True, True)
 
 
@@ -239,58 +239,56 @@ def test_a_condition_keeps_the_time_of_its_transition() -> None:
 def test_a_deleted_vmi_stops_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
     whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
     actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
-    assert actions[0] == BusDelete(UID, grace_s)
-    VmDelete(uid=UID, grace_s=grace_s)  # valid on the bus
-    assert Tell("ShuttingDown", "Signaled Graceful Shutdown") in actions
+    assert actions[0] == vmi_rules.delete(UID, grace_s)
+    assert RecordEvent("ShuttingDown", "Signaled Graceful Shutdown") in actions
 
 
 def test_the_finalizer_stays_until_the_vm_is_certainly_gone() -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
     unsure = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
-    assert BusDelete(UID, 30) in unsure
-    assert not any(isinstance(one, WriteVmi) and "metadata" in one.patch for one in unsure)
+    assert vmi_rules.delete(UID, 30) in unsure
+    assert not any(isinstance(one, Patch) and "metadata" in one.changes for one in unsure)
     sure = vmi_rules.reconcile(whole, Seen(gone=True), {}, NOW, CLUSTER)
-    assert sure[0] == WriteVmi({"metadata": {"finalizers": []}})
+    assert sure[0] == Patch({"metadata": {"finalizers": []}})
 
 
 def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
     whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
-    again, write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
-    assert again == LookAgain(10.0)
-    assert isinstance(write, WriteVmi)
-    found = find(write.patch["status"]["conditions"], "Synchronized")
+    again, awaited, write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    assert again == Requeue(300.0)
+    assert awaited == Await(frozenset({Key(SECRET, "default", "user")}))
+    assert isinstance(write, Patch)
+    found = find(write.changes["status"]["conditions"], "Synchronized")
     assert "Secret user does not exist" in found["message"]
-    assert event == Tell("SyncFailed", found["message"], warning=True)
+    assert event == RecordEvent("SyncFailed", found["message"], warning=True)
 
 
 @pytest.mark.parametrize(("code", "after_s"), [(429, 10.0), (409, 10.0), (422, 300.0)])
 def test_a_refused_create_is_retried(code: int, after_s: float) -> None:
-    seen = Seen(refused=ErrorBody(code=code, reason="why", message="so"))
+    seen = Seen(refused=Refused(code=code, reason="why", message="so"))
     create, again, *_ = vmi_rules.reconcile(vmi(), seen, {}, NOW, CLUSTER)
-    assert isinstance(create, BusCreate)
-    assert again == LookAgain(after_s)
+    assert isinstance(create, Call)
+    assert again == Requeue(after_s)
 
 
 def test_an_own_vm_is_deleted_if_the_end_of_its_vmi_was_reported() -> None:
     ours, other = view(UID), view(UID, labels={"virtbus.io/cluster": "c2"})
-    assert vmi_rules.orphan(ours, "", CLUSTER, ended=True) == BusDelete(UID)
+    assert orphans.orphan(ours, "", CLUSTER, ended=True) == vmi_rules.delete(UID)
     for left in (other, view(UID, deleting=True)):
-        assert vmi_rules.orphan(left, "", CLUSTER, ended=True) is None
-    assert vmi_rules.orphan(ours, UID, CLUSTER, ended=True) is None
+        assert orphans.orphan(left, "", CLUSTER, ended=True) is None
+    assert orphans.orphan(ours, UID, CLUSTER, ended=True) is None
 
 
-@pytest.mark.parametrize(
-    ("there", "why"), [("", vmi_rules.NO_VMI), ("another", vmi_rules.OTHER_VMI)]
-)
+@pytest.mark.parametrize(("there", "why"), [("", orphans.NO_VMI), ("another", orphans.OTHER_VMI)])
 def test_a_vm_with_an_absent_vmi_is_marked_once_and_never_deleted(there: str, why: str) -> None:
     ours, marked = view(UID), view(UID, annotations={ORPHANED: why})
-    assert vmi_rules.orphan(ours, there, CLUSTER, ended=False) == BusHold(UID, why)
-    assert vmi_rules.orphan(marked, there, CLUSTER, ended=False) is None
-    assert vmi_rules.orphan(marked, UID, CLUSTER, ended=False) == BusHold(UID, "")
+    assert orphans.orphan(ours, there, CLUSTER, ended=False) == orphans.hold(ours, why)
+    assert orphans.orphan(marked, there, CLUSTER, ended=False) is None
+    assert orphans.orphan(marked, UID, CLUSTER, ended=False) == orphans.hold(marked, "")
 
 
 def test_a_created_vm_is_reconciled_again_without_an_event() -> None:
     """A starting bridge sends a create for a running VM whose controller lags."""
     actions = vmi_rules.reconcile(vmi(), Seen(), {}, NOW, CLUSTER)
-    assert isinstance(actions[0], BusCreate)
-    assert any(isinstance(one, LookAgain) for one in actions)
+    assert isinstance(actions[0], Call)
+    assert any(isinstance(one, Requeue) for one in actions)

@@ -12,16 +12,13 @@ from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
 from virtbus.kubebridge.core.crds.models.virtualmachine import MachineStatus
 from virtbus.kubebridge.core.runtime.actions import (
     Action,
-    BusCreate,
-    BusDelete,
-    BusStart,
-    CreateVmi,
-    DeleteVmi,
-    LookAgain,
-    Tell,
-    WriteVm,
-    WriteVmi,
-    WriteVmStatus,
+    Await,
+    Call,
+    Create,
+    Delete,
+    Patch,
+    RecordEvent,
+    Requeue,
 )
 from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
@@ -101,7 +98,7 @@ class World:
         read = copy.deepcopy(vm.vm)
         actions = vm_rules.reconcile(read, copy.deepcopy(vmi.vmi), self.now)
         assert read == vm.vm
-        return self.act(actions, read)
+        return self.act(actions, read, self.vm)
 
     def reconcile_vmi(self, vmi: "World", bus: "World") -> list[Action]:
         if vmi.vmi is None:
@@ -109,19 +106,19 @@ class World:
         read = copy.deepcopy(vmi.vmi)
         actions = vmi_rules.reconcile(read, bus.seen(read), {}, self.now, CLUSTER)
         assert read == vmi.vmi
-        return self.act(actions, read)
+        return self.act(actions, read, self.vmi)
 
-    def act(self, actions: list[Action], read: dict[str, Any]) -> list[Action]:
+    def act(self, actions: list[Action], read: dict[str, Any], obj: Any) -> list[Action]:
         """Execute the actions until a write meets a conflict."""
-        json.dumps([action.status for action in actions if isinstance(action, WriteVmStatus)])
+        json.dumps([action.changes for action in actions if isinstance(action, Patch)])
         for action in actions:
-            if not self._do(action, read):
+            if not self._do(action, read, obj):
                 break
-        return [action for action in actions if not isinstance(action, LookAgain)]
+        return [action for action in actions if not isinstance(action, Requeue | Await)]
 
-    def _do(self, action: Action, read: dict[str, Any]) -> bool:  # noqa: C901  a row an action
+    def _do(self, action: Action, read: dict[str, Any], obj: Any) -> bool:
         match action:
-            case CreateVmi(vmi):
+            case Create(_, vmi):
                 if self.vmi is None:
                     self.made += 1
                     kept_whole(vmi["status"])
@@ -129,33 +126,30 @@ class World:
                     made["metadata"]["uid"] = f"0192f0c1-2d3e-7abc-8def-{self.made:012x}"
                     self.vmi = made
                     self._bump(made)
-            case DeleteVmi(uid):
+            case Delete(_, uid):
                 if self.vmi is not None and self.vmi["metadata"]["uid"] == uid:
                     self.vmi["metadata"].setdefault("deletionTimestamp", "2026-11-22T12:00:00Z")
                     self._bump(self.vmi)
                     self._collect()
-            case WriteVmi(patch):
-                return self._write(self.vmi, read, patch)
-            case WriteVm(patch):
-                return self._write(self.vm, read, patch)
-            case WriteVmStatus(status):
-                return self._write(self.vm, read, {"status": status})
-            case Tell(reason):
+            case Patch(changes):
+                return self._write(obj, read, changes)
+            case RecordEvent(reason):
                 self.events.append(reason)
+            case Call(verb, request):
+                self._ask(verb, str(getattr(request, "uid", "")))
             case _:
-                self._ask(action)
+                pass
         return True
 
-    def _ask(self, action: Action) -> None:
-        match action:
-            case BusCreate(create):
-                uid = str(create.uid)
+    def _ask(self, verb: str, uid: str) -> None:
+        match verb:
+            case "create":
                 if uid not in self.gone and uid not in self.views:
                     self.views[uid] = view(uid)
-            case BusStart(uid):
+            case "start":
                 if uid in self.views:
                     self._see(uid, state=VmState.PREPARING, reason="", message="")
-            case BusDelete(uid):
+            case "delete":
                 if uid in self.views:
                     self._see(uid, state=VmState.DELETING, deleting=True)
                 else:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, items, part, text
+from virtbus.kubebridge.core.runtime.kinds import API_SERVICE, MUTATING, SECRET, VALIDATING, Kind
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.kinds import API_SERVICE, MUTATING, SECRET, VALIDATING, Kind
 from virtbus.kubebridge.edge.signing import Kept, renewed
 
 SECRET_NAME = "virtbus-kubebridge-certificates"  # noqa: S105  the name of a Secret

@@ -11,8 +11,8 @@ import logging
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.moments import micro_stamp
 from virtbus.kubebridge.core.objects.plain import at, text
+from virtbus.kubebridge.core.runtime.kinds import LEASE
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
-from virtbus.kubebridge.edge.kinds import LEASE
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,14 @@ A Node and a virtbus node belong together if they have the same name. Tools find
 by the label; virtbus itself places VMs. The label is removed once virtbus has forgotten the node.
 """
 
-from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Protocol
 
 from virtbus.kubebridge.core.objects.moments import moment, stamp
 from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.kubebridge.core.runtime.actions import Action, Merge, Requeue
+from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Watch
+from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE, Key
 from virtbus.schemas.node import NodeState, NodeView
 
 SCHEDULABLE = "kubevirt.io/schedulable"
@@ -21,14 +23,10 @@ FORGOTTEN = timedelta(minutes=5)
 """Time after the last heartbeat before the mark is removed. A bus that just came back may list no
 nodes.
 """
+ABSENT_S = 300.0
+"""A missing Node is tried again after this long."""
+UNKNOWN_S = 10.0
 SILENT = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
-
-
-class Mark(NamedTuple):
-    """A merge patch of a Node. A missing Node is not an error."""
-
-    node: str
-    patch: dict[str, Any]
 
 
 def takes(view: NodeView) -> bool:
@@ -36,40 +34,34 @@ def takes(view: NodeView) -> bool:
     return view.state is NodeState.READY and not (view.wish is not None and view.wish.closed)
 
 
-def marks(
-    views: Iterable[NodeView],
-    there: Mapping[str, Object],
-    absent: Collection[str],
-    now: datetime,
-) -> list[Mark]:
-    """Return the patches to write; none if all marks are fresh.
+class Nodes(Protocol):
+    """The nodes of the bus by name."""
 
-    `there` has the Nodes with our mark, by name. `absent` has names without a Node in Kubernetes.
-    """
-    found, known = [], set()
-    for view in views:
-        known.add(view.node)
-        if view.node in absent and view.node not in there:
-            continue
-        if one := _mark(view, there.get(view.node), now):
-            found.append(one)
-    return found + [
-        Mark(name, _metadata(None, None, None))
-        for name, node in there.items()
-        if name not in known and _since(node, now) > FORGOTTEN
-    ]
+    @property
+    def current(self) -> bool:
+        """Return True if the last request for the nodes succeeded."""
+
+    def get(self, name: str) -> NodeView | None:
+        """Return the node, or None."""
 
 
-def _mark(view: NodeView, node: Object | None, now: datetime) -> Mark | None:
+def reconcile(name: str, view: NodeView | None, node: Object | None, now: datetime) -> list[Action]:
+    """Return the write that is due, or the time until one is. `node` has our mark."""
+    if view is None:
+        if node is None:
+            return []
+        left = FORGOTTEN - _since(node, now)
+        if left >= timedelta(0):
+            return [Requeue(left.total_seconds() + 1)]
+        return [_marked(name, None, None, None)]
     label = "true" if takes(view) else "false"
-    beats = view.state not in SILENT
     if node is None:
-        return Mark(view.node, _metadata(label, "true", stamp(now)))
-    fresh = not beats or _since(node, now) < BEAT
-    if fresh and text(node, "metadata", "labels", SCHEDULABLE) == label:
-        return None
-    beat = now if beats else now - _since(node, now)
-    return Mark(view.node, _metadata(label, "true", stamp(beat)))
+        return [_marked(name, label, "true", stamp(now))]
+    beats = view.state not in SILENT
+    since = _since(node, now)
+    if text(node, "metadata", "labels", SCHEDULABLE) == label and (not beats or since < BEAT):
+        return [Requeue((BEAT - since).total_seconds())] if beats else []
+    return [_marked(name, label, "true", stamp(now if beats else now - since))]
 
 
 def _since(node: Object, now: datetime) -> timedelta:
@@ -78,6 +70,18 @@ def _since(node: Object, now: datetime) -> timedelta:
     return now - last if last is not None else 2 * FORGOTTEN
 
 
-def _metadata(label: str | None, ours: str | None, beat: str | None) -> dict[str, Any]:
+def _marked(name: str, label: str | None, ours: str | None, beat: str | None) -> Merge:
     labels = {SCHEDULABLE: label, OURS: ours}
-    return {"metadata": {"labels": labels, "annotations": {HEARTBEAT: beat}}}
+    changes = {"metadata": {"labels": labels, "annotations": {HEARTBEAT: beat}}}
+    return Merge(Key(NODE, "", name), changes, ABSENT_S)
+
+
+def controller(nodes: Nodes) -> Controller:
+    """Return the controller of Nodes. Without news from the bus it writes no heartbeat."""
+
+    def run(key: Key, inputs: Inputs) -> list[Action]:
+        if not nodes.current:
+            return [Requeue(UNKNOWN_S)]
+        return reconcile(key.name, nodes.get(key.name), inputs.obj, inputs.now)
+
+    return Controller(NODE, run, (Watch(NODE), Watch(BUS_NODE)), workers=2)

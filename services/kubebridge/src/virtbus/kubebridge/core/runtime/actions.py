@@ -1,126 +1,123 @@
 """Defines the actions of a reconcile. Each is safe to repeat, and they run in order.
 
-Writes are made at the resource version that was read. A conflict or a refusal ends the actions, and
-the newer object is reconciled instead.
+A write at the version that was read may conflict. A conflict or a refusal ends the actions, and the
+newer object is reconciled instead.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
-from virtbus.schemas.api import VmCreate
+from virtbus.kubebridge.core.runtime.kinds import Key, Kind
+from virtbus.schemas.api import VmCreated
+from virtbus.schemas.errors import Code
+from virtbus.schemas.model import Command
+from virtbus.schemas.vm import VmView
 
 AT_ONCE_S = 0.01
 """Seconds before the next reconcile if it needs the result of this one."""
 
 
+class Refused(NamedTuple):
+    """The last refusal of a create or call. The next reconcile reports it."""
+
+    code: int
+    reason: str
+    message: str
+
+
+class OnRefusal(Enum):
+    """The effect of a refusal by the bus."""
+
+    RETRY = auto()
+    REPORT = auto()
+    """The next reconcile gets it as its input."""
+    IGNORE = auto()
+
+
 @dataclass(frozen=True, slots=True)
-class CreateVmi:
-    """Create the VMI. An existing one of that name counts as success."""
+class Create:
+    """Create an object. An existing one of that name counts as success. A refusal is reported."""
 
-    vmi: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteVmi:
-    """Delete the VMI of this uid at the version that was read. A missing one counts as success."""
-
-    uid: str
-    version: str
+    kind: Kind
+    body: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class WriteVmi:
-    """Change a VMI in one write, because it has no status subresource.
+class Replace:
+    """Replace an object at the version in `body`."""
 
-    Labels in `metadata` are added; finalizers are replaced. `status` replaces the whole status.
+    kind: Kind
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Change the reconciled object at the version that was read.
+
+    Each part outside of `metadata` and `spec` is replaced as a whole, such as `status`. Within
+    them, labels and other maps are added to; other values are replaced.
     """
 
-    patch: dict[str, Any]
+    changes: dict[str, Any]
+    sub: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class WriteVm:
-    """Patch a VM: its finalizers or its run strategy."""
+class Merge:
+    """Merge fields that only the bridge writes into an object of any version."""
 
-    patch: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteVmStatus:
-    """Replace the VM's status subresource."""
-
-    status: dict[str, Any]
+    key: Key
+    changes: dict[str, Any]
+    absent_s: float = 0.0
+    """Seconds before the next reconcile if the object does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
-class BusCreate:
-    """Send `vm.create`. A refusal is an input of the next reconcile."""
+class Delete:
+    """Delete an object of this uid, and of this version if one is given. A missing one is fine."""
 
-    create: VmCreate
-
-
-@dataclass(frozen=True, slots=True)
-class BusStart:
-    """Send `vm.start` for a VM whose image failed permanently."""
-
+    key: Key
     uid: str
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class BusDelete:
-    """Send `vm.delete`. 404 means that the VM is gone."""
+class Call:
+    """Send a verb of the bus' API about a VM, such as `create`.
 
-    uid: str
-    grace_s: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BusHold:
-    """Mark a VM that has no VMI with the reason `why`, or remove the mark if `why` is empty.
-
-    The VM continues to run.
+    The code `gone` means that the VM certainly does not exist.
     """
 
-    uid: str
-    why: str
+    verb: str
+    request: Command
+    gone: Code | None = None
+    refusal: OnRefusal = OnRefusal.RETRY
+    answer: type[VmCreated | VmView] = VmView
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Record an Event on the reconciled object."""
+class RecordEvent:
+    """Record an Event on an object, by default on the reconciled one."""
 
     reason: str
     message: str
     warning: bool = False
+    on: Key | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LookAgain:
+class Requeue:
     """Reconcile again after `after_s` seconds, even if nothing changes."""
 
     after_s: float
 
 
-Action = (
-    CreateVmi
-    | DeleteVmi
-    | WriteVmi
-    | WriteVm
-    | WriteVmStatus
-    | BusCreate
-    | BusStart
-    | BusDelete
-    | Tell
-    | LookAgain
-)
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Reconcile again if one of these objects changes. It holds until the next reconcile."""
+
+    references: frozenset[Key]
 
 
-@dataclass(slots=True)
-class Plan:
-    """A list of actions in their order."""
-
-    actions: list[Action] = field(default_factory=list)
-
-    def then(self, *actions: Action) -> None:
-        """Append actions."""
-        self.actions += actions
+Action = Create | Replace | Patch | Merge | Delete | Call | RecordEvent | Requeue | Await

@@ -5,11 +5,19 @@ the slices of others. A proxy combines all slices of a Service.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from virtbus.kubebridge.core.objects.metadata import GROUP_VERSION, VMI_KIND
 from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.runtime.actions import (
+    Action,
+    Create,
+    Delete,
+    RecordEvent,
+    Replace,
+    Requeue,
+)
+from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
 from virtbus.kubebridge.core.service.members import Member, selects
 
 MANAGER = "kubebridge.virtbus.io"
@@ -20,47 +28,14 @@ SELECTOR = f"{MANAGED_BY}={MANAGER}"
 """Selects the bridge's slices in a list."""
 MAX_ENDPOINTS = 100
 """Endpoints of one slice, as in Kubernetes' own controller."""
+RETRY_S = 5.0
+"""Seconds before a retry if a created slice does not appear."""
 FAMILIES = ("IPv4", "IPv6")
 UNRESOLVED = "UnresolvedPort"
 """Reason of the Event about a port that guests cannot resolve."""
 
 
-@dataclass(frozen=True, slots=True)
-class CreateSlice:
-    """Create a slice. If one of that name exists, it is compared in the next round."""
-
-    slice: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceSlice:
-    """Replace a slice at the resource version that was read."""
-
-    slice: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteSlice:
-    """Delete a slice if it still has this uid."""
-
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Record a Warning Event on the Service. A repeated one is recorded once."""
-
-    reason: str
-    message: str
-
-
-SliceAction = CreateSlice | ReplaceSlice | DeleteSlice | Warn
-
-
-def reconcile(
-    service: Object, members: Iterable[Member], slices: Iterable[Object]
-) -> list[SliceAction]:
+def reconcile(service: Object, members: Iterable[Member], slices: Iterable[Object]) -> list[Action]:
     """Return the writes that are needed. `slices` are the bridge's slices for this Service.
 
     An endpoint stays in its slice, so a change of one guest writes one slice.
@@ -70,11 +45,12 @@ def reconcile(
     early = at(service, "spec", "publishNotReadyAddresses") is True
     chosen = [one for one in members if (one.running or early) and selects(service, one.labels)]
     ports, unresolved = _ports(service)
-    warns = [Warn(UNRESOLVED, unresolved)] if unresolved and chosen else []
+    warns = [RecordEvent(UNRESOLVED, unresolved, warning=True)] if unresolved and chosen else []
     if unresolved and not ports:
         chosen = []
     known = {text(one, "metadata", "name"): one for one in slices}
-    actions: list[SliceAction] = []
+    space = text(service, "metadata", "namespace")
+    actions: list[Action] = []
     kept = set()
     families = at(service, "spec", "ipFamilies") or FAMILIES[:1]
     for family in (one for one in FAMILIES if one in families):
@@ -85,7 +61,7 @@ def reconcile(
             wanted = _slice(service, name, family, ports, endpoints)
             actions += _written(wanted, known.get(name))
     actions += [
-        DeleteSlice(name, text(one, "metadata", "uid"))
+        Delete(Key(ENDPOINT_SLICE, space, name), text(one, "metadata", "uid"))
         for name, one in known.items()
         if name not in kept
     ]
@@ -197,15 +173,14 @@ def _slice(
     }
 
 
-def _written(wanted: dict[str, Any], there: Object | None) -> list[SliceAction]:
+def _written(wanted: dict[str, Any], there: Object | None) -> list[Action]:
     if there is None:
-        return [CreateSlice(wanted)]
+        return [Create(ENDPOINT_SLICE, wanted), Requeue(RETRY_S)]
     if _shown(there) == _shown(wanted):
         return []
     version = text(there, "metadata", "resourceVersion")
-    return [
-        ReplaceSlice({**wanted, "metadata": {**wanted["metadata"], "resourceVersion": version}})
-    ]
+    versioned = {**wanted["metadata"], "resourceVersion": version}
+    return [Replace(ENDPOINT_SLICE, {**wanted, "metadata": versioned})]
 
 
 def _shown(one: Object) -> tuple[Any, ...]:

@@ -15,14 +15,14 @@ from virtbus.kubebridge.core.objects.plain import Object, at, items, number, par
 from virtbus.kubebridge.core.runtime.actions import (
     AT_ONCE_S,
     Action,
-    CreateVmi,
-    DeleteVmi,
-    LookAgain,
-    Plan,
-    Tell,
-    WriteVm,
-    WriteVmStatus,
+    Create,
+    Delete,
+    Patch,
+    RecordEvent,
+    Requeue,
 )
+from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
+from virtbus.kubebridge.core.runtime.kinds import VM, VMI, Key
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.vm.run_strategies import (
     Do,
@@ -74,12 +74,11 @@ def reconcile(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -
             f"VirtualMachineInstance {text(vmi, 'metadata', 'name')} exists, and is not this VM's"
         )
         return _told(Pair(vm, None), [], now, failed=f"{owner}; delete it or rename the VM")
-    plan = Plan()
     finalizers = at(vm, "metadata", "finalizers") or []
+    actions = _follow(vm, vmi, now, failed)
     if VM_FINALIZER not in finalizers:
-        plan.then(WriteVm({"metadata": {"finalizers": [*finalizers, VM_FINALIZER]}}))
-    plan.then(*_follow(vm, vmi, now, failed))
-    return plan.actions
+        return [Patch({"metadata": {"finalizers": [*finalizers, VM_FINALIZER]}}), *actions]
+    return actions
 
 
 def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[Action]:
@@ -99,13 +98,13 @@ def _follow(vm: Object, vmi: Object | None, now: datetime, failed: str) -> list[
         case Do.RERUN:
             return _stop(Pair(vm, vmi, stops=True), [*requests, {"action": "Start"}], now)
         case Do.RUN_ALWAYS:
-            return [_run_always(vm), LookAgain(AT_ONCE_S)]  # requeue: the spec changed
+            return [_run_always(vm), Requeue(AT_ONCE_S)]  # requeue: the spec changed
         case _:
             acted = vmi is not None or strategy in {RunStrategy.MANUAL, RunStrategy.HALTED}
             observed = str(strategy) if acted else ""
             told = _told(Pair(vm, vmi), requests, now, observed=observed)
             young_s = _young_s(Pair(vm, vmi), now) if told else 0.0
-            return [LookAgain(young_s)] if young_s else told
+            return [Requeue(young_s)] if young_s else told
 
 
 def _young_s(pair: Pair, now: datetime) -> float:
@@ -129,19 +128,19 @@ def _start(vm: Object, requests: list[Object], now: datetime, failed: str) -> li
     """Create a VMI once the backoff is over. Its appearance triggers the status."""
     left_s = back_off_left_s(vm, now) if start_failure(vm, None, now) else 0.0
     if left_s > 0:
-        return [*_told(Pair(vm, None), requests, now), LookAgain(left_s)]
+        return [*_told(Pair(vm, None), requests, now), Requeue(left_s)]
     vmi = vmi_of(vm, paused=starts_paused(requests))
     vmi["status"] = vmi_status.status(vmi, vmi_status.Seen(), now)  # saves a separate write
-    create: list[Action] = [CreateVmi(vmi)]
+    create: list[Action] = [Create(VMI, vmi)]
     if failed:
         told = _told(Pair(vm, None, starts=True), requests, now, failed=failed)
         if text(find(items(vm, "status", "conditions"), FAILURE), "message") != failed:
             message = f"Error creating virtual machine instance: {failed}"
-            told.append(Tell("FailedCreate", message, warning=True))
-        return [*told, *create, LookAgain(REFUSED_S)]
+            told.append(RecordEvent("FailedCreate", message, warning=True))
+        return [*told, *create, Requeue(REFUSED_S)]
     name = text(vm, "metadata", "name")
     message = f"Started the virtual machine by creating the new virtual machine instance {name}"
-    return [*create, Tell("SuccessfulCreate", message)]
+    return [*create, RecordEvent("SuccessfulCreate", message)]
 
 
 def _stop(pair: Pair, requests: list[Object], now: datetime) -> list[Action]:
@@ -152,18 +151,20 @@ def _stop(pair: Pair, requests: list[Object], now: datetime) -> list[Action]:
     return [
         *_told(pair, requests, now, observed=observed),
         _delete(pair.vmi),
-        Tell("SuccessfulDelete", message),
+        RecordEvent("SuccessfulDelete", message),
     ]
 
 
 def _delete(vmi: Object | None) -> Action:
-    return DeleteVmi(text(vmi, "metadata", "uid"), text(vmi, "metadata", "resourceVersion"))
+    meta = part(vmi, "metadata")
+    key = Key(VMI, text(meta, "namespace"), text(meta, "name"))
+    return Delete(key, text(meta, "uid"), text(meta, "resourceVersion"))
 
 
 def _run_always(vm: Object) -> Action:
     if at(vm, "spec", "runStrategy") is not None:
-        return WriteVm({"spec": {"runStrategy": str(RunStrategy.ALWAYS)}})
-    return WriteVm({"spec": {"running": True}})
+        return Patch({"spec": {"runStrategy": str(RunStrategy.ALWAYS)}})
+    return Patch({"spec": {"running": True}})
 
 
 def _end(vm: Object, vmi: Object | None, now: datetime) -> list[Action]:
@@ -179,7 +180,7 @@ def _end(vm: Object, vmi: Object | None, now: datetime) -> list[Action]:
         return told if ending else [_delete(vmi), *told]
     if VM_FINALIZER in finalizers:
         kept = [one for one in finalizers if one != VM_FINALIZER]
-        return [WriteVm({"metadata": {"finalizers": kept}})]
+        return [Patch({"metadata": {"finalizers": kept}})]
     return []
 
 
@@ -191,8 +192,8 @@ def _told(
         return []
     dropped = text(find(said["conditions"], ANNOTATIONS_DROPPED), "message")
     known = text(find(items(pair.vm, "status", "conditions"), ANNOTATIONS_DROPPED), "message")
-    event = [Tell(TOO_LARGE, dropped, warning=True)] if dropped not in {"", known} else []
-    return [WriteVmStatus(said), *event]
+    event = [RecordEvent(TOO_LARGE, dropped, warning=True)] if dropped not in {"", known} else []
+    return [Patch({"status": said}, "status"), *event]
 
 
 def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:
@@ -229,3 +230,15 @@ def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:
             "spec": spec,
         }
     )
+
+
+def controller(vmis: Lister) -> Controller:
+    """Return the controller of VMs. A VM's VMI has its name."""
+
+    def run(key: Key, inputs: Inputs) -> list[Action]:
+        if inputs.obj is None:
+            return []
+        failed = inputs.refused.message if inputs.refused is not None else ""
+        return reconcile(inputs.obj, vmis.get(key.path), inputs.now, failed)
+
+    return Controller(VM, run, (Watch(VM), Watch(VMI)))

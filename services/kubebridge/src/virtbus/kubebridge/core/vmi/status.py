@@ -1,15 +1,15 @@
 """Derives a VMI's status from its VM."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from virtbus.kubebridge.core.objects.moments import condition, find, merged, stamp
 from virtbus.kubebridge.core.objects.plain import Object, items, part, text
+from virtbus.kubebridge.core.runtime.actions import Refused
 from virtbus.kubebridge.core.vmi.hardware import machine, qos_class, volume_status
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase, phase_of
-from virtbus.schemas.errors import ErrorBody
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network import InterfaceStatus
@@ -33,6 +33,32 @@ OF_IMAGES = (
 """Prefixes of imaged's reasons for which the image is to blame (docs/reference/errors.md)."""
 
 
+class Views(Protocol):
+    """The VMs of this cluster on the bus."""
+
+    def get(self, uid: str) -> VmView | None:
+        """Return the VM as it was last seen, or None."""
+
+    def gone(self, uid: str) -> bool:
+        """Return True if the VM is certainly gone."""
+
+    def marked(self, uid: str) -> bool:
+        """Return True if the VM is marked as orphaned."""
+
+    def named(self, path: str) -> Collection[str]:
+        """Return the uids of the VMs that have the `namespace/name`."""
+
+
+class GuestAnswers(Protocol):
+    """The last answers of the guest agents."""
+
+    def get(self, uid: str) -> GuestInfo | None:
+        """Return the last answer, or None."""
+
+    def asked(self, uid: str) -> bool:
+        """Return True once the guest was polled, with or without an answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The bus's knowledge of a VMI's VM.
@@ -47,7 +73,7 @@ class Seen:
 
     view: VmView | None = None
     gone: bool = False
-    refused: ErrorBody | None = None
+    refused: Refused | None = None
     waits: str = ""
     guest: GuestInfo | None = None
     asked: bool = True

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.runtime.actions import Tell
-from virtbus.kubebridge.edge import telling
+from virtbus.kubebridge.core.runtime.actions import RecordEvent
 from virtbus.kubebridge.edge.cluster import Answer
-from virtbus.kubebridge.edge.telling import BURST, WAITING_MAX, Teller
+from virtbus.kubebridge.edge.runtime import event_recorder
+from virtbus.kubebridge.edge.runtime.event_recorder import BURST, WAITING_MAX, EventRecorder
 
 
 class Recorder:
@@ -38,12 +38,12 @@ def vmi(uid: str = "u") -> dict[str, Any]:
     return {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": meta}
 
 
-async def told(recorder: Recorder, *what: tuple[str, Tell]) -> Teller:
-    teller = Teller(recorder, "bridge-1")  # type: ignore[arg-type]
+async def told(recorder: Recorder, *what: tuple[str, RecordEvent]) -> EventRecorder:
+    teller = EventRecorder(recorder, "bridge-1")  # type: ignore[arg-type]
     async with background() as tasks:
         tasks.start(teller.run())
         for number, (uid, one) in enumerate(what):
-            teller.tell(vmi(uid), one)
+            teller.record(vmi(uid), one)
             if number % 100 == 0:
                 await asyncio.sleep(0.001)
         while teller._waiting.qsize():
@@ -54,7 +54,7 @@ async def told(recorder: Recorder, *what: tuple[str, Tell]) -> Teller:
 
 async def test_an_event_has_its_object_and_reason() -> None:
     recorder = Recorder()
-    await told(recorder, ("u", Tell("Started", "VirtualMachineInstance started.")))
+    await told(recorder, ("u", RecordEvent("Started", "VirtualMachineInstance started.")))
     (event,) = recorder.created
     assert event["regarding"]["uid"] == "u"
     assert (event["reason"], event["type"]) == ("Started", "Normal")
@@ -63,17 +63,17 @@ async def test_an_event_has_its_object_and_reason() -> None:
 
 async def test_a_repeated_event_is_counted_and_not_written() -> None:
     recorder = Recorder()
-    await told(recorder, *[("u", Tell("SyncFailed", "no", warning=True))] * 500)
+    await told(recorder, *[("u", RecordEvent("SyncFailed", "no", warning=True))] * 500)
     assert (len(recorder.created), recorder.patched) == (1, 0)
 
 
 async def test_a_repeat_of_an_expired_event_is_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(telling, "COUNTED_S", 0.0)
+    monkeypatch.setattr(event_recorder, "COUNTED_S", 0.0)
     recorder = Recorder()
     recorder.forgets = True
-    started = ("u", Tell("SuccessfulCreate", "Started the virtual machine"))
+    started = ("u", RecordEvent("SuccessfulCreate", "Started the virtual machine"))
     teller = await told(recorder, started, started)
     first, second = (event["metadata"]["name"] for event in recorder.created)
     assert first != second
@@ -82,22 +82,24 @@ async def test_a_repeat_of_an_expired_event_is_written_again(
 
 async def test_a_note_has_a_bounded_size() -> None:
     recorder = Recorder()
-    await told(recorder, ("u", Tell("SyncFailed", "é" * 2000, warning=True)))
+    await told(recorder, ("u", RecordEvent("SyncFailed", "é" * 2000, warning=True)))
     (event,) = recorder.created
     assert event["note"] == "é" * 512
 
 
 async def test_events_of_one_object_are_limited() -> None:
     recorder = Recorder()
-    teller = await told(recorder, *[("u", Tell("Odd", f"number {n}")) for n in range(10_000)])
+    teller = await told(
+        recorder, *[("u", RecordEvent("Odd", f"number {n}")) for n in range(10_000)]
+    )
     assert len(recorder.created) <= BURST + 1
     assert teller.dropped >= 10_000 - BURST - 1
 
 
 async def test_events_beyond_the_queue_are_dropped() -> None:
-    teller = Teller(Recorder(), "bridge-1")  # type: ignore[arg-type]
+    teller = EventRecorder(Recorder(), "bridge-1")  # type: ignore[arg-type]
     for number in range(10_000):
-        teller.tell(vmi(str(number)), Tell("Started", "it runs"))
+        teller.record(vmi(str(number)), RecordEvent("Started", "it runs"))
     assert teller._waiting.qsize() == WAITING_MAX
     assert teller.dropped == 10_000 - WAITING_MAX
 
@@ -105,5 +107,7 @@ async def test_events_beyond_the_queue_are_dropped() -> None:
 async def test_a_refused_event_has_no_effect() -> None:
     recorder = Recorder()
     recorder.refuses = True
-    teller = await told(recorder, ("u", Tell("Started", "a")), ("v", Tell("Started", "b")))
+    teller = await told(
+        recorder, ("u", RecordEvent("Started", "a")), ("v", RecordEvent("Started", "b"))
+    )
     assert teller.dropped == 2

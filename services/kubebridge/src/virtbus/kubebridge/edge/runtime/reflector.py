@@ -7,15 +7,29 @@ again, and missing objects are gone. It retries after 429, 5xx and timeouts.
 
 import asyncio
 import logging
+from typing import Protocol
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, key, text
-from virtbus.kubebridge.edge.cluster import Answer, Cluster, Event
-from virtbus.kubebridge.edge.kinds import Kind
-from virtbus.kubebridge.edge.objects import Objects
+from virtbus.kubebridge.core.runtime.kinds import Kind
+from virtbus.kubebridge.edge.cluster import EVERYTHING, Answer, Cluster, Event, Scope
 
 log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Receives the objects: a store, or the watcher of references."""
+
+    def put(self, obj: Object) -> None:
+        """Take an object of a list or a watch."""
+
+    def deleted(self, obj: Object) -> None:
+        """Take the report that an object was deleted."""
+
+    def retain(self, names: set[str]) -> None:
+        """Drop all objects but those of a complete list."""
+
 
 PAUSE_S = (0.1, 10.0)
 """First and longest delay between retries."""
@@ -23,22 +37,22 @@ LASTS_S = 5.0
 """A watch without events that ends sooner than this counts as failed."""
 
 
-class Following:
+class Reflector:
     """Keeps `objects` in sync with the cluster."""
 
     def __init__(
         self,
         cluster: Cluster,
         kind: Kind,
-        objects: Objects,
+        objects: Sink,
         *,
-        selector: str = "",
+        scope: Scope = EVERYTHING,
         sources: Sources = REAL,
     ) -> None:
         self._cluster = cluster
         self._kind = kind
         self._objects = objects
-        self._selector = selector
+        self._scope = scope
         self._sources = sources
         self._version = ""
         self._pauses = delays(*PAUSE_S, sources)
@@ -62,7 +76,7 @@ class Following:
         """List all objects, and remove the missing ones."""
         seen: set[str] = set()
         version = ""
-        async for page in self._cluster.pages(self._kind, selector=self._selector):
+        async for page in self._cluster.pages(self._kind, self._scope):
             for obj in page.items:
                 seen.add(self._take(obj))
             version = page.resource_version
@@ -75,7 +89,7 @@ class Following:
         """Watch until the server ends it."""
         loop = asyncio.get_running_loop()
         begun_s, told = loop.time(), False
-        async for event in self._cluster.watch(self._kind, self._version, self._selector):
+        async for event in self._cluster.watch(self._kind, self._version, self._scope):
             self._heard(event)
             told = True
             self._pauses = delays(*PAUSE_S, self._sources)

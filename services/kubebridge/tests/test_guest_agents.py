@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
-import pytest
 from services.kubebridge.tests.manifests import UID
 from services.kubebridge.tests.world import view
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.edge import guest_asks
-from virtbus.kubebridge.edge.guest_asks import GuestAsks, pause_s
+from virtbus.kubebridge.core.runtime.kinds import GUEST_AGENT, Key
+from virtbus.kubebridge.edge.guest_agents import NORMAL, Delays, GuestAgents
+from virtbus.kubebridge.edge.runtime.workqueue import WorkQueue
 from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
@@ -26,10 +26,10 @@ INFO = GuestInfo(os=GuestOs(id="debian"))
 def test_a_guest_without_an_agent_is_polled_at_growing_intervals() -> None:
     up_s, asks = 10.0, 0
     while up_s < 24 * 3600:
-        up_s += pause_s(up_s)
+        up_s += NORMAL.silent_s(up_s)
         asks += 1
     assert asks < 310
-    assert [pause_s(up) for up in (0, 30, 100, 10_000)] == [10, 15, 50, 300]
+    assert [NORMAL.silent_s(up) for up in (0, 30, 100, 10_000)] == [10, 15, 50, 300]
 
 
 class Asked:
@@ -38,10 +38,13 @@ class Asked:
     def __init__(self, bus: MemoryBus, views: Views) -> None:
         self.answer: GuestInfo | VirtbusError = INFO
         self.count = 0
-        acts = asyncio.Event()
-        acts.set()
+        leads = asyncio.Event()
+        leads.set()
+        self.views = views
         self.changed: asyncio.Queue[str] = asyncio.Queue()
-        self.asks = GuestAsks(bus, views, acts)
+        self.asks = GuestAgents(bus, views, Delays(0.01, 0.01, 0.01))
+        self.queue = WorkQueue(leads)
+        self.queue.add_lane(GUEST_AGENT, self.asks.lane())
         self.asks.listeners.append(self.changed.put_nowait)
 
     async def guest(self, _: Request) -> Any:
@@ -52,25 +55,22 @@ class Asked:
 
 
 @asynccontextmanager
-async def asked(monkeypatch: pytest.MonkeyPatch, state: VmState) -> AsyncIterator[Asked]:
-    for name in ("TICK_S", "FIRST_S", "EACH_S", "LONGEST_S"):
-        monkeypatch.setattr(guest_asks, name, 0.01)
+async def asked(state: VmState) -> AsyncIterator[Asked]:
     bus = MemoryBus(MemoryServer())
     views = Views(bus, "c1")
     views.answered(view(UID, state=state))
     here = Asked(bus, views)
     endpoint = Endpoint("guest", subjects.rpc("n1", "agent", "guest"), here.guest)
     async with bus.serve(ServiceInfo("agent", "1.0.0"), [endpoint]), background() as tasks:
-        tasks.start(here.asks.run())
+        tasks.start(here.queue.run())
+        here.queue.add(Key(GUEST_AGENT, "default", "kubevirt-smoke-fedora"))
         async with asyncio.timeout(30):
             yield here
     await bus.aclose()
 
 
-async def test_an_answer_is_stored_and_listeners_get_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with asked(monkeypatch, VmState.RUNNING) as here:
+async def test_an_answer_is_stored_and_listeners_get_changes() -> None:
+    async with asked(VmState.RUNNING) as here:
         assert not here.asks.asked(UID)
         key = await here.changed.get()
         assert key == "default/kubevirt-smoke-fedora"
@@ -86,27 +86,26 @@ async def test_an_answer_is_stored_and_listeners_get_changes(
         assert here.asks.get(UID) == INFO
 
 
-async def test_a_stopped_guest_is_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asked(monkeypatch, VmState.PREPARING) as here:
+async def test_a_stopped_guest_is_not_polled() -> None:
+    async with asked(VmState.PREPARING) as here:
         await here.changed.get()
         assert (here.asks.get(UID), here.asks.asked(UID), here.count) == (None, True, 0)
 
 
-async def test_the_state_of_a_deleted_guest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asked(monkeypatch, VmState.RUNNING) as here:
+async def test_the_state_of_a_deleted_guest_is_dropped() -> None:
+    async with asked(VmState.RUNNING) as here:
         await here.changed.get()
-        cast("Any", here.asks)._views.ended(UID)
+        here.views.ended(UID)
         while here.asks.asked(UID):
             await asyncio.sleep(0.01)
         assert here.asks.get(UID) is None
 
 
-async def test_each_of_many_guests_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest_asks, "AT_ONCE", 2)
+async def test_each_of_many_guests_is_polled() -> None:
     uids = [f"{UID[:-2]}{number:02x}" for number in range(20)]
-    async with asked(monkeypatch, VmState.RUNNING) as here:
-        views = cast("Any", here.asks)._views
+    async with asked(VmState.RUNNING) as here:
         for uid in uids:
-            views.answered(view(uid, state=VmState.RUNNING))
+            here.views.answered(view(uid, name=uid, state=VmState.RUNNING))
+            here.queue.add(Key(GUEST_AGENT, "default", uid))
         while not all(here.asks.asked(uid) for uid in uids):
             await asyncio.sleep(0.01)

@@ -1,6 +1,6 @@
 """Refusals of the API server are retried even if no watched object changes."""
 
-from collections.abc import Callable
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -9,17 +9,15 @@ from services.kubebridge.tests.world import NOW
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.runtime.actions import Tell
+from virtbus.kubebridge.core.runtime.actions import RecordEvent
+from virtbus.kubebridge.core.runtime.kinds import VM, VMI, Key
 from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
-from virtbus.kubebridge.edge.acting import Acting
 from virtbus.kubebridge.edge.cluster import Answer
-from virtbus.kubebridge.edge.guest_asks import GuestAsks
-from virtbus.kubebridge.edge.objects import Objects
-from virtbus.kubebridge.edge.reconciling import Reconciling
-from virtbus.kubebridge.edge.views import Known, Views
+from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.views import Views
 
-KEY = "default/kubevirt-smoke-fedora"
+KEY = Key(VM, "default", "kubevirt-smoke-fedora")
 
 
 class Refusing:
@@ -32,13 +30,13 @@ class Refusing:
         self.vm = of_vm(vm(running=None, runStrategy="Always"))
         self.vm["metadata"]["resourceVersion"] = "1"
         bus, anything = MemoryBus(MemoryServer()), cast("Any", self)
-        self.known = Known(Objects(), Objects(), Views(bus, "c1"))
-        self.known.vms.put(self.vm)
-        self.acting = acting = Acting(anything, bus, self.known, anything)
-        guests = cast("GuestAsks", None)
-        self.look: Callable[..., Any] = Reconciling(
-            anything, self.known, guests, acting, "c1", bus.sources
-        ).look
+        self.manager = Manager(anything, bus, Views(bus, "c1"), anything, asyncio.Event())
+        self.vms, self.vmis = self.manager.store(VM), self.manager.store(VMI)
+        self.vms.put(self.vm)
+        self._controller = vm_rules.controller(self.vmis)
+
+    async def look(self) -> float:
+        return await self.manager.reconcile(self._controller, KEY)
 
     async def create(self, *_: Any) -> None:
         self.asked += 1
@@ -51,28 +49,37 @@ class Refusing:
         self.vm = {**self.vm, "metadata": meta, "status": status}
         return self.vm
 
-    def tell(self, _: Object, what: Tell) -> None:
+    def record(self, _: Object, what: RecordEvent) -> None:
         self.told.append(what.reason)
 
 
 @pytest.mark.parametrize("code", [403, 422])
 async def test_a_refused_vmi_is_retried(code: int) -> None:
     here = Refusing(code=code, reason="Forbidden", message="exceeded quota")
-    again_s = [await here.look(KEY) for _ in range(4)]
+    again_s = [await here.look() for _ in range(4)]
     assert here.asked == 4
     assert all(0 < one <= 10 for one in again_s)
     assert here.told == ["FailedCreate"]
 
 
+async def test_a_refusal_for_an_earlier_object_of_the_name_is_forgotten() -> None:
+    here = Refusing(code=403, reason="Forbidden", message="exceeded quota")
+    await here.look()
+    uid = here.vm["metadata"]["uid"]
+    assert here.manager.executor.refused(KEY, uid) == (403, "Forbidden", "exceeded quota")
+    assert here.manager.executor.refused(KEY, "another") is None
+    assert here.manager.executor.refused(KEY, uid) is None
+
+
 async def test_a_quota_conflict_ends_the_actions() -> None:
     here = Refusing(code=409, reason="Conflict", message="resourcequotas: modified")
-    assert 0 < await here.look(KEY) <= 10
+    assert 0 < await here.look() <= 10
     assert here.told == []
 
 
 async def test_an_existing_vmi_counts_as_created() -> None:
     here = Refusing(code=409, reason="AlreadyExists", message="it is there")
-    assert await here.look(KEY) == 0
+    assert await here.look() == 0
     assert here.told == ["SuccessfulCreate"]
 
 
@@ -82,7 +89,7 @@ async def test_a_delete_has_the_version_that_was_read() -> None:
 
     class Changing(Refusing):
         async def patch(self, *args: Any, how: str) -> Object:
-            self.known.vmis.put(put(owned, {"metadata.resourceVersion": "8"}))
+            self.vmis.put(put(owned, {"metadata.resourceVersion": "8"}))
             return await super().patch(*args, how=how)
 
         async def delete(self, _: Any, *what: str) -> None:
@@ -92,9 +99,9 @@ async def test_a_delete_has_the_version_that_was_read() -> None:
     here.vm = put(here.vm, {"spec.runStrategy": "Halted"})
     owned = put(vmi(), {"metadata.resourceVersion": "7"})
     owned["metadata"]["ownerReferences"] = [{"uid": here.vm["metadata"]["uid"]}]
-    here.known.vmis.put(owned)
+    here.vmis.put(owned)
     actions = vm_rules.reconcile(here.vm, owned, NOW)
-    await here.acting.act(actions, here.vm)
+    await here.manager.executor.execute(actions, KEY, here.vm)
     ((_, _, uid, version),) = deleted
     assert (uid, version) == (owned["metadata"]["uid"], "7")
 

@@ -1,4 +1,4 @@
-"""Lists the kinds of objects that the bridge reads or writes, with their API paths."""
+"""Lists the kinds of objects that the bridge reads or writes, and names single objects."""
 
 from typing import NamedTuple
 
@@ -28,6 +28,29 @@ class Kind(NamedTuple):
             parts += ["namespaces", namespace]
         parts += [one for one in (self.plural, name, sub) if one]
         return "/" + "/".join(parts)
+
+
+class Key(NamedTuple):
+    """The name of one object. `namespace` is empty for a cluster-wide kind."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Return `namespace/name`, by which stores keep objects."""
+        return f"{self.namespace}/{self.name}"
+
+    def of(self, kind: Kind) -> "Key":
+        """Return the key of the object of another kind with the same name."""
+        return Key(kind, self.namespace, self.name)
+
+
+def key_of(kind: Kind, path: str) -> Key:
+    """Return the key of a `namespace/name`."""
+    namespace, _, name = path.partition("/")
+    return Key(kind, namespace, name)
 
 
 VM = Kind("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
@@ -61,3 +84,9 @@ VALIDATING = Kind(
     "ValidatingWebhookConfiguration",
     namespaced=False,
 )
+
+BUS_VM = Kind("virtbus", "v1", "vms", "BusVm")
+BUS_NODE = Kind("virtbus", "v1", "nodes", "BusNode", namespaced=False)
+GUEST_AGENT = Kind("virtbus", "v1", "guestagents", "GuestAgent")
+ORPHAN = Kind("virtbus", "v1", "orphans", "Orphan")
+"""Sources on the bus: VMs, nodes, answers of guest agents, and VMs that have no VMI."""

@@ -10,10 +10,10 @@ import pytest
 from services.kubebridge.tests.faulty import Faulty, served
 
 from virtbus.bus.tasks import background
+from virtbus.kubebridge.core.runtime.kinds import CONFIG_MAP
 from virtbus.kubebridge.edge import cluster
-from virtbus.kubebridge.edge.kinds import CONFIG_MAP
-from virtbus.kubebridge.edge.objects import Objects
-from virtbus.kubebridge.edge.watching import Following
+from virtbus.kubebridge.edge.runtime.reflector import Reflector
+from virtbus.kubebridge.edge.runtime.store import Store
 
 
 class Watched:
@@ -21,10 +21,10 @@ class Watched:
 
     def __init__(self, server: Faulty, client: cluster.Cluster) -> None:
         self.server = server
-        self.objects = Objects()
+        self.objects = Store()
         self.changed: list[str] = []
         self.objects.listeners.append(self.changed.append)
-        self.following = Following(client, CONFIG_MAP, self.objects)
+        self.following = Reflector(client, CONFIG_MAP, self.objects)
 
     def known(self) -> dict[str, str]:
         found = {name: self.objects.get(name) for name in self.objects}
@@ -141,7 +141,7 @@ async def test_a_server_that_comes_back_is_watched_again(tmp_path: Path) -> None
 
 
 async def test_an_own_write_is_stored_at_once_and_not_undone_by_the_watch() -> None:
-    objects = Objects()
+    objects = Store()
 
     def one(version: int, value: str, uid: str = "u") -> dict[str, object]:
         meta = {"name": "a", "namespace": "n", "uid": uid, "resourceVersion": str(version)}

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.moments import micro_stamp
 from virtbus.kubebridge.core.objects.plain import Object, text
-from virtbus.kubebridge.core.runtime.actions import Tell
+from virtbus.kubebridge.core.runtime.actions import RecordEvent
+from virtbus.kubebridge.core.runtime.kinds import EVENT
 from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
-from virtbus.kubebridge.edge.kinds import EVENT
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +47,19 @@ class _Told:
         self.written_s = at_s
 
 
-class Teller:
+class EventRecorder:
     """Sends events while `run` runs."""
 
     def __init__(self, cluster: Cluster, instance: str, sources: Sources = REAL) -> None:
         self._cluster = cluster
         self._instance = instance
         self._sources = sources
-        self._waiting: asyncio.Queue[tuple[Json, Tell]] = asyncio.Queue(WAITING_MAX)
+        self._waiting: asyncio.Queue[tuple[Json, RecordEvent]] = asyncio.Queue(WAITING_MAX)
         self._told: OrderedDict[_Same, _Told] = OrderedDict()
         self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self.dropped = 0
 
-    def tell(self, obj: Object, what: Tell) -> None:
+    def record(self, obj: Object, what: RecordEvent) -> None:
         """Queue an event on an object."""
         try:
             self._waiting.put_nowait((reference(obj), what))
@@ -81,7 +81,7 @@ class Teller:
                 self.dropped += 1
                 log.debug("event %s: %s", what.reason, answer)
 
-    async def _sent(self, about: Json, what: Tell) -> None:
+    async def _sent(self, about: Json, what: RecordEvent) -> None:
         now_s = asyncio.get_running_loop().time()
         same = _Same(about["uid"], what.reason, what.message)
         told = self._told.get(same)
@@ -122,7 +122,7 @@ class Teller:
             self._tokens.popitem(last=False)
         return tokens >= 1
 
-    def _event(self, name: str, about: Json, what: Tell) -> Json:
+    def _event(self, name: str, about: Json, what: RecordEvent) -> Json:
         return {
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,

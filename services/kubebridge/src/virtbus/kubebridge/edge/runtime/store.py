@@ -25,7 +25,7 @@ class _Held(NamedTuple):
     body: bytes
 
 
-class Objects:
+class Store:
     """A cache. Each read returns a new object."""
 
     def __init__(self) -> None:

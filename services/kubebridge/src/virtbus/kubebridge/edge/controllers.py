@@ -1,0 +1,64 @@
+"""Adds the controllers to the runtime, with the stores and sources that they read."""
+
+import asyncio
+from typing import Protocol
+
+from virtbus.bus.ports import Bus
+from virtbus.kubebridge.core.installation import controller as installation
+from virtbus.kubebridge.core.node import labels
+from virtbus.kubebridge.core.runtime.kinds import (
+    BUS_NODE,
+    BUS_VM,
+    ENDPOINT_SLICE,
+    GUEST_AGENT,
+    KUBEVIRT,
+    NODE,
+    ORPHAN,
+    SERVICE,
+    VM,
+    VMI,
+)
+from virtbus.kubebridge.core.service.controller import Services
+from virtbus.kubebridge.core.service.endpoint_slices import SELECTOR
+from virtbus.kubebridge.core.vm import reconcile as vm
+from virtbus.kubebridge.core.vmi.controller import Instances
+from virtbus.kubebridge.core.vmi.orphans import Orphans
+from virtbus.kubebridge.edge import guest_agents
+from virtbus.kubebridge.edge.bus_nodes import BusNodes
+from virtbus.kubebridge.edge.cluster import Scope
+from virtbus.kubebridge.edge.guest_agents import GuestAgents
+from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.views import Views
+
+
+class Running(Protocol):
+    """A source with a loop of its own."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
+def add(
+    manager: Manager, bus: Bus, views: Views, cluster: str, leads: asyncio.Event
+) -> tuple[Running, ...]:
+    """Add all controllers. Return the sources that have to run."""
+    vms, vmis, services, kubevirts = map(manager.store, (VM, VMI, SERVICE, KUBEVIRT))
+    slices = manager.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
+    manager.store(NODE, Scope(selector=labels.OURS))
+    nodes, guests = BusNodes(bus, leads), GuestAgents(bus, views)
+    orphans = Orphans(cluster, vms, vmis, views)
+    manager.source(BUS_VM, views)
+    manager.source(BUS_NODE, nodes)
+    manager.source(GUEST_AGENT, guests)
+    manager.source(ORPHAN, orphans)
+    for controller in (
+        vm.controller(vmis),
+        Instances(vmis, views, guests, cluster).controller(),
+        orphans.controller(),
+        Services(services, vmis, slices, views).controller(),
+        labels.controller(nodes),
+        installation.controller(kubevirts, orphans),
+    ):
+        manager.add(controller)
+    manager.add_lane(GUEST_AGENT, guests.lane(), guest_agents.WATCHES)
+    return views, nodes
