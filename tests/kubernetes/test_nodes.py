@@ -13,7 +13,7 @@ from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.sources import Sources
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller
+from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller, slim
 from virtbus.kubebridge.core.objects.moments import stamp
 from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE
 from virtbus.kubebridge.edge import cluster as door
@@ -64,7 +64,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         background() as tasks,
     ):
         manager, nodes = Manager(client, bus, anything, anything, leads), BusNodes(bus, leads, 0.05)
-        manager.store(NODE, Scope(selector=OURS))
+        manager.store(NODE, Scope(selector=OURS, metadata_only=True), slim)
         manager.source(BUS_NODE, nodes)
         manager.add(controller(nodes))
         tasks.start(nodes.run())

@@ -44,7 +44,7 @@ def add(
     """Add all controllers. Return the sources that have to run."""
     vms, vmis, services, kubevirts = map(manager.store, (VM, VMI, SERVICE, KUBEVIRT))
     slices = manager.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
-    manager.store(NODE, Scope(selector=labels.OURS))
+    manager.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)
     nodes, guests = BusNodes(bus, leads), GuestAgents(bus, views)
     orphans = Orphans(cluster, vms, vmis, views)
     manager.source(BUS_VM, views)

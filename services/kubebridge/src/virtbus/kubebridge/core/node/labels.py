@@ -5,10 +5,10 @@ by the label; virtbus itself places VMs. The label is removed once virtbus has f
 """
 
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from virtbus.kubebridge.core.objects.moments import moment, stamp
-from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.kubebridge.core.objects.plain import Object, part, text
 from virtbus.kubebridge.core.runtime.actions import Action, Merge, Requeue
 from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Watch
 from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE, Key
@@ -74,6 +74,13 @@ def _marked(name: str, label: str | None, ours: str | None, beat: str | None) ->
     labels = {SCHEDULABLE: label, OURS: ours}
     changes = {"metadata": {"labels": labels, "annotations": {HEARTBEAT: beat}}}
     return Merge(Key(NODE, "", name), changes, ABSENT_S)
+
+
+def slim(node: Object) -> dict[str, Any]:
+    """Return the parts of a Node that the rules read."""
+    meta = part(node, "metadata")
+    kept = {name: meta.get(name) for name in ("name", "uid", "resourceVersion", "labels")}
+    return {"metadata": kept | {"annotations": {HEARTBEAT: text(meta, "annotations", HEARTBEAT)}}}
 
 
 def controller(nodes: Nodes) -> Controller:

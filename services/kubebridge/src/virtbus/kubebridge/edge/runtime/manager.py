@@ -13,7 +13,7 @@ from virtbus.kubebridge.edge.cluster import EVERYTHING, Cluster, Scope
 from virtbus.kubebridge.edge.runtime.executor import Executor, Recorder, Vms
 from virtbus.kubebridge.edge.runtime.references import References
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
-from virtbus.kubebridge.edge.runtime.store import Changed, Store
+from virtbus.kubebridge.edge.runtime.store import Changed, Slim, Store
 from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
 
 RESYNC_S = 1.0
@@ -47,10 +47,10 @@ class Manager:
         self.executor = Executor(cluster, bus, self.stores, vms, recorder)
 
     # --- wiring ---------------------------------------------------------------------------
-    def store(self, kind: Kind, scope: Scope = EVERYTHING) -> Store:
+    def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> Store:
         """Return the store of a kind of Kubernetes, kept by a reflector."""
         if kind not in self.stores:
-            store = self.stores[kind] = Store()
+            store = self.stores[kind] = Store(slim)
             self.reflectors[kind] = Reflector(
                 self._cluster, kind, store, scope=scope, sources=self._sources
             )

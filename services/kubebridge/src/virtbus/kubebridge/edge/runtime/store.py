@@ -15,6 +15,9 @@ from virtbus.kubebridge.core.translation import annotations as notes
 Changed = Callable[[str], None]
 """Called with the `namespace/name` of a changed, new or removed object."""
 
+Slim = Callable[[Object], dict[str, Any]]
+"""Removes the fields that no rule reads."""
+
 ENDED_MAX = 10_000
 """Ends that are remembered. If one is forgotten, the VM is kept for a person to decide."""
 
@@ -28,7 +31,8 @@ class _Held(NamedTuple):
 class Store:
     """A cache. Each read returns a new object."""
 
-    def __init__(self) -> None:
+    def __init__(self, slim: Slim | None = None) -> None:
+        self._slim = slim or slim_kubevirt
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self.listeners: list[Changed] = []
@@ -54,7 +58,7 @@ class Store:
 
     def put(self, obj: Object) -> None:
         """Store an object from a list or a watch. These arrive in order."""
-        name, held = key(obj), _held(obj)
+        name, held = key(obj), self._held_of(obj)
         before = self._held.get(name)
         if at(obj, "metadata", "deletionTimestamp"):
             self._note_end(held.uid)
@@ -69,7 +73,7 @@ class Store:
 
         A removed object does not come back this way.
         """
-        name, held = key(obj), _held(obj)
+        name, held = key(obj), self._held_of(obj)
         before = self._held.get(name)
         if before is not None and before.uid == held.uid and held.version > before.version:
             self._held[name] = held
@@ -105,19 +109,18 @@ class Store:
         for name in self._held.keys() - names:
             self.drop(name)
 
+    def _held_of(self, obj: Object) -> _Held:
+        version = text(obj, "metadata", "resourceVersion")
+        number = int(version) if version.isdigit() else 0
+        body = json.dumps(self._slim(obj), separators=(",", ":"), ensure_ascii=False)
+        return _Held(text(obj, "metadata", "uid"), number, body.encode())
+
     def _tell(self, name: str) -> None:
         for changed in self.listeners:
             changed(name)
 
 
-def _held(obj: Object) -> _Held:
-    version = text(obj, "metadata", "resourceVersion")
-    number = int(version) if version.isdigit() else 0
-    body = json.dumps(slim(obj), separators=(",", ":"), ensure_ascii=False)
-    return _Held(text(obj, "metadata", "uid"), number, body.encode())
-
-
-def slim(obj: Object) -> dict[str, Any]:
+def slim_kubevirt(obj: Object) -> dict[str, Any]:
     """Remove the fields that no rule reads: managedFields and other annotations.
 
     An object may have 256 KiB of annotations, and a template as much as etcd takes (ADR 0028).
