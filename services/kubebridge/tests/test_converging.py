@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.kubebridge.tests.world import World, world
 
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import Action, Call
-from virtbus.kubebridge.core.vm.run_strategies import strategy_of
+from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy
 
@@ -50,7 +51,7 @@ def play(  # noqa: C901  a row a step
         case "crash" | "shutdown":
             w.ends(well=step == "shutdown")
         case "restart":
-            if w.vmi is not None and strategy_of(w.vm or {}) not in {"Halted", "Once"}:
+            if w.vmi is not None and read(Vm, w.vm).strategy not in {"Halted", "Once"}:
                 w.asks({"action": "Stop", "uid": w.uid}, {"action": "Start"})
         case "image":
             w.step(to=VmState.FAILED, reason="image_not_found", message="no such image")

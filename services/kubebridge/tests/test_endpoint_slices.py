@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import Create, Delete, RecordEvent, Replace
 from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MAX_ENDPOINTS, reconcile
 from virtbus.kubebridge.core.service.members import Member, member
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.schemas.network import InterfaceStatus
 
 Json = dict[str, Any]
@@ -34,13 +36,17 @@ def vmi(name: str = "a", *, ready: bool = True, phase: str = "Running", **meta: 
     return {"metadata": own | meta, "status": status}
 
 
+def seen(*args: Any, **more: Any) -> Vmi:
+    return read(Vmi, vmi(*args, **more))
+
+
 def nic(*addresses: str, network: str = "default") -> InterfaceStatus:
     return InterfaceStatus(name="n", network=network, mac="02:00:00:00:00:01", addresses=addresses)
 
 
 def guest(number: int = 1, **more: Any) -> Member:
     found = member(
-        vmi(f"vm-{number}", **more), [nic(f"10.1.{number // 250}.{number % 250 + 1}/24")]
+        seen(f"vm-{number}", **more), [nic(f"10.1.{number // 250}.{number % 250 + 1}/24")]
     )
     assert found is not None
     return found
@@ -104,8 +110,8 @@ def test_a_service_without_guests_has_no_slices(spec: Json) -> None:
 
 
 def test_a_running_guest_is_an_endpoint_and_its_condition_makes_it_ready() -> None:
-    assert member(vmi(phase="Succeeded"), [nic("10.1.0.1/24")]) is None
-    assert member(vmi(), [nic()]) is None
+    assert member(seen(phase="Succeeded"), [nic("10.1.0.1/24")]) is None
+    assert member(seen(), [nic()]) is None
     assert reconcile(service(), [guest(phase="Scheduled")], []) == []
     (paused,) = slices(*reconcile(service(), [guest(ready=False)], []))
     assert paused["endpoints"][0]["conditions"]["ready"] is False
@@ -143,7 +149,7 @@ def test_a_named_port_is_reported() -> None:
 
 
 def test_each_address_family_has_its_own_slices() -> None:
-    both = member(vmi(), [nic("10.1.0.1/24", "fe80::1/64", "fd00::1/64")])
+    both = member(seen(), [nic("10.1.0.1/24", "fe80::1/64", "fd00::1/64")])
     assert both is not None
     assert both.addresses == {"IPv4": "10.1.0.1", "IPv6": "fd00::1"}
     made = slices(*reconcile(service(ipFamilies=["IPv6", "IPv4"]), [both, guest(2)], []))
@@ -154,10 +160,10 @@ def test_each_address_family_has_its_own_slices() -> None:
 
 
 def test_an_endpoint_has_the_address_of_the_pod_network() -> None:
-    two = member(vmi(), [nic("10.9.0.1/24", network="lan"), nic("10.1.0.1/24")])
+    two = member(seen(), [nic("10.9.0.1/24", network="lan"), nic("10.1.0.1/24")])
     assert two is not None
     assert two.addresses == {"IPv4": "10.1.0.1"}
-    other = member(vmi(), [nic(network="default"), nic("10.9.0.1/24", network="lan")])
+    other = member(seen(), [nic(network="default"), nic("10.9.0.1/24", network="lan")])
     assert other is not None
     assert other.addresses == {"IPv4": "10.9.0.1"}
 
@@ -225,7 +231,7 @@ def test_each_guest_is_in_one_slice_after_any_changes(rounds: list[set[int]]) ->
 
 
 def test_an_invalid_address_is_ignored() -> None:
-    assert member(vmi(), [nic("dhcp")]) is None
-    found = member(vmi(), [nic("", "10.1.0.300/24", "10.1.0.7/24")])
+    assert member(seen(), [nic("dhcp")]) is None
+    found = member(seen(), [nic("", "10.1.0.300/24", "10.1.0.7/24")])
     assert found is not None
     assert found.addresses == {"IPv4": "10.1.0.7"}

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 from services.kubebridge.tests.manifests import put, vm, vmi
-from services.kubebridge.tests.world import NOW
+from services.kubebridge.tests.world import NOW, reconcile_vm
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.kubebridge.core.objects.plain import Object
@@ -100,7 +100,7 @@ async def test_a_delete_has_the_version_that_was_read() -> None:
     owned = put(vmi(), {"metadata.resourceVersion": "7"})
     owned["metadata"]["ownerReferences"] = [{"uid": here.vm["metadata"]["uid"]}]
     here.vmis.put(owned)
-    actions = vm_rules.reconcile(here.vm, owned, NOW)
+    actions = reconcile_vm(here.vm, owned, NOW)
     await here.manager.executor.execute(actions, KEY, here.vm)
     ((_, _, uid, version),) = deleted
     assert (uid, version) == (owned["metadata"]["uid"], "7")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import put, vm
-from services.kubebridge.tests.world import NOW
+from services.kubebridge.tests.world import NOW, reconcile_vm, vmi_of
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
@@ -16,7 +16,6 @@ from virtbus.kubebridge.core.objects.moments import find
 from virtbus.kubebridge.core.runtime.actions import Patch, RecordEvent
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.mapping import vm_field_causes
-from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.edge.cluster import PAGE
 from virtbus.kubebridge.edge.runtime.store import ENDED_MAX, Store
 from virtbus.kubebridge.edge.views import Views
@@ -91,8 +90,8 @@ def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
     objects.put(put(large, {"spec.runStrategy": strategy}))
     kept = objects.get("default/vm-1")
     assert kept is not None
-    instance = vm_rules.vmi_of(kept, paused=False) if strategy == "Always" else None
-    told = vm_rules.reconcile(kept, instance, NOW)
+    instance = vmi_of(kept, paused=False) if strategy == "Always" else None
+    told = reconcile_vm(kept, instance, NOW)
     (status,) = (one.changes["status"] for one in told if isinstance(one, Patch) and one.sub)
     said = find(status["conditions"], "AnnotationsDropped")
     message = (
@@ -103,10 +102,10 @@ def test_dropped_annotations_are_reported_on_the_vm(strategy: str) -> None:
         *("True", "AnnotationsTooLarge", message),
     )
     assert RecordEvent("AnnotationsTooLarge", message, warning=True) in told
-    again = vm_rules.reconcile(kept | {"status": status}, instance, NOW)
+    again = reconcile_vm(kept | {"status": status}, instance, NOW)
     assert not [one for one in again if isinstance(one, RecordEvent)], "one Event, not one a look"
     small = stopped(1, {}, {"mine": "stays"}) | {"status": status}
-    again = vm_rules.reconcile(small, None, NOW)
+    again = reconcile_vm(small, None, NOW)
     (mended,) = (one.changes["status"] for one in again if isinstance(one, Patch) and one.sub)
     assert not find(mended["conditions"], "AnnotationsDropped")
 

@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 from services.kubebridge.tests.manifests import UID, put, vm, vmi
-from services.kubebridge.tests.world import CLUSTER, GONE, NOW, kept_whole, view
+from services.kubebridge.tests.world import (
+    CLUSTER,
+    GONE,
+    NOW,
+    kept_whole,
+    pair,
+    reconcile_vmi,
+    view,
+    vmi_said,
+)
 
 from virtbus.imaged.core import qcow2
 from virtbus.kubebridge.core.objects.moments import find, stamp
-from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import (
     AT_ONCE_S,
     Await,
@@ -22,7 +31,7 @@ from virtbus.kubebridge.core.runtime.actions import (
 )
 from virtbus.kubebridge.core.runtime.kinds import SECRET, Key
 from virtbus.kubebridge.core.vm import status as vm_status
-from virtbus.kubebridge.core.vm.status import Pair
+from virtbus.kubebridge.core.vm.model import Request
 from virtbus.kubebridge.core.vmi import orphans
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
 from virtbus.kubebridge.core.vmi import status as vmi_status
@@ -40,7 +49,7 @@ ERRORS = Path(__file__).parents[3] / "docs/reference/errors.md"
 
 def told(seen: Seen, **status: Any) -> dict[str, Any]:
     whole = put(vmi(), {"status": status})
-    return vmi_status.status(whole, seen, NOW)
+    return vmi_said(whole, seen, NOW)
 
 
 def test_the_status_of_a_running_vmi_is_complete() -> None:
@@ -72,33 +81,33 @@ def test_the_status_of_a_running_vmi_is_complete() -> None:
     assert said["guestOSInfo"] == {"id": "debian", "prettyName": "Debian 12"}
     assert said["nodeName"] == "n1"
     again = put(vmi(), {"status": said})
-    assert vmi_status.status(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
+    assert vmi_said(again, Seen(seen, guest=guest), NOW + timedelta(hours=1)) == said
 
 
 def test_the_status_is_kept_while_the_vm_is_not_seen() -> None:
     running = put(vmi(), {"status": told(Seen(view(UID, state=VmState.RUNNING)))})
-    create, *again = vmi_rules.reconcile(running, Seen(), {}, NOW, CLUSTER)
+    create, *again = reconcile_vmi(running, Seen(), {}, NOW, CLUSTER)
     assert isinstance(create, Call)  # the next reconcile gets its answer
     assert Requeue(AT_ONCE_S) in again
     assert all(isinstance(one, Requeue) for one in again)
     changed = Refused(code=409, reason="uid_taken", message="not as asked for here")
-    create, *again = vmi_rules.reconcile(running, Seen(refused=changed), {}, NOW, CLUSTER)
+    create, *again = reconcile_vmi(running, Seen(refused=changed), {}, NOW, CLUSTER)
     assert isinstance(create, Call)
     assert again == [Requeue(vmi_rules.RETRY_S[0])]
-    gone = vmi_rules.reconcile(running, Seen(gone=True), {}, NOW, CLUSTER)
+    gone = reconcile_vmi(running, Seen(gone=True), {}, NOW, CLUSTER)
     assert [one.changes["status"]["phase"] for one in gone if isinstance(one, Patch)] == ["Failed"]
 
 
 def test_a_guest_agents_answer_is_kept_until_the_next_poll() -> None:
     nic = InterfaceStatus(name="default", mac="02:00:00:00:00:05", addresses=("10.0.0.5/24",))
     running = view(UID, state=VmState.RUNNING, interfaces=(nic,))
-    told_ = vmi_status.status(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
+    told_ = vmi_said(put(vmi(), {"status": {}}), Seen(running, guest=GUEST), NOW)
     before = put(vmi(), {"status": told_})
-    assert vmi_status.status(before, Seen(running, asked=False), NOW) == told_
-    silent = vmi_status.status(before, Seen(running), NOW)
+    assert vmi_said(before, Seen(running, asked=False), NOW) == told_
+    silent = vmi_said(before, Seen(running), NOW)
     assert find(silent["conditions"], "AgentConnected") == {}
     assert (silent["guestOSInfo"], "interfaceName" in silent["interfaces"][0]) == ({}, False)
-    never = vmi_status.status(vmi(), Seen(running, asked=False), NOW)
+    never = vmi_said(vmi(), Seen(running, asked=False), NOW)
     assert find(never["conditions"], "AgentConnected") == {}
 
 
@@ -163,12 +172,20 @@ def test_the_crd_accepts_every_status(before: str, *, deleted: bool) -> None:
     whole = put(vmi(), {"status": {"phase": before} if before else {}})
     if deleted:
         put(whole, {"metadata.deletionTimestamp": GONE})
-    requests: list[Object] = [{"action": "Start", "data": {"paused": "true"}}]
+    requests = [read(Request, {"action": "Start", "data": {"paused": "true"}})]
     for seen in SEEN:
         for retried in ("", GONE):
-            kept_whole(vmi_status.status(whole, seen, NOW, retried))
-        pair = Pair(vm(), put(whole, {"status": vmi_status.status(whole, seen, NOW)}))
-        kept_whole(vm_status.status(pair, requests, NOW, failed="quota", observed="Always"))
+            kept_whole(vmi_said(whole, seen, NOW, retried))
+        both = pair(vm(), put(whole, {"status": vmi_said(whole, seen, NOW)}))
+        kept_whole(
+            vm_status.status(
+                both,
+                requests,
+                NOW,
+                failed="quota",
+                observed="Always",
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +202,7 @@ def test_the_ready_condition_has_kubevirts_reasons(
     state: VmState, node: str, reason: str, *, deleted: bool
 ) -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE}) if deleted else vmi()
-    said = vmi_status.status(whole, Seen(view(UID, state=state, node=node)), NOW)
+    said = vmi_said(whole, Seen(view(UID, state=state, node=node)), NOW)
     ready = find(said["conditions"], "Ready")
     assert (ready["status"], ready["reason"]) == ("False", reason)
     assert ready["message"]
@@ -198,7 +215,7 @@ def test_an_event_reports_how_a_guest_failed(how: Any, word: str) -> None:
     end = GuestEnd(how=how, asked=False, at_ns=1)
     seen = Seen(view(UID, state=VmState.FAILED, reason=GUEST_ENDED, last_end=end))
     ran = put(vmi(), {"status": {"phase": "Running"}})
-    *_, event = vmi_rules.reconcile(ran, seen, {}, NOW, CLUSTER)
+    *_, event = reconcile_vmi(ran, seen, {}, NOW, CLUSTER)
     assert isinstance(event, RecordEvent)
     assert (event.reason, event.warning, word in event.message) == ("Stopped", True, True)
 
@@ -226,7 +243,7 @@ def test_every_image_error_is_shown_as_a_pull_error() -> None:
 
 def test_a_condition_keeps_the_time_of_its_transition() -> None:
     first = told(Seen(view(UID, state=VmState.STARTING)))
-    later = vmi_status.status(
+    later = vmi_said(
         put(vmi(), {"status": first}),
         Seen(view(UID, state=VmState.STARTING, message="soon")),
         NOW + timedelta(minutes=1),
@@ -238,23 +255,23 @@ def test_a_condition_keeps_the_time_of_its_transition() -> None:
 @pytest.mark.parametrize(("given", "grace_s"), [(None, 30), (0, 0), (5, 5), (10**9, 86_400)])
 def test_a_deleted_vmi_stops_its_guest_with_its_grace(given: int | None, grace_s: int) -> None:
     whole = put(vmi({"terminationGracePeriodSeconds": given}), {"metadata.deletionTimestamp": GONE})
-    actions = vmi_rules.reconcile(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
+    actions = reconcile_vmi(whole, Seen(view(UID, state=VmState.RUNNING)), {}, NOW, CLUSTER)
     assert actions[0] == vmi_rules.delete(UID, grace_s)
     assert RecordEvent("ShuttingDown", "Signaled Graceful Shutdown") in actions
 
 
 def test_the_finalizer_stays_until_the_vm_is_certainly_gone() -> None:
     whole = put(vmi(), {"metadata.deletionTimestamp": GONE})
-    unsure = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    unsure = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
     assert vmi_rules.delete(UID, 30) in unsure
     assert not any(isinstance(one, Patch) and "metadata" in one.changes for one in unsure)
-    sure = vmi_rules.reconcile(whole, Seen(gone=True), {}, NOW, CLUSTER)
+    sure = reconcile_vmi(whole, Seen(gone=True), {}, NOW, CLUSTER)
     assert sure[0] == Patch({"metadata": {"finalizers": []}})
 
 
 def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
     whole = vmi({"volumes.2.cloudInitNoCloud": {"secretRef": {"name": "user"}}})
-    again, awaited, write, event = vmi_rules.reconcile(whole, Seen(), {}, NOW, CLUSTER)
+    again, awaited, write, event = reconcile_vmi(whole, Seen(), {}, NOW, CLUSTER)
     assert again == Requeue(300.0)
     assert awaited == Await(frozenset({Key(SECRET, "default", "user")}))
     assert isinstance(write, Patch)
@@ -266,7 +283,7 @@ def test_a_vmi_that_waits_for_a_secret_is_not_created_on_the_bus() -> None:
 @pytest.mark.parametrize(("code", "after_s"), [(429, 10.0), (409, 10.0), (422, 300.0)])
 def test_a_refused_create_is_retried(code: int, after_s: float) -> None:
     seen = Seen(refused=Refused(code=code, reason="why", message="so"))
-    create, again, *_ = vmi_rules.reconcile(vmi(), seen, {}, NOW, CLUSTER)
+    create, again, *_ = reconcile_vmi(vmi(), seen, {}, NOW, CLUSTER)
     assert isinstance(create, Call)
     assert again == Requeue(after_s)
 
@@ -289,6 +306,6 @@ def test_a_vm_with_an_absent_vmi_is_marked_once_and_never_deleted(there: str, wh
 
 def test_a_created_vm_is_reconciled_again_without_an_event() -> None:
     """A starting bridge sends a create for a running VM whose controller lags."""
-    actions = vmi_rules.reconcile(vmi(), Seen(), {}, NOW, CLUSTER)
+    actions = reconcile_vmi(vmi(), Seen(), {}, NOW, CLUSTER)
     assert isinstance(actions[0], Call)
     assert any(isinstance(one, Requeue) for one in actions)

@@ -10,6 +10,8 @@ from services.kubebridge.tests.manifests import vm as smoke_vm
 
 from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
 from virtbus.kubebridge.core.crds.models.virtualmachine import MachineStatus
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import (
     Action,
     Await,
@@ -21,8 +23,13 @@ from virtbus.kubebridge.core.runtime.actions import (
     Requeue,
 )
 from virtbus.kubebridge.core.translation.defaults import of_vm
+from virtbus.kubebridge.core.translation.references import Given
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
+from virtbus.kubebridge.core.vm.model import Vm
+from virtbus.kubebridge.core.vm.status import Pair
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
+from virtbus.kubebridge.core.vmi import status as vmi_status
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest_end import GuestEnd
 from virtbus.schemas.states import VmState
@@ -56,6 +63,34 @@ def view(uid: str, **fields: Any) -> VmView:
         "state": VmState.PENDING,
     }
     return VmView(**(base | fields))
+
+
+def reconcile_vm(vm: Object, vmi: Object | None, now: datetime, failed: str = "") -> list[Action]:
+    """Reconcile a VM as JSON."""
+    own = read(Vmi, vmi) if vmi is not None else None
+    return vm_rules.reconcile(read(Vm, vm), own, now, failed)
+
+
+def reconcile_vmi(
+    vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str
+) -> list[Action]:
+    """Reconcile a VMI as JSON."""
+    return vmi_rules.reconcile(read(Vmi, vmi), seen, given, now, cluster)
+
+
+def vmi_of(vm: Object, *, paused: bool) -> dict[str, Any]:
+    """Return the VMI that a VM as JSON makes."""
+    return vm_rules.vmi_of(read(Vm, vm), paused=paused)
+
+
+def vmi_said(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
+    """Return the status of a VMI as JSON."""
+    return vmi_status.status(read(Vmi, vmi), seen, now, retried)
+
+
+def pair(vm: Object, vmi: Object | None, **more: Any) -> Pair:
+    """Return a VM and its VMI as JSON."""
+    return Pair(read(Vm, vm), read(Vmi, vmi) if vmi is not None else None, **more)
 
 
 def kept_whole(status: dict[str, Any]) -> None:
@@ -96,7 +131,7 @@ class World:
         if vm.vm is None:
             return []
         read = copy.deepcopy(vm.vm)
-        actions = vm_rules.reconcile(read, copy.deepcopy(vmi.vmi), self.now)
+        actions = reconcile_vm(read, copy.deepcopy(vmi.vmi), self.now)
         assert read == vm.vm
         return self.act(actions, read, self.vm)
 
@@ -104,7 +139,7 @@ class World:
         if vmi.vmi is None:
             return []
         read = copy.deepcopy(vmi.vmi)
-        actions = vmi_rules.reconcile(read, bus.seen(read), {}, self.now, CLUSTER)
+        actions = reconcile_vmi(read, bus.seen(read), {}, self.now, CLUSTER)
         assert read == vmi.vmi
         return self.act(actions, read, self.vmi)
 

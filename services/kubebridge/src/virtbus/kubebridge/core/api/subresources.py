@@ -15,8 +15,10 @@ from virtbus.kubebridge.core.objects.refusals import (
     not_found,
     not_implemented,
 )
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.calls import AskGuest, Bus, Call, Deed, Give, Stream
 from virtbus.kubebridge.core.vm import verbs as power
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import Phase
 from virtbus.kubebridge.core.vmi.status import AGENT, PAUSED, holds
 from virtbus.schemas.guest import GuestQuestion
@@ -57,11 +59,11 @@ def _no(call: Call, why: str) -> Refusal:
 
 
 def _paused(call: Call) -> bool:
-    return call.vmi is not None and holds(call.vmi, PAUSED)
+    return call.vmi is not None and holds(read(Vmi, call.vmi), PAUSED)
 
 
 def _agent(call: Call) -> bool:
-    return call.vmi is not None and holds(call.vmi, AGENT)
+    return call.vmi is not None and holds(read(Vmi, call.vmi), AGENT)
 
 
 def _pause(call: Call) -> Outcome:

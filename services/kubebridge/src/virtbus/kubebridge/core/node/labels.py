@@ -7,8 +7,9 @@ by the label; virtbus itself places VMs. The label is removed once virtbus has f
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.moments import moment, stamp
+from virtbus.kubebridge.core.objects.moments import stamp
 from virtbus.kubebridge.core.objects.plain import Object, part, text
+from virtbus.kubebridge.core.objects.typed import moment
 from virtbus.kubebridge.core.runtime.actions import Action, Merge, Requeue
 from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Watch
 from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE, Key

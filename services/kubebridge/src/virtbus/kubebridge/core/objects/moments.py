@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.objects.typed import Condition
 
 
 def stamp(now: datetime) -> str:
@@ -17,35 +18,33 @@ def micro_stamp(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def moment(value: str) -> datetime | None:
-    """Parse a time. Return None if it is invalid."""
-    try:
-        return datetime.fromisoformat(value).astimezone(UTC)
-    except (ValueError, OverflowError):  # the time is out of range in UTC
-        return None
+class Said(NamedTuple):
+    """A condition before it is written."""
+
+    type: str
+    on: bool
+    reason: str = ""
+    message: str = ""
+    probed: str = ""
 
 
-def condition(kind: str, *, on: bool, reason: str = "", message: str = "") -> dict[str, Any]:
-    """Return a condition without its times."""
-    said = {"type": kind, "status": "True" if on else "False"}
-    if reason:
-        said["reason"] = reason
-    if message:
-        said["message"] = message
-    return said
-
-
-def merged(wanted: Iterable[dict[str, Any]], before: list[Object], now: str) -> list[Any]:
-    """Add times to the conditions. If the status is unchanged, so is the transition time."""
-    known = {text(one, "type"): one for one in before}
+def merged(
+    said: Iterable[Said], before: Iterable[Condition], now: datetime
+) -> tuple[list[Any], str]:
+    """Return conditions with times, and the time. An unchanged status keeps its transition time."""
+    at = stamp(now)
+    known = {one.type: one for one in before}
     result = []
-    for one in wanted:
-        old = known.get(one["type"])
-        since = now
-        if old is not None and old.get("status") == one["status"]:
-            since = text(old, "lastTransitionTime") or now
-        result.append({**one, "lastTransitionTime": since})
-    return result
+    for one in said:
+        old, status = known.get(one.type), str(one.on)
+        since = old.since if old is not None and old.status == status else ""
+        texts = {"reason": one.reason, "message": one.message, "lastProbeTime": one.probed}
+        result.append(
+            {"type": one.type, "status": status}
+            | {name: value for name, value in texts.items() if value}
+            | {"lastTransitionTime": since or at}
+        )
+    return result, at
 
 
 def find(conditions: Iterable[Object], kind: str) -> Object:

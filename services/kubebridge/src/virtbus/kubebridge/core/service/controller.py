@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from virtbus.kubebridge.core.objects.plain import Object, part, text
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import Action, RecordEvent
 from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
 from virtbus.kubebridge.core.runtime.kinds import (
@@ -18,6 +19,7 @@ from virtbus.kubebridge.core.runtime.kinds import (
 )
 from virtbus.kubebridge.core.service.endpoint_slices import SERVICE_NAME, reconcile
 from virtbus.kubebridge.core.service.members import Member, member, selects
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Views
 
 GATHER_S = 0.5
@@ -99,9 +101,10 @@ class Services:
 
     def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
         """Update a guest. Return the labels that it had and has, if it changed for Services."""
-        here, vmi, now = self._members[space], self._vmis.get(path), None
-        if vmi is not None:
-            view = self._views.get(text(vmi, "metadata", "uid"))
+        here, raw, now = self._members[space], self._vmis.get(path), None
+        if raw is not None:
+            vmi = read(Vmi, raw)
+            view = self._views.get(vmi.uid)
             now = member(vmi, view.interfaces if view is not None else ())
         before = here.pop(path, None)
         if now is not None:

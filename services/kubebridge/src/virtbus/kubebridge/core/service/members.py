@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from virtbus.kubebridge.core.objects.metadata import VM_LABEL
-from virtbus.kubebridge.core.objects.plain import Object, at, part, text
+from virtbus.kubebridge.core.objects.plain import Object, part, text
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
 from virtbus.kubebridge.core.vmi.status import READY, TERMINATING, holds
 from virtbus.schemas.network import InterfaceStatus
@@ -29,23 +30,21 @@ class Member(NamedTuple):
     terminating: bool
 
 
-def member(vmi: Object, interfaces: Iterable[InterfaceStatus]) -> Member | None:
+def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
     """Return the VMI as a member; None if it has no address or has ended."""
-    phase = text(vmi, "status", "phase")
     addresses = _addresses(interfaces)
-    if phase in FINAL or not addresses:
+    if vmi.phase in FINAL or not addresses:
         return None
-    name, uid = text(vmi, "metadata", "name"), text(vmi, "metadata", "uid")
     return Member(
-        text(vmi, "metadata", "namespace"),
-        name,
-        uid,
-        text(vmi, "status", "nodeName"),
-        labels_of(part(vmi, "metadata", "labels"), name, uid),
+        vmi.namespace,
+        vmi.name,
+        vmi.uid,
+        vmi.node,
+        labels_of(vmi.labels, vmi.name, vmi.uid),
         addresses,
-        phase in {Phase.RUNNING, Phase.UNKNOWN},
+        vmi.phase in {Phase.RUNNING, Phase.UNKNOWN},
         holds(vmi, READY) or holds(vmi, READY, on=False, reason=TERMINATING),
-        bool(at(vmi, "metadata", "deletionTimestamp")),
+        vmi.deleting,
     )
 
 

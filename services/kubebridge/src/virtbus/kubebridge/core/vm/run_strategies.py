@@ -6,8 +6,10 @@ follows from its absence.
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
+from virtbus.kubebridge.core.vm.model import Request, Vm
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
 from virtbus.schemas.vm import RunStrategy
 
@@ -69,59 +71,53 @@ BACKS_OFF = frozenset({R.ALWAYS, R.RERUN_ON_FAILURE, R.ONCE})
 BACK_OFF_STEP_S, BACK_OFF_MAX_S = 10, 300
 
 
-def decide(strategy: RunStrategy, has: Has, asked: Asked) -> Do:
-    """Return the action in the table."""
-    return TABLE.get((strategy, has, asked), Do.NOTHING)
-
-
-def strategy_of(vm: Object) -> RunStrategy:
-    """Return `spec.runStrategy`, or what `spec.running` means; Halted if neither is valid."""
-    said = text(vm, "spec", "runStrategy")
-    if said in set(RunStrategy):
-        return RunStrategy(said)
-    return RunStrategy.ALWAYS if at(vm, "spec", "running") is True else RunStrategy.HALTED
-
-
-def has_of(vmi: Object | None) -> Has:
+def has_of(vmi: Vmi | None) -> Has:
     """Return the state of a VM's VMI."""
     if vmi is None:
         return Has.NONE
-    said = text(vmi, "status", "phase")
-    if at(vmi, "metadata", "deletionTimestamp"):
+    if vmi.deleting:
         return Has.ENDING
-    if said in FINAL:
-        return Has.SUCCEEDED if said == Phase.SUCCEEDED else Has.FAILED
+    if vmi.phase in FINAL:
+        return Has.SUCCEEDED if vmi.phase is Phase.SUCCEEDED else Has.FAILED
     return Has.ALIVE
 
 
-def open_requests(vm: Object, vmi: Object | None) -> list[Object]:
+class Plan(NamedTuple):
+    """The next step of a VM, and the requests that are still open."""
+
+    do: Do
+    requests: list[Request]
+
+
+def plan(vm: Vm, vmi: Vmi | None) -> Plan:
+    """Return the next step. A halt ends the requests before it: a restart must not undo it."""
+    halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
+    has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
+    first = requests[0].action if requests else ""
+    asked = {"Start": Asked.START, "Stop": Asked.STOP}.get(first, Asked.NOTHING)
+    do = TABLE.get((vm.strategy, has, asked), Do.NOTHING)
+    if do is Do.START_ONCE:
+        do = Do.START if vm.followed != vm.strategy else Do.NOTHING
+    return Plan(do, requests)
+
+
+def open_requests(vm: Vm, vmi: Vmi | None) -> list[Request]:
     """Return the requests from the first unmet one on."""
-    requests = items(vm, "status", "stateChangeRequests")
+    requests = list(vm.requests)
     while requests and _met(requests[0], vmi):
-        requests = requests[1:]
+        del requests[0]
     return requests
 
 
-def _met(request: Object, vmi: Object | None) -> bool:
+def _met(request: Request, vmi: Vmi | None) -> bool:
     """Return True for a stop whose VMI is gone, a start whose VMI exists, or an unknown action."""
-    match text(request, "action"):
+    match request.action:
         case "Stop":
-            return vmi is None or text(request, "uid") != text(vmi, "metadata", "uid")
+            return vmi is None or request.uid != vmi.uid
         case "Start":
             return has_of(vmi) is Has.ALIVE
         case _:
             return True
-
-
-def asked_of(requests: list[Object]) -> Asked:
-    """Return the first open request."""
-    first = text(requests[0], "action") if requests else ""
-    return {"Start": Asked.START, "Stop": Asked.STOP}.get(first, Asked.NOTHING)
-
-
-def starts_paused(requests: list[Object]) -> bool:
-    """Return True if the requested start leaves the guest paused."""
-    return bool(requests) and part(requests[0], "data").get("paused") == "true"
 
 
 def back_off_s(count: int, uid: str) -> int:

@@ -1,23 +1,20 @@
 """Derives a VM's status from its VMI: printableStatus in KubeVirt's order of precedence."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from virtbus.kubebridge.core.fields.table import VMI
 from virtbus.kubebridge.core.fields.walk import changed
-from virtbus.kubebridge.core.objects.moments import condition, merged, moment, stamp
-from virtbus.kubebridge.core.objects.plain import Object, at, items, number, part, text
-from virtbus.kubebridge.core.translation import annotations as notes
+from virtbus.kubebridge.core.objects.moments import Said, merged, stamp
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.objects.typed import read
+from virtbus.kubebridge.core.translation import annotations
 from virtbus.kubebridge.core.translation.mapping import defaulted_template
-from virtbus.kubebridge.core.vm.run_strategies import (
-    BACKS_OFF,
-    Has,
-    back_off_s,
-    has_of,
-    strategy_of,
-)
+from virtbus.kubebridge.core.vm.model import Request, Vm
+from virtbus.kubebridge.core.vm.run_strategies import BACKS_OFF, back_off_s
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
 from virtbus.kubebridge.core.vmi.status import (
     ERR_IMAGE_PULL,
@@ -26,11 +23,8 @@ from virtbus.kubebridge.core.vmi.status import (
     POD_SCHEDULED,
     READY,
     SYNCHRONIZED,
-    holds,
 )
 
-GENERATION = "kubevirt.io/vm-generation"
-"""The generation of the VM from which a VMI was created."""
 DIGITS_OF_INT64 = 19
 RESTART_REQUIRED, FAILURE = "RestartRequired", "Failure"
 ANNOTATIONS_DROPPED = "AnnotationsDropped"
@@ -41,64 +35,64 @@ MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodSc
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A VM and its VMI. `starts`: the VMI is about to be created; `stops`: to be deleted."""
+    """A VM and its VMI. `starts`: the VMI is about to be created; `stops`: to be deleted.
 
-    vm: Object
-    vmi: Object | None
+    `failures` is the new number of failed starts in a row; None is the one in the status.
+    """
+
+    vm: Vm
+    vmi: Vmi | None
     starts: bool = False
     stops: bool = False
+    failures: int | None = None
 
-    @property
-    def has(self) -> Has:
-        """Return the state of the VMI."""
-        return has_of(self.vmi)
-
-    @property
-    def phase(self) -> str:
-        """Return the VMI's phase, or an empty string."""
-        return text(self.vmi, "status", "phase")
+    def holds(self, kind: str, *, on: bool = True, reason: str = "") -> bool:
+        """Return True if the VMI's condition has this status, and this reason if one is given."""
+        return self.vmi is not None and any(
+            one.type == kind and one.status == str(on) and reason in {"", one.reason}
+            for one in self.vmi.conditions
+        )
 
 
-def _synchronized(pair: Pair, reason: str) -> bool:
-    return pair.vmi is not None and holds(pair.vmi, SYNCHRONIZED, on=False, reason=reason)
+def _runs(pair: Pair) -> bool:
+    return pair.vmi is not None and pair.vmi.phase is Phase.RUNNING
 
 
-def _unschedulable(pair: Pair) -> bool:
-    return pair.vmi is not None and holds(pair.vmi, POD_SCHEDULED, on=False)
-
-
-def _paused(pair: Pair) -> bool:
-    return pair.vmi is not None and pair.phase == Phase.RUNNING and holds(pair.vmi, PAUSED)
+def _over(pair: Pair) -> bool:
+    return pair.vmi is None or pair.vmi.phase in FINAL
 
 
 def _stopping(pair: Pair) -> bool:
-    live = pair.vmi is not None and pair.phase not in FINAL
-    return live and (pair.stops or pair.has is Has.ENDING)
+    return pair.vmi is not None and not _over(pair) and (pair.stops or pair.vmi.deleting)
 
 
 def _starting(pair: Pair) -> bool:
     if pair.vmi is None:
         return pair.starts
-    return pair.phase in {"", Phase.PENDING, Phase.SCHEDULING, Phase.SCHEDULED}
+    return pair.vmi.phase in {Phase.PENDING, Phase.SCHEDULING, Phase.SCHEDULED}
 
 
 def _crash_loop(pair: Pair) -> bool:
-    over = pair.vmi is None or pair.phase in FINAL
-    failures = number(pair.vm, "status", "startFailure", "consecutiveFailCount")
-    return over and not pair.starts and failures > 0 and strategy_of(pair.vm) in BACKS_OFF
+    failures = pair.vm.failures if pair.failures is None else pair.failures
+    backs_off = failures > 0 and pair.vm.strategy in BACKS_OFF
+    return backs_off and _over(pair) and not pair.starts
+
+
+def _unsynchronized(pair: Pair, reason: str) -> bool:
+    return pair.holds(SYNCHRONIZED, on=False, reason=reason)
 
 
 PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
-    ("Terminating", lambda pair: bool(at(pair.vm, "metadata", "deletionTimestamp"))),
+    ("Terminating", lambda pair: pair.vm.deleting),
     ("Stopping", _stopping),
-    ("Paused", _paused),
-    ("Running", lambda pair: pair.phase == Phase.RUNNING),
-    ("ErrorUnschedulable", _unschedulable),
-    (ERR_IMAGE_PULL, lambda pair: _synchronized(pair, ERR_IMAGE_PULL)),
-    (IMAGE_PULL_BACKOFF, lambda pair: _synchronized(pair, IMAGE_PULL_BACKOFF)),
+    ("Paused", lambda pair: _runs(pair) and pair.holds(PAUSED)),
+    ("Running", _runs),
+    ("ErrorUnschedulable", lambda pair: pair.holds(POD_SCHEDULED, on=False)),
+    (ERR_IMAGE_PULL, lambda pair: _unsynchronized(pair, ERR_IMAGE_PULL)),
+    (IMAGE_PULL_BACKOFF, lambda pair: _unsynchronized(pair, IMAGE_PULL_BACKOFF)),
     ("Starting", _starting),
     ("CrashLoopBackOff", _crash_loop),
-    ("Stopped", lambda pair: pair.vmi is None or pair.phase in FINAL),
+    ("Stopped", _over),
 )
 """Statuses in order of precedence. The first that applies counts; Unknown if none does.
 
@@ -113,7 +107,7 @@ def printable(pair: Pair) -> str:
 
 
 def status(
-    pair: Pair, requests: list[Object], now: datetime, *, failed: str = "", observed: str = ""
+    pair: Pair, requests: list[Request], now: datetime, *, failed: str = "", observed: str = ""
 ) -> dict[str, Any]:
     """Return the whole status.
 
@@ -121,34 +115,22 @@ def status(
     acted on. `requests` are the unmet ones.
     """
     vm, vmi = pair.vm, pair.vmi
-    before, at_ = part(vm, "status"), stamp(now)
-    kept = {key: value for key, value in before.items() if key not in _OURS}
     failure = start_failure(vm, vmi, now)
-    counted = (
-        {**vm, "status": {**before, "startFailure": failure}}
-        if failure
-        else {
-            **vm,
-            "status": {key: value for key, value in before.items() if key != "startFailure"},
-        }
-    )
-    pair = Pair(counted, vmi, pair.starts, pair.stops)
+    pair = replace(pair, failures=failure.get("consecutiveFailCount", 0))
     said: dict[str, Any] = {
-        **kept,
+        **{key: value for key, value in vm.status.items() if key not in _OURS},
         "created": vmi is not None,
-        "ready": vmi is not None and holds(vmi, READY),
+        "ready": pair.holds(READY),
         "printableStatus": printable(pair),
-        "conditions": merged(_conditions(pair, failed), items(before, "conditions"), at_),
+        "conditions": merged(_conditions(pair, failed), vm.conditions, now)[0],
         "observedGeneration": _observed(vm, vmi),
-        "desiredGeneration": number(vm, "metadata", "generation"),
+        "desiredGeneration": vm.generation,
+        "runStrategy": observed or vm.followed,
+        "stateChangeRequests": [dict(one.raw) for one in requests],
+        "startFailure": failure,
     }
-    if acted_on := observed or text(before, "runStrategy"):
-        said["runStrategy"] = acted_on
-    if requests:
-        said["stateChangeRequests"] = [dict(one) for one in requests]
-    if failure:
-        said["startFailure"] = failure
-    return said
+    optional = ("runStrategy", "stateChangeRequests", "startFailure")
+    return {key: value for key, value in said.items() if value or key not in optional}
 
 
 _OURS = frozenset(
@@ -159,97 +141,82 @@ _OURS = frozenset(
 )
 
 
-def start_failure(vm: Object, vmi: Object | None, now: datetime) -> dict[str, Any]:
+def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
     """Return the count of failed starts in a row, and the time of the next retry."""
-    before = part(vm, "status", "startFailure")
-    if strategy_of(vm) not in BACKS_OFF or _ran(vmi):
+    if vm.strategy not in BACKS_OFF or _ran(vmi):
         return {}
-    uid = text(vmi, "metadata", "uid")
-    if text(vmi, "status", "phase") != Phase.FAILED or text(before, "lastFailedVMIUID") == uid:
-        return dict(before)
-    count = number(before, "consecutiveFailCount") + 1
-    after = now + timedelta(seconds=back_off_s(count, uid))
+    if vmi is None or vmi.phase is not Phase.FAILED or vm.failed_uid == vmi.uid:
+        return dict(vm.start_failure)
+    after = now + timedelta(seconds=back_off_s(vm.failures + 1, vmi.uid))
     return {
-        "consecutiveFailCount": count,
-        "lastFailedVMIUID": uid,
+        "consecutiveFailCount": vm.failures + 1,
+        "lastFailedVMIUID": vmi.uid,
         "retryAfterTimestamp": stamp(after),
     }
 
 
-def back_off_left_s(vm: Object, now: datetime) -> float:
+def back_off_left_s(vm: Vm, now: datetime) -> float:
     """Return the seconds before a VMI may be created; 0 or less means now."""
-    until = moment(text(vm, "status", "startFailure", "retryAfterTimestamp"))
-    return (until - now).total_seconds() if until is not None else 0.0
+    return (vm.retry_at - now).total_seconds() if vm.retry_at is not None else 0.0
 
 
-def _ran(vmi: Object | None) -> bool:
-    transitions = items(vmi, "status", "phaseTransitionTimestamps")
-    return any(text(one, "phase") == Phase.RUNNING for one in transitions)
+def _ran(vmi: Vmi | None) -> bool:
+    return vmi is not None and any(one.phase == Phase.RUNNING for one in vmi.transitions)
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(pair: Pair, failed: str) -> Iterator[dict[str, Any]]:
-    vmi = pair.vmi
-    if vmi is None:
-        yield condition(READY, on=False, reason="VMINotExists", message="VMI does not exist")
+def _conditions(pair: Pair, failed: str) -> list[Said]:
+    said = []
+    if pair.vmi is None:
+        said.append(Said(READY, False, "VMINotExists", "VMI does not exist"))
     else:
-        mirrored = {text(one, "type"): one for one in items(vmi, "status", "conditions")}
+        mirrored = {one.type: one for one in pair.vmi.conditions}
         if READY not in mirrored:
             message = "VMI is missing the Ready condition"
-            yield condition(READY, on=False, reason="VMIConditionMissing", message=message)
-        for kind in (READY, *MIRRORED):
-            if kind in mirrored:
-                yield _mirror(mirrored[kind])
-        if restart_required(pair.vm, vmi):
-            yield condition(RESTART_REQUIRED, on=True, reason="RestartRequired", message=NOT_LIVE)
+            said.append(Said(READY, False, "VMIConditionMissing", message))
+        there = (mirrored[kind] for kind in (READY, *MIRRORED) if kind in mirrored)
+        said += [Said(one.type, one.status == "True", one.reason, one.message) for one in there]
+        if restart_required(pair.vm, pair.vmi):
+            said.append(Said(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
-        yield condition(FAILURE, on=True, reason="FailedCreate", message=failed)
-    for cause in notes.causes(pair.vm):  # the VM was written while the webhooks were away
+        said.append(Said(FAILURE, True, "FailedCreate", failed))
+    if pair.vm.annotation_bytes:  # the VM was written while the webhooks were away
+        (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
-        yield condition(ANNOTATIONS_DROPPED, on=True, reason=TOO_LARGE, message=message)
+        said.append(Said(ANNOTATIONS_DROPPED, True, TOO_LARGE, message))
+    return said
 
 
-def _mirror(one: Object) -> dict[str, Any]:
-    return condition(
-        text(one, "type"),
-        on=text(one, "status") == "True",
-        reason=text(one, "reason"),
-        message=text(one, "message"),
-    )
+def _alive(vmi: Vmi | None) -> bool:
+    return vmi is not None and not vmi.deleting and vmi.phase not in FINAL
 
 
-def restart_required(vm: Object, vmi: Object) -> bool:
+def restart_required(vm: Vm, vmi: Vmi) -> bool:
     """Return True if the VM's template now makes another guest than its VMI has."""
-    made_of = text(vmi, "metadata", "annotations", GENERATION)
-    if has_of(vmi) is not Has.ALIVE or made_of == str(number(vm, "metadata", "generation")):
+    if not _alive(vmi) or vmi.made_of == str(vm.generation):
         return False
-    return changed(_lasting(defaulted_template(vm)), _lasting(vmi), VMI)
+    return changed(_lasting(defaulted_template(vm.raw).get("spec")), _lasting(vmi.spec), VMI)
 
 
-def _observed(vm: Object, vmi: Object | None) -> int:
+def _observed(vm: Vm, vmi: Vmi | None) -> int:
     """Return the generation that runs: the VM's, unless the VMI has an older template."""
-    made_of = text(vmi, "metadata", "annotations", GENERATION)
-    readable = made_of.isdecimal() and len(made_of) < DIGITS_OF_INT64
-    if vmi is not None and readable and _is_behind(vm, vmi):
-        return int(made_of)
-    return number(vm, "metadata", "generation")
+    if vmi is None or vmi.made_of == str(vm.generation) or not _alive(vmi):
+        return vm.generation
+    readable = vmi.made_of.isdecimal() and len(vmi.made_of) < DIGITS_OF_INT64
+    return int(vmi.made_of) if readable and _is_behind(vm, vmi) else vm.generation
 
 
-def _is_behind(vm: Object, vmi: Object) -> bool:
+def _is_behind(vm: Vm, vmi: Vmi) -> bool:
     """Return True if a VMI created now would differ in any field, even in an ignored one."""
-    if has_of(vmi) is not Has.ALIVE:
-        return False
-    wanted = defaulted_template(vm)
-    if _lasting(wanted) != _lasting(vmi):
-        return True
-    return any(
-        at(vmi, "metadata", kind, key) != value
-        for kind in ("labels", "annotations")
-        for key, value in part(wanted, "metadata", kind).items()
+    wanted = read(Vmi, defaulted_template(vm.raw))
+    return _lasting(wanted.spec) != _lasting(vmi.spec) or any(
+        there.get(key) != value
+        for wants, there in ((wanted.labels, vmi.labels), (wanted.annotations, vmi.annotations))
+        for key, value in wants.items()
     )
 
 
-def _lasting(vmi: Object) -> Object:
+def _lasting(spec: Object | None) -> Object:
     """Return the spec without the fields that a stop or a paused start changes in the VMI alone."""
     own = {"terminationGracePeriodSeconds", "startStrategy"}
-    return {key: value for key, value in part(vmi, "spec").items() if key not in own}
+    return {key: value for key, value in (spec or {}).items() if key not in own}

@@ -8,8 +8,9 @@ from typing import Any
 
 from virtbus.kubebridge.core.objects.plain import Object, at, items, number, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.calls import Call, Deed, Patch
-from virtbus.kubebridge.core.vm.run_strategies import strategy_of
+from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
 from virtbus.schemas.vm import RunStrategy as R
 
@@ -36,9 +37,9 @@ def start(call: Call) -> Refusal | tuple[Deed, ...]:
     asked: dict[str, Any] = {"action": "Start"}
     if paused:
         asked["data"] = {"paused": "true"}
-    if strategy_of(vm) is R.HALTED:
+    if read(Vm, vm).strategy is R.HALTED:
         return _request(call, asked) if paused else (_running(vm, on=True),)
-    return _asked_start(call, strategy_of(vm), asked)
+    return _asked_start(call, read(Vm, vm).strategy, asked)
 
 
 def _asked_start(call: Call, strategy: R, asked: dict[str, Any]) -> Refusal | tuple[Deed, ...]:
@@ -64,7 +65,7 @@ def _grace_asked(call: Call, name: str) -> int | Refusal | None:
 
 def stop(call: Call) -> Refusal | tuple[Deed, ...]:
     """Stop a VM. A shorter grace applies even if the guest is already stopping."""
-    strategy = strategy_of(call.vm or {})
+    strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriod")
     if isinstance(grace_s, Refusal):
         return grace_s
@@ -89,7 +90,7 @@ def _shortens(call: Call, grace_s: int | None) -> bool:
 
 def restart(call: Call) -> Refusal | tuple[Deed, ...]:
     """Restart a VM: replace its VMI by a new one."""
-    strategy = strategy_of(call.vm or {})
+    strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriodSeconds")
     if isinstance(grace_s, Refusal):
         return grace_s

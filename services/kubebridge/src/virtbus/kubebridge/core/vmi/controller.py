@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from virtbus.kubebridge.core.objects.plain import at, text
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import Action, Refused
 from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
 from virtbus.kubebridge.core.runtime.kinds import BUS_VM, GUEST_AGENT, VMI, Key
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import FINAL
 from virtbus.kubebridge.core.vmi.reconcile import reconcile, references
-from virtbus.kubebridge.core.vmi.status import GuestAnswers, Seen, Views, phase
+from virtbus.kubebridge.core.vmi.status import GuestAnswers, Seen, Views
 from virtbus.schemas.errors import Code
 
 NAME_HELD = (
@@ -33,10 +34,10 @@ class Instances(NamedTuple):
         return Controller(VMI, self._reconcile, watches, self._references, workers=32)
 
     def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
-        vmi = inputs.obj
-        if vmi is None:
+        if inputs.obj is None:
             return []
-        uid = text(vmi, "metadata", "uid")
+        vmi = read(Vmi, inputs.obj)
+        uid = vmi.uid
         gone = self.views.gone(uid)
         view = None if gone else self.views.get(uid)
         refused = None if view is not None else self._by_an_orphan(key, uid, inputs.refused)
@@ -47,12 +48,11 @@ class Instances(NamedTuple):
 
     def _references(self, key: Key, _: float) -> Iterable[Key]:
         """Return the references of a VMI whose VM is still to be created."""
-        vmi = self.vmis.get(key.path)
-        if vmi is None or at(vmi, "metadata", "deletionTimestamp") or phase(vmi) in FINAL:
+        uid = self.vmis.uid(key.path)
+        if not uid or self.views.gone(uid) or self.views.get(uid) is not None:
             return ()
-        uid = text(vmi, "metadata", "uid")
-        created = self.views.gone(uid) or self.views.get(uid) is not None
-        return () if created else references(vmi)
+        vmi = read(Vmi, self.vmis.get(key.path))
+        return () if vmi.deleting or vmi.phase in FINAL else references(vmi)
 
     def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
         """Name the orphaned VM that holds the name, so that a person can decide."""

@@ -4,24 +4,26 @@ from collections import Counter
 from string import ascii_lowercase
 from typing import Any
 
-from virtbus.kubebridge.core.objects.plain import Object, part, text
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.schemas.vm import Disk, DiskBus
 
 MACHINE = "q35"
 """The machine type of a VMI that names none."""
 
 
-def machine(vmi: Object) -> dict[str, str]:
-    """Return the requested machine type. The QEMU of the node decides its version."""
-    return {"type": text(vmi, "spec", "domain", "machine", "type") or MACHINE}
+def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
+    """Return the fields of the status. The QEMU of the node decides the machine's version."""
+    return {
+        "machine": {"type": vmi.machine or MACHINE},
+        "qosClass": qos_class(vmi),
+        "volumeStatus": volume_status(disks),
+    }
 
 
-def qos_class(vmi: Object) -> str:
+def qos_class(vmi: Vmi) -> str:
     """Return the QoS class. A guest always requests memory, so it is never BestEffort."""
-    resources = part(vmi, "spec", "domain", "resources")
-    limits, requests = part(resources, "limits"), part(resources, "requests")
     equal = all(
-        name in limits and requests.get(name, limits[name]) == limits[name]
+        name in vmi.limits and vmi.requests.get(name, vmi.limits[name]) == vmi.limits[name]
         for name in ("cpu", "memory")
     )
     return "Guaranteed" if equal else "Burstable"

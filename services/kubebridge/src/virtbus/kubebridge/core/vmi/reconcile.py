@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VMI_FINALIZER
-from virtbus.kubebridge.core.objects.moments import find, moment, stamp
-from virtbus.kubebridge.core.objects.plain import Object, at, number, part, text
+from virtbus.kubebridge.core.objects.moments import stamp
+from virtbus.kubebridge.core.objects.typed import Condition, moment
 from virtbus.kubebridge.core.runtime.actions import (
     AT_ONCE_S,
     Action,
@@ -22,19 +22,14 @@ from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS, FINAL, Phase
-from virtbus.kubebridge.core.vmi.status import (
-    SYNCHRONIZED,
-    Seen,
-    conditions,
-    given_up,
-    phase,
-    status,
-)
+from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, Seen, status
 from virtbus.schemas.api import VmCreate, VmCreated, VmDelete, VmRef
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestEnd
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.states import VmState
+from virtbus.schemas.vm import GUEST_ENDED, VmView
 
 RETRY_S = (10.0, 300.0)
 """Shortest and longest delay between retries.
@@ -54,24 +49,23 @@ LIVES = frozenset({Phase.SCHEDULING, Phase.SCHEDULED, Phase.RUNNING, Phase.UNKNO
 """Phases in which the VM was seen and its end was not."""
 
 
-def reconcile(vmi: Object, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
+def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
     """Return the actions for a VMI; none if all is done and reported.
 
     Any input may be older than the others. Only certain knowledge (`Seen.gone`) ends, releases or
     fails a VMI. A repeated create changes nothing.
     """
     plan: list[Action] = []
-    if at(vmi, "metadata", "deletionTimestamp"):
+    if vmi.deleting:
         _end(vmi, seen, plan)
         if seen.gone:
             return plan
         _tell(vmi, seen, now, "", plan)
         return plan
-    finalizers = at(vmi, "metadata", "finalizers") or []
-    if VMI_FINALIZER not in finalizers:  # first: each VMI with a VM needs it
-        plan.append(Patch({"metadata": {"finalizers": [*finalizers, VMI_FINALIZER]}}))
+    if VMI_FINALIZER not in vmi.finalizers:  # first: each VMI with a VM needs it
+        plan.append(Patch({"metadata": {"finalizers": [*vmi.finalizers, VMI_FINALIZER]}}))
     seen = _begin(vmi, seen, given, cluster, plan)
-    if _unseen(seen) and phase(vmi) in LIVES:
+    if _unseen(seen) and vmi.phase in LIVES:
         if seen.refused is None:
             plan.append(Requeue(AT_ONCE_S))
         return plan
@@ -90,12 +84,12 @@ def _unseen(seen: Seen) -> bool:
     return seen.view is None and not seen.gone and not seen.waits and there
 
 
-def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
+def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
     """Create the VM while none is seen, or note why the create has to wait."""
-    if seen.view is not None or seen.gone or phase(vmi) in FINAL:
+    if seen.view is not None or seen.gone or vmi.phase in FINAL:
         return seen
-    translated = translate(vmi, given, cluster)
-    broken = between_fields(of_vmi(vmi))
+    translated = translate(vmi.raw, given, cluster)
+    broken = between_fields(of_vmi(vmi.raw))
     if translated.create is not None and not broken:
         plan.append(_create(translated.create))
         for_good = seen.refused is not None and seen.refused.code in FOR_GOOD
@@ -110,68 +104,76 @@ def _begin(vmi: Object, seen: Seen, given: Given, cluster: str, plan: list[Actio
     return Seen(waits=waits[:1024])
 
 
-def _retry(vmi: Object, view: VmView | None, now: datetime, plan: list[Action]) -> str:
+def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> str:
     """Retry a permanent failure with growing delays. Return the time of the last retry, or ""."""
-    if view is None or not given_up(view) or phase(vmi) in FINAL:
+    if view is None or not given_up(view) or vmi.phase in FINAL:
         return ""
-    trouble = find(conditions(vmi), SYNCHRONIZED)
-    since = moment(text(trouble, "lastTransitionTime"))
-    if since is None:  # report it first, then retry
+    trouble = _trouble(vmi)
+    since = moment(trouble.since) if trouble is not None else None
+    if trouble is None or since is None:  # report it first, then retry
         plan.append(Requeue(RETRY_S[0]))
         return ""
-    last = moment(text(trouble, "lastProbeTime")) or since
+    last = moment(trouble.probed) or since
     wait = timedelta(seconds=min(max((last - since).total_seconds(), RETRY_S[0]), RETRY_S[1]))
     if now >= last + wait:
         plan.append(Call("start", VmRef(uid=view.uid), refusal=OnRefusal.IGNORE))
         return stamp(now)
     plan.append(Requeue((last + wait - now).total_seconds()))
-    return text(trouble, "lastProbeTime")
+    return trouble.probed
 
 
-def _end(vmi: Object, seen: Seen, plan: list[Action]) -> None:
+def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
     """Delete the VM, then remove the finalizer: a VMI that is gone has nothing on any node."""
-    finalizers = at(vmi, "metadata", "finalizers") or []
     if seen.gone:
-        if VMI_FINALIZER in finalizers:
-            kept = [one for one in finalizers if one != VMI_FINALIZER]
+        if VMI_FINALIZER in vmi.finalizers:
+            kept = [one for one in vmi.finalizers if one != VMI_FINALIZER]
             plan.append(Patch({"metadata": {"finalizers": kept}}))
             plan.append(RecordEvent("Deleted", "Signaled Deletion"))
         return
-    given = at(vmi, "spec", "terminationGracePeriodSeconds")
-    grace_s = number(vmi, "spec", "terminationGracePeriodSeconds")
-    grace_s = DEFAULT_GRACE_S if given is None else min(max(grace_s, 0), GRACE_MOST_S)
+    grace_s = DEFAULT_GRACE_S if vmi.grace_s is None else min(max(vmi.grace_s, 0), GRACE_MOST_S)
     view = seen.view
     if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
-        plan.append(delete(text(vmi, "metadata", "uid"), grace_s))
+        plan.append(delete(vmi.uid, grace_s))
     if view is not None and not view.deleting:
         plan.append(RecordEvent("ShuttingDown", "Signaled Graceful Shutdown"))
 
 
-def _tell(vmi: Object, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
+def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
     """Write the status, the node's label and the finalizer in one write, if anything is new."""
     said = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
-    if said != part(vmi, "status"):
+    if said != vmi.status:
         patch["status"] = said
-    node = text(said, "nodeName")
-    if node and text(vmi, "metadata", "labels", NODE_LABEL) != node:
+    node = said.get("nodeName")
+    if node and vmi.labels.get(NODE_LABEL) != node:
         patch["metadata"] = {"labels": {NODE_LABEL: node}}
     if patch:
         plan.append(Patch(patch))
     _events(vmi, said, seen.view.last_end if seen.view else None, plan)
 
 
-def _events(vmi: Object, said: Object, end: GuestEnd | None, plan: list[Action]) -> None:
-    after = Phase(text(said, "phase"))
-    if after is not phase(vmi) and after in EVENTS:
+def _events(vmi: Vmi, said: dict[str, Any], end: GuestEnd | None, plan: list[Action]) -> None:
+    after = Phase(said["phase"])
+    if after is not vmi.phase and after in EVENTS:
         reason, message = EVENTS[after]
         if after is Phase.FAILED and end is not None:
             message = ENDS.get(end.how, message)
         plan.append(RecordEvent(reason, message, warning=after is Phase.FAILED))
-    trouble = find(said.get("conditions", ()), SYNCHRONIZED)
-    known = find(conditions(vmi), SYNCHRONIZED)
-    if trouble and text(trouble, "message") != text(known, "message"):
-        plan.append(RecordEvent("SyncFailed", text(trouble, "message"), warning=True))
+    known = _trouble(vmi)
+    for one in said["conditions"]:
+        message = one.get("message", "")
+        if one["type"] == SYNCHRONIZED and message != (known.message if known else ""):
+            plan.append(RecordEvent("SyncFailed", message, warning=True))
+
+
+def _trouble(vmi: Vmi) -> Condition | None:
+    return next((one for one in vmi.conditions if one.type == SYNCHRONIZED), None)
+
+
+def given_up(view: VmView) -> bool:
+    """Return True if its node has given up on a start and waits for a request."""
+    retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
+    return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
 
 
 def _create(create: VmCreate) -> Call:
@@ -183,8 +185,7 @@ def delete(uid: str, grace_s: int | None = None) -> Call:
     return Call("delete", VmDelete(uid=uid, grace_s=grace_s), Code.NOT_FOUND)
 
 
-def references(vmi: Object) -> frozenset[Key]:
+def references(vmi: Vmi) -> frozenset[Key]:
     """Return the Secrets and ConfigMaps that a VMI refers to."""
-    namespace = text(vmi, "metadata", "namespace")
-    named = {(need.kind, need.name) for need in needs(part(vmi, "spec"))}
-    return frozenset(Key(REFERRED[kind], namespace, name) for kind, name in named)
+    named = {(need.kind, need.name) for need in needs(vmi.spec)}
+    return frozenset(Key(REFERRED[kind], vmi.namespace, name) for kind, name in named)

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.moments import condition, find, merged, stamp
-from virtbus.kubebridge.core.objects.plain import Object, items, part, text
+from virtbus.kubebridge.core.objects.moments import Said, merged
+from virtbus.kubebridge.core.objects.plain import Object
 from virtbus.kubebridge.core.runtime.actions import Refused
-from virtbus.kubebridge.core.vmi.hardware import machine, qos_class, volume_status
+from virtbus.kubebridge.core.vmi.hardware import described
+from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase, phase_of
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import GUEST_ENDED, VmView
+from virtbus.schemas.vm import VmView
 
 READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
 SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
@@ -79,44 +80,31 @@ class Seen:
     asked: bool = True
 
 
-def phase(vmi: Object) -> Phase:
-    """Return the phase in the status."""
-    said = text(vmi, "status", "phase")
-    return Phase(said) if said in set(Phase) else Phase.PENDING
-
-
-def status(vmi: Object, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
+def status(vmi: Vmi, seen: Seen, now: datetime, retried: str = "") -> dict[str, Any]:
     """Return the whole status. `retried` is the time of the last retry of a failed image."""
-    before, at = part(vmi, "status"), stamp(now)
-    after = phase_of(phase(vmi), seen.view, gone=seen.gone)
-    ends = bool(text(vmi, "metadata", "deletionTimestamp"))
+    before, view = vmi.status, seen.view
+    after = phase_of(vmi.phase, view, gone=seen.gone)
     kept = {key: value for key, value in before.items() if key not in _OURS}
+    conditions, at = merged(_conditions(vmi, after, seen, retried), vmi.conditions, now)
     said: dict[str, Any] = {
         **kept,
         "phase": str(after),
-        "phaseTransitionTimestamps": _transitions(before, after, at),
-        "conditions": merged(
-            _conditions(after, seen, retried, ends=ends, agent=holds(vmi, AGENT)),
-            items(before, "conditions"),
-            at,
-        ),
+        "phaseTransitionTimestamps": _transitions(vmi, after, at),
+        "conditions": conditions,
     }
-    view = seen.view
     if view is None:
         return said | {key: before[key] for key in _OF_VIEW if key in before}
     if view.node != UNPLACED:
         said["nodeName"] = view.node
-    said["interfaces"] = [_interface(one, seen, before) for one in view.interfaces]
+    said["interfaces"] = [_interface(one, seen, vmi) for one in view.interfaces]
     said["memory"] = dict.fromkeys(
         ("guestAtBoot", "guestCurrent", "guestRequested"), str(view.spec.domain.memory.guest)
     )
     said["currentCPUTopology"] = view.spec.domain.cpu.model_dump(
         include={"sockets", "cores", "threads"}
     )
-    said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else part(before, "guestOSInfo")
-    said["machine"], said["qosClass"] = machine(vmi), qos_class(vmi)
-    said["volumeStatus"] = volume_status(view.spec.domain.devices.disks)
-    return said
+    said["guestOSInfo"] = guest_os(seen.guest) if seen.asked else vmi.guest_os
+    return said | described(vmi, view.spec.domain.devices.disks)
 
 
 _OF_VIEW = (
@@ -132,34 +120,34 @@ _OF_VIEW = (
 _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW})
 
 
-def _transitions(before: Object, after: Phase, now: str) -> list[Any]:
+def _transitions(vmi: Vmi, after: Phase, now: str) -> list[Any]:
     """Return the first time of each phase. Metrics are computed from it."""
-    there = items(before, "phaseTransitionTimestamps")
-    if any(text(one, "phase") == after for one in there):
-        return list(there)
+    there = list(vmi.status.get("phaseTransitionTimestamps") or ())
+    if any(one.phase == after for one in vmi.transitions):
+        return there
     return [*there, {"phase": str(after), "phaseTransitionTimestamp": now}]
 
 
 # --- conditions --------------------------------------------------------------------------------
-def _conditions(
-    after: Phase, seen: Seen, retried: str, *, ends: bool, agent: bool
-) -> Iterator[dict[str, Any]]:
+def _conditions(vmi: Vmi, after: Phase, seen: Seen, retried: str) -> list[Said]:
     view = seen.view
     runs = view is not None and view.state is VmState.RUNNING and after not in FINAL
-    reason, message = ("", "") if runs and not ends else _not_ready(view, runs=runs)
-    yield condition(READY, on=runs and not ends, reason=reason, message=message)
-    yield condition(
-        LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION
-    )
+    ready = runs and not vmi.deleting
+    reason, message = ("", "") if ready else _not_ready(view, runs=runs)
+    said = [
+        Said(READY, ready, reason, message),
+        Said(LIVE_MIGRATABLE, on=False, reason="DisksNotLiveMigratable", message=NO_MIGRATION),
+    ]
     if after not in FINAL:
-        yield from _troubles(seen, retried)
+        said += _troubles(seen, retried)
     if view is not None and view.state is VmState.PAUSED:
-        said = next((one for one in view.conditions if one.type == PAUSED), None)
-        reason = (said.reason if said else "") or "PausedByUser"
-        message = (said.message if said else "") or "VMI was paused by user"
-        yield condition(PAUSED, on=True, reason=reason, message=message)
-    if runs and (seen.guest is not None if seen.asked else agent):
-        yield condition(AGENT, on=True)
+        told = next((one for one in view.conditions if one.type == PAUSED), None)
+        reason = (told.reason if told else "") or "PausedByUser"
+        message = (told.message if told else "") or "VMI was paused by user"
+        said.append(Said(PAUSED, on=True, reason=reason, message=message))
+    if runs and (seen.guest is not None if seen.asked else holds(vmi, AGENT)):
+        said.append(Said(AGENT, on=True))
+    return said
 
 
 def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
@@ -171,20 +159,19 @@ def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
     return "GuestNotRunning", view.message or "Guest VM is not reported as running"
 
 
-def _troubles(seen: Seen, retried: str) -> Iterator[dict[str, Any]]:
+def _troubles(seen: Seen, retried: str) -> Iterator[Said]:
     """Yield the conditions that explain why the VM is not placed or not started."""
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")
-        yield condition(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
+        yield Said(SYNCHRONIZED, on=False, reason="FailedCreate", message=message)
     elif view is not None and view.reason == "unplaced":
-        yield condition(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
+        yield Said(POD_SCHEDULED, on=False, reason="Unschedulable", message=view.message)
     elif view is not None and view.reason and view.state is not VmState.RUNNING:
         reason = "FailedStart"
         if image_failed(view):
             reason = IMAGE_PULL_BACKOFF if retried else ERR_IMAGE_PULL
-        trouble = condition(SYNCHRONIZED, on=False, reason=reason, message=view.message)
-        yield {**trouble, "lastProbeTime": retried} if retried else trouble
+        yield Said(SYNCHRONIZED, False, reason, view.message, retried)
 
 
 def image_failed(view: VmView) -> bool:
@@ -192,16 +179,10 @@ def image_failed(view: VmView) -> bool:
     return view.state in {VmState.FAILED, VmState.PREPARING} and view.reason.startswith(OF_IMAGES)
 
 
-def given_up(view: VmView) -> bool:
-    """Return True if its node has given up on a start and waits for a request."""
-    retrying = any(one.type == "Retrying" and one.status for one in view.conditions)
-    return view.state is VmState.FAILED and view.reason != GUEST_ENDED and not retrying
-
-
 # --- guest information -------------------------------------------------------------------------
-def _interface(one: InterfaceStatus, seen: Seen, before: Object) -> dict[str, Any]:
+def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     guest = seen.guest
-    told = next((nic for nic in items(before, "interfaces") if nic.get("mac") == one.mac), {})
+    told: Object = next((nic for nic in vmi.interfaces if nic.get("mac") == one.mac), {})
     if not seen.asked and "interfaceName" in told:
         return dict(told)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
@@ -242,12 +223,9 @@ def guest_os(guest: GuestInfo | None) -> dict[str, str]:
     return {key: value for key, value in said.items() if value}
 
 
-def conditions(obj: Object) -> list[Object]:
-    """Return the conditions in the status."""
-    return items(obj, "status", "conditions")
-
-
-def holds(obj: Object, kind: str, *, on: bool = True, reason: str = "") -> bool:
+def holds(vmi: Vmi, kind: str, *, on: bool = True, reason: str = "") -> bool:
     """Return True if the condition has this status, and this reason if one is given."""
-    found = find(conditions(obj), kind)
-    return text(found, "status") == str(on) and (not reason or text(found, "reason") == reason)
+    return any(
+        one.type == kind and one.status == str(on) and reason in {"", one.reason}
+        for one in vmi.conditions
+    )
