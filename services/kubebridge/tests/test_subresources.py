@@ -8,17 +8,21 @@ from services.kubebridge.tests.world import World, world
 
 from virtbus.kubebridge.core.api import guest_answers
 from virtbus.kubebridge.core.api.discovery import api_group, api_resources
-from virtbus.kubebridge.core.api.subresources import (
-    BY_NAME,
-    VERBS,
-    VM,
-    VMI,
-    Verb,
-    answer,
-)
+from virtbus.kubebridge.core.api.subresources import BY_NAME, VERBS, answer
 from virtbus.kubebridge.core.objects.causes import Cause
 from virtbus.kubebridge.core.objects.refusals import Refusal, invalid
-from virtbus.kubebridge.core.runtime.calls import AskGuest, Bus, Call, Deed, Give, Patch, Stream
+from virtbus.kubebridge.core.runtime.calls import (
+    VM,
+    VMI,
+    AskGuest,
+    Bus,
+    Call,
+    Deed,
+    Give,
+    Patch,
+    Stream,
+    Verb,
+)
 from virtbus.schemas.guest import GuestFilesystem, GuestInfo, GuestOs, GuestUser
 
 OWN_VM: dict[str, Any] = {"kind": "VM"}

@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.api.front_proxy import User
-from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERSIONS, VM, VMI
+from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERSIONS
 from virtbus.kubebridge.core.objects.refusals import Refusal
+from virtbus.kubebridge.core.runtime.calls import VM, VMI
 
 ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 """RBAC verbs by HTTP method."""

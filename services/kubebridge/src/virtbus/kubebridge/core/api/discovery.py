@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS, Verb
+from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS
+from virtbus.kubebridge.core.runtime.calls import Verb
 
 KUBEVIRT = "v1.9.0"
 """The version of KubeVirt whose API is served. virtctl warns if its own minor version differs."""

@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.api.discovery import KUBEVIRT
-from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS, Verb
+from virtbus.kubebridge.core.api.subresources import EXPAND, GROUP, VERBS, VERSIONS
+from virtbus.kubebridge.core.runtime.calls import Verb
 
 JSON = "application/json"
 _WORDS = {"type": "string"}

@@ -1,11 +1,15 @@
-"""Defines a call of a subresource, and its effects."""
+"""Defines a call of a subresource, its effects, and a verb that decides about a call."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from virtbus.kubebridge.core.objects.plain import Object, text
+from virtbus.kubebridge.core.objects.refusals import Refusal
 from virtbus.schemas.guest import GuestQuestion
+
+VM, VMI = "virtualmachines", "virtualmachineinstances"
+KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +85,30 @@ class Give:
 
 
 Deed = Patch | Bus | AskGuest | Stream | Give
+
+Outcome = Refusal | tuple[Deed, ...]
+
+
+class Verb(NamedTuple):
+    """A row. `decide` gets a call whose objects exist. `success` is the code of a success."""
+
+    method: str
+    resource: str
+    name: str
+    decide: Callable[[Call], Outcome]
+    success: int = 202
+    missing: str = ""
+
+    @property
+    def access(self) -> str:
+        """Return the verb of the SubjectAccessReview."""
+        return "get" if self.method == "GET" else "update"
+
+
+def _later(call: Call) -> Outcome:
+    raise AssertionError(call.verb)
+
+
+def missing(method: str, resource: str, name: str, what: str) -> Verb:
+    """Return a verb that is not supported yet."""
+    return Verb(method, resource, name, _later, missing=f"{name} is not supported yet: {what}")

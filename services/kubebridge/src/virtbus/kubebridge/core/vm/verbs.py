@@ -1,4 +1,6 @@
-"""Starts, stops and restarts a VM by a change of its run strategy or a request in its status.
+"""Decides about the verbs of a VM.
+
+It starts, stops and restarts a VM by a change of its run strategy or a request in its status.
 
 The effects on the bus follow from the VMI that is created or deleted (`vm_rules`). A verb never
 both writes here and sends to the bus, so it can be repeated if its answer was lost.
@@ -9,9 +11,19 @@ from typing import Any
 from virtbus.kubebridge.core.objects.plain import Object, at, items, number, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
 from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.calls import Call, Deed, Patch
+from virtbus.kubebridge.core.runtime.calls import (
+    VM,
+    Call,
+    Deed,
+    Give,
+    Outcome,
+    Patch,
+    Verb,
+    missing,
+)
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
+from virtbus.kubebridge.core.vmi.verbs import MIGRATION, shared
 from virtbus.schemas.vm import RunStrategy as R
 
 NOT_RUNNING = "VM is not running"
@@ -153,3 +165,20 @@ def _grace(call: Call, grace_s: int) -> Patch:
     change = {"op": "add" if before is None else "replace", "path": path, "value": grace_s}
     uid = {"op": "test", "path": "/metadata/uid", "value": call.uid}
     return Patch("vmi", (uid, change))
+
+
+def _expand(call: Call) -> Outcome:
+    """Return the VM itself: without instance types, it is already expanded."""
+    return (Give(dict(call.vm or {})),)
+
+
+VERBS = (
+    Verb("PUT", VM, "start", start),
+    Verb("PUT", VM, "stop", stop),
+    Verb("PUT", VM, "restart", restart),
+    Verb("GET", VM, "expand-spec", _expand, 200),
+    *shared(VM),
+    missing("PUT", VM, "migrate", MIGRATION),
+    missing("PUT", VM, "memorydump", "memory cannot be dumped yet"),
+    missing("PUT", VM, "removememorydump", "memory cannot be dumped yet"),
+)

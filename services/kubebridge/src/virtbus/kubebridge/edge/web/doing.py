@@ -3,10 +3,9 @@
 from typing import Any
 
 from virtbus.kubebridge.core.api import guest_answers
-from virtbus.kubebridge.core.api.subresources import KINDS
 from virtbus.kubebridge.core.objects.refusals import conflict, not_found
 from virtbus.kubebridge.core.runtime import kinds
-from virtbus.kubebridge.core.runtime.calls import AskGuest, Bus, Call, Deed, Give, Patch
+from virtbus.kubebridge.core.runtime.calls import KINDS, AskGuest, Bus, Call, Deed, Give, Patch
 from virtbus.kubebridge.core.runtime.kinds import Kind
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.web.answers import RefusedError

@@ -8,11 +8,11 @@ from aiohttp import web
 
 from virtbus.kubebridge.core.api.access import Target, target_of
 from virtbus.kubebridge.core.api.front_proxy import User
-from virtbus.kubebridge.core.api.subresources import BY_NAME, EXPAND, VM, answer, expanded
+from virtbus.kubebridge.core.api.subresources import BY_NAME, EXPAND, answer, expanded
 from virtbus.kubebridge.core.objects.bounds import check_values
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, of_http
 from virtbus.kubebridge.core.runtime import kinds
-from virtbus.kubebridge.core.runtime.calls import Call, Stream
+from virtbus.kubebridge.core.runtime.calls import VM, Call, Stream
 from virtbus.kubebridge.edge.cluster import Cluster
 from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.asking import Asking
