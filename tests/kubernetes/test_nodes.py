@@ -68,7 +68,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         manager.source(BUS_NODE, nodes)
         manager.add(controller(nodes))
         tasks.start(nodes.run())
-        tasks.start(manager.run(manager.until_synced(NODE)))
+        tasks.start(manager.run())
         beat = stamp(datetime.fromtimestamp(now_ns[0] / 1e9, UTC))
         while marked("marks-a") != {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}:
             await asyncio.sleep(0.1)

@@ -96,7 +96,7 @@ class Site:
         ):
             for reflector in self.manager.reflectors.values():
                 reflector.synced.set()
-            tasks.start(self.manager.run(asyncio.sleep(0)))
+            tasks.start(self.manager.run())
             self.manager.queue.add(Key(BUS_VM, "default", NAME))
             yield
         await self.bus.aclose()

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
+from contextlib import closing
 from typing import Any
 
 from virtbus.bus.ports import Bus
 from virtbus.bus.process import notify
-from virtbus.kubebridge.core.runtime.kinds import NAMESPACE, VM, VMI
+from virtbus.kubebridge.core.runtime.kinds import BUS_VM, NAMESPACE, SECRET, VM, VMI
 from virtbus.kubebridge.edge import admission, controllers
 from virtbus.kubebridge.edge.certificates import Certificates, Where
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
@@ -43,37 +44,35 @@ class Bridge:
         self.site = Site(bus, cluster, settings.listen)
         whose = Where(settings.namespace, settings.certificates)
         self.certificates = Certificates(cluster, whose, self.site.door.show, bus.sources)
+        self.manager.add_lane(SECRET, self.certificates.lane(), ())
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for piece in self._pieces():
-                group.create_task(piece)
-            await self._until_synced()
-            log.info("ready", extra={"code": "ready"})
-            notify("READY=1")
-            await asyncio.get_running_loop().create_future()
+        with closing(self.certificates):
+            async with asyncio.TaskGroup() as group:
+                self.manager.queue.add(self.certificates.key)
+                for piece in self._pieces():
+                    group.create_task(piece)
+                await self.manager.until_synced(VM, VMI, BUS_VM)
+                log.info("ready", extra={"code": "ready"})
+                notify("READY=1")
+                await asyncio.get_running_loop().create_future()
 
     def _pieces(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the coroutines that run as long as the bridge does."""
         settings, sources = self.settings, self.bus.sources
         yield from (source.run() for source in self.sources)
         yield self.recorder.run()
-        yield self.certificates.run()
         known = (
             self.site.asking.is_front_proxy if settings.webhook_certificate else admission.anybody
         )
         yield self.site.run(self._against, admission.routes(known))
-        yield self.manager.run(self._until_synced())
+        yield self.manager.run()
         yield Lease(self.cluster, settings.namespace, self.instance, self.leads, sources).run()
 
     def _synced(self) -> bool:
         """Return True once all three caches are complete: an existing VM is not created again."""
-        return self.manager.synced(VM, VMI) and self.views.synced.is_set()
-
-    async def _until_synced(self) -> None:
-        await self.manager.until_synced(VM, VMI)
-        await self.views.synced.wait()
+        return self.manager.synced(VM, VMI, BUS_VM)
 
     def _against(self) -> str:
         """Return the reason why the bridge is not ready, or an empty string."""

@@ -47,7 +47,7 @@ def add(
     manager.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)
     nodes, guests = BusNodes(bus, leads), GuestAgents(bus, views)
     orphans = Orphans(cluster, vms, vmis, views)
-    manager.source(BUS_VM, views)
+    manager.source(BUS_VM, views, views.synced)
     manager.source(BUS_NODE, nodes)
     manager.source(GUEST_AGENT, guests)
     manager.source(ORPHAN, orphans)

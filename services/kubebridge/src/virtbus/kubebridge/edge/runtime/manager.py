@@ -1,7 +1,7 @@
 """Runs controllers: their sources, the work queue, and each reconcile from inputs to actions."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from virtbus.bus.ports import Bus
@@ -41,6 +41,8 @@ class Manager:
         self.stores: dict[Kind, Store] = {}
         self.reflectors: dict[Kind, Reflector] = {}
         self._others: dict[Kind, Source] = {}
+        self._synced: dict[Kind, asyncio.Event] = {}
+        """Set once the initial list of a kind is complete."""
         self._resyncs: list[Callable[[], Iterator[Key]]] = []
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
@@ -54,19 +56,21 @@ class Manager:
             self.reflectors[kind] = Reflector(
                 self._cluster, kind, store, scope=scope, sources=self._sources
             )
+            self._synced[kind] = self.reflectors[kind].synced
         return self.stores[kind]
 
-    def source(self, kind: Kind, source: Source) -> None:
-        """Add a source on the bus."""
+    def source(self, kind: Kind, source: Source, synced: asyncio.Event | None = None) -> None:
+        """Add a source on the bus. `synced` is set once its initial list is complete."""
         self._others[kind] = source
+        if synced is not None:
+            self._synced[kind] = synced
 
     def add(self, controller: Controller) -> None:
         """Add a controller. The sources of its watches are there."""
-        kinds = {watch.source for watch in controller.watches} & self.reflectors.keys()
+        watched = {watch.source for watch in controller.watches}
 
         async def handle(key: Key) -> float:
-            if not self.synced(*kinds):
-                return RESYNC_S
+            await self.until_synced(*watched)
             return await self.reconcile(controller, key)
 
         lane = Lane(handle, controller.workers, controller.gather_s)
@@ -101,24 +105,23 @@ class Manager:
                 yield key.of(kind)
 
     # --- running --------------------------------------------------------------------------
-    async def run(self, ready: Awaitable[object]) -> None:
-        """Run until cancelled. Reconciles start once `ready` returns."""
+    async def run(self) -> None:
+        """Run until cancelled. A reconcile waits until the lists that it watches are complete."""
         async with asyncio.TaskGroup() as group:
             for reflector in self.reflectors.values():
                 group.create_task(reflector.run())
             group.create_task(self.references.run())
-            await ready
             group.create_task(self.queue.run())
             group.create_task(self._resync())
 
     def synced(self, *kinds: Kind) -> bool:
         """Return True if the initial lists of these kinds are complete."""
-        return all(self.reflectors[kind].synced.is_set() for kind in kinds)
+        return all(self._synced[kind].is_set() for kind in kinds)
 
     async def until_synced(self, *kinds: Kind) -> None:
         """Wait until the initial lists of these kinds are complete."""
-        for kind in kinds:
-            await self.reflectors[kind].synced.wait()
+        for kind in self._synced.keys() & set(kinds):
+            await self._synced[kind].wait()
 
     async def _resync(self) -> None:
         """Queue every object when this bridge became the leader: it dropped keys before."""
