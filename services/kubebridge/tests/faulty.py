@@ -5,12 +5,20 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
 Json = dict[str, Any]
 Fault = Callable[[web.Request], "web.StreamResponse | None"]
+
+
+class Served(Protocol):
+    """A server of HTTP."""
+
+    async def open(self) -> int: ...
+
+    async def close(self) -> None: ...
 
 
 class Faulty:
@@ -157,7 +165,7 @@ async def _line(response: web.StreamResponse, kind: str, obj: Json) -> None:
 
 
 @asynccontextmanager
-async def served(faulty: Faulty, folder: Path) -> AsyncIterator[Path]:
+async def served(faulty: Served, folder: Path) -> AsyncIterator[Path]:
     """Serve while the context is open, and yield a kubeconfig."""
     port = await faulty.open()
     path = folder / "kubeconfig"
