@@ -19,7 +19,7 @@ from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE
 from virtbus.kubebridge.edge import cluster as door
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.kubebridge.edge.cluster import Scope
-from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.node import NodeState, NodeView
 from virtbus.schemas.subjects import api
@@ -63,12 +63,15 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         door.connect(cluster.kubeconfig) as client,
         background() as tasks,
     ):
-        manager, nodes = Manager(client, bus, anything, anything, leads), BusNodes(bus, leads, 0.05)
-        manager.store(NODE, Scope(selector=OURS, metadata_only=True), slim)
-        manager.source(BUS_NODE, nodes)
-        manager.add(controller(nodes))
+        reconciler, nodes = (
+            Reconciler(client, bus, anything, anything, leads),
+            BusNodes(bus, leads, 0.05),
+        )
+        reconciler.store(NODE, Scope(selector=OURS, metadata_only=True), slim)
+        reconciler.source(BUS_NODE, nodes)
+        reconciler.add(controller(nodes))
         tasks.start(nodes.run())
-        tasks.start(manager.run())
+        tasks.start(reconciler.run())
         beat = stamp(datetime.fromtimestamp(now_ns[0] / 1e9, UTC))
         while marked("marks-a") != {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}:
             await asyncio.sleep(0.1)

@@ -87,7 +87,7 @@ async def bridged(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, Controller, 
         settings = Settings(node="b", cluster="c1", listen="127.0.0.1:0")
         bridge = Bridge(bus, client, settings, "c1")
         tasks.start(bridge.run())
-        await bridge.manager.until_synced(VM, VMI, BUS_VM)
+        await bridge.reconciler.until_synced(VM, VMI, BUS_VM)
         yield objects, controller, bridge
 
 
@@ -154,7 +154,7 @@ async def test_a_bridge_that_gets_the_lease_late_reconciles_what_it_dropped(tmp_
         await bridge.leads.wait()
         bridge.leads.clear()
         objects.create(VM_AT, vm())
-        await until(lambda: bridge.manager.queue.dropped)
+        await until(lambda: bridge.reconciler.queue.dropped)
         assert VMI_AT not in objects.objects
         bridge.leads.set()
         await until(lambda: printable(objects) == "Running")

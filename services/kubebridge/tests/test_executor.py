@@ -14,7 +14,7 @@ from virtbus.kubebridge.core.runtime.kinds import VM, VMI, Key
 from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.edge.cluster import Answer
-from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.kubebridge.edge.views import Views
 
 KEY = Key(VM, "default", "kubevirt-smoke-fedora")
@@ -30,13 +30,13 @@ class Refusing:
         self.vm = of_vm(vm(running=None, runStrategy="Always"))
         self.vm["metadata"]["resourceVersion"] = "1"
         bus, anything = MemoryBus(MemoryServer()), cast("Any", self)
-        self.manager = Manager(anything, bus, Views(bus, "c1"), anything, asyncio.Event())
-        self.vms, self.vmis = self.manager.store(VM), self.manager.store(VMI)
+        self.reconciler = Reconciler(anything, bus, Views(bus, "c1"), anything, asyncio.Event())
+        self.vms, self.vmis = self.reconciler.store(VM), self.reconciler.store(VMI)
         self.vms.put(self.vm)
         self._controller = vm_rules.controller(self.vmis)
 
     async def look(self) -> float:
-        return await self.manager.reconcile(self._controller, KEY)
+        return await self.reconciler.reconcile(self._controller, KEY)
 
     async def create(self, *_: Any) -> None:
         self.asked += 1
@@ -66,9 +66,9 @@ async def test_a_refusal_for_an_earlier_object_of_the_name_is_forgotten() -> Non
     here = Refusing(code=403, reason="Forbidden", message="exceeded quota")
     await here.look()
     uid = here.vm["metadata"]["uid"]
-    assert here.manager.executor.refused(KEY, uid) == (403, "Forbidden", "exceeded quota")
-    assert here.manager.executor.refused(KEY, "another") is None
-    assert here.manager.executor.refused(KEY, uid) is None
+    assert here.reconciler.executor.refused(KEY, uid) == (403, "Forbidden", "exceeded quota")
+    assert here.reconciler.executor.refused(KEY, "another") is None
+    assert here.reconciler.executor.refused(KEY, uid) is None
 
 
 async def test_a_quota_conflict_ends_the_actions() -> None:
@@ -101,7 +101,7 @@ async def test_a_delete_has_the_version_that_was_read() -> None:
     owned["metadata"]["ownerReferences"] = [{"uid": here.vm["metadata"]["uid"]}]
     here.vmis.put(owned)
     actions = reconcile_vm(here.vm, owned, NOW)
-    await here.manager.executor.execute(actions, KEY, here.vm)
+    await here.reconciler.executor.execute(actions, KEY, here.vm)
     ((_, _, uid, version),) = deleted
     assert (uid, version) == (owned["metadata"]["uid"], "7")
 

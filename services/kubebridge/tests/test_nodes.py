@@ -44,7 +44,7 @@ def after(there: dict[str, Any], written: list[Merge]) -> dict[str, Any]:
 
 
 def marks(views: list[NodeView], there: dict[str, Any], now: datetime) -> list[Merge]:
-    """Return the writes to all Nodes. Who writes nothing waits for the next heartbeat, if any."""
+    """Return the writes to all Nodes. A Node without a write waits for its next heartbeat."""
     known = {view.node: view for view in views}
     found = []
     for name in sorted(known.keys() | there.keys()):

@@ -20,7 +20,7 @@ from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.vmi.controller import Instances
 from virtbus.kubebridge.core.vmi.orphans import Orphans
 from virtbus.kubebridge.edge.cluster import Listing
-from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.kubebridge.edge.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmDelete, VmUpdate
@@ -54,11 +54,11 @@ class Site:
         self.told: list[RecordEvent] = []
         leads, anything = asyncio.Event(), cast("Any", self)
         leads.set()
-        self.manager = Manager(anything, self.bus, self.views, anything, leads)
-        self.vms, self.vmis = self.manager.store(VM), self.manager.store(VMI)
-        self.manager.source(BUS_VM, self.views)
+        self.reconciler = Reconciler(anything, self.bus, self.views, anything, leads)
+        self.vms, self.vmis = self.reconciler.store(VM), self.reconciler.store(VMI)
+        self.reconciler.source(BUS_VM, self.views)
         self.orphans = Orphans(CLUSTER, self.vms, self.vmis, self.views, (0.01, 0.01))
-        self.manager.add(self.orphans.controller())
+        self.reconciler.add(self.orphans.controller())
         self.views.answered(view(UID))
 
     async def pages(self, *_: Any) -> AsyncIterator[Listing]:
@@ -94,10 +94,10 @@ class Site:
             self.bus.serve(ServiceInfo("c", "1.0.0"), ends),
             background() as tasks,
         ):
-            for reflector in self.manager.reflectors.values():
+            for reflector in self.reconciler.reflectors.values():
                 reflector.synced.set()
-            tasks.start(self.manager.run())
-            self.manager.queue.add(Key(BUS_VM, "default", NAME))
+            tasks.start(self.reconciler.run())
+            self.reconciler.queue.add(Key(BUS_VM, "default", NAME))
             yield
         await self.bus.aclose()
 

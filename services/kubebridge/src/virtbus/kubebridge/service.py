@@ -14,7 +14,7 @@ from virtbus.kubebridge.edge.certificates import Certificates, Where
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
 from virtbus.kubebridge.edge.lease import Lease
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
-from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.kubebridge.edge.views import Views
 from virtbus.kubebridge.edge.web.site import Site
 from virtbus.kubebridge.settings import Settings
@@ -39,21 +39,21 @@ class Bridge:
         """Set while this bridge is the leader, which writes."""
         self.views = Views(bus, name)
         self.recorder = EventRecorder(cluster, self.instance, bus.sources)
-        self.manager = Manager(cluster, bus, self.views, self.recorder, self.leads)
-        self.sources = controllers.add(self.manager, bus, self.views, name, self.leads)
+        self.reconciler = Reconciler(cluster, bus, self.views, self.recorder, self.leads)
+        self.sources = controllers.add(self.reconciler, bus, self.views, name, self.leads)
         self.site = Site(bus, cluster, settings.listen)
         whose = Where(settings.namespace, settings.certificates)
         self.certificates = Certificates(cluster, whose, self.site.door.show, bus.sources)
-        self.manager.add_lane(SECRET, self.certificates.lane(), ())
+        self.reconciler.add_lane(SECRET, self.certificates.lane(), ())
 
     async def run(self) -> None:
         """Serve until cancelled."""
         with closing(self.certificates):
             async with asyncio.TaskGroup() as group:
-                self.manager.queue.add(self.certificates.key)
+                self.reconciler.queue.add(self.certificates.key)
                 for piece in self._pieces():
                     group.create_task(piece)
-                await self.manager.until_synced(VM, VMI, BUS_VM)
+                await self.reconciler.until_synced(VM, VMI, BUS_VM)
                 log.info("ready", extra={"code": "ready"})
                 notify("READY=1")
                 await asyncio.get_running_loop().create_future()
@@ -67,12 +67,12 @@ class Bridge:
             self.site.asking.is_front_proxy if settings.webhook_certificate else admission.anybody
         )
         yield self.site.run(self._against, admission.routes(known))
-        yield self.manager.run()
+        yield self.reconciler.run()
         yield Lease(self.cluster, settings.namespace, self.instance, self.leads, sources).run()
 
     def _synced(self) -> bool:
         """Return True once all three caches are complete: an existing VM is not created again."""
-        return self.manager.synced(VM, VMI, BUS_VM)
+        return self.reconciler.synced(VM, VMI, BUS_VM)
 
     def _against(self) -> str:
         """Return the reason why the bridge is not ready, or an empty string."""

@@ -27,7 +27,7 @@ from virtbus.kubebridge.edge import guest_agents
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.kubebridge.edge.cluster import Scope
 from virtbus.kubebridge.edge.guest_agents import GuestAgents
-from virtbus.kubebridge.edge.runtime.manager import Manager
+from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.kubebridge.edge.views import Views
 
 
@@ -39,18 +39,18 @@ class Running(Protocol):
 
 
 def add(
-    manager: Manager, bus: Bus, views: Views, cluster: str, leads: asyncio.Event
+    reconciler: Reconciler, bus: Bus, views: Views, cluster: str, leads: asyncio.Event
 ) -> tuple[Running, ...]:
     """Add all controllers. Return the sources that have to run."""
-    vms, vmis, services, kubevirts = map(manager.store, (VM, VMI, SERVICE, KUBEVIRT))
-    slices = manager.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
-    manager.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)
+    vms, vmis, services, kubevirts = map(reconciler.store, (VM, VMI, SERVICE, KUBEVIRT))
+    slices = reconciler.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
+    reconciler.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)
     nodes, guests = BusNodes(bus, leads), GuestAgents(bus, views)
     orphans = Orphans(cluster, vms, vmis, views)
-    manager.source(BUS_VM, views, views.synced)
-    manager.source(BUS_NODE, nodes)
-    manager.source(GUEST_AGENT, guests)
-    manager.source(ORPHAN, orphans)
+    reconciler.source(BUS_VM, views, views.synced)
+    reconciler.source(BUS_NODE, nodes)
+    reconciler.source(GUEST_AGENT, guests)
+    reconciler.source(ORPHAN, orphans)
     for controller in (
         vm.controller(vmis),
         Instances(vmis, views, guests, cluster).controller(),
@@ -59,6 +59,6 @@ def add(
         labels.controller(nodes),
         installation.controller(kubevirts, orphans),
     ):
-        manager.add(controller)
-    manager.add_lane(GUEST_AGENT, guests.lane(), guest_agents.WATCHES)
+        reconciler.add(controller)
+    reconciler.add_lane(GUEST_AGENT, guests.lane(), guest_agents.WATCHES)
     return views, nodes

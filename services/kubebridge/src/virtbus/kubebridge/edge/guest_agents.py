@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from virtbus.bus.ports import Bus, BusError
 from virtbus.kubebridge.core.runtime.controller import Watch
-from virtbus.kubebridge.core.runtime.kinds import BUS_VM, Key
+from virtbus.kubebridge.core.runtime.kinds import BUS_VM, VMI, Key
 from virtbus.kubebridge.edge.runtime.store import Changed
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.kubebridge.edge.views import Views
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
-WATCHES = (Watch(BUS_VM),)
+WATCHES = (Watch(BUS_VM), Watch(VMI))
+"""A VM in an answer of the bus is no change of the watch, but the VMI's status follows it."""
 
 
 class Delays(NamedTuple):

@@ -78,7 +78,7 @@ class Views:
         """Note a certain end: a delete found nothing, or a create was refused as deleted."""
         self._drop(uid)
         self._gone[uid] = None
-        if len(self._gone) > ENDED_MAX:  # a forgotten end is told again by the next request
+        if len(self._gone) > ENDED_MAX:  # the next request finds a forgotten end
             self._gone.popitem(last=False)
 
     def answered(self, view: VmView) -> None:

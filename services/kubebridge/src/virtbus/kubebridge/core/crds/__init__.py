@@ -1,1 +1,1 @@
-"""Builds the CustomResourceDefinitions."""
+"""Builds the CustomResourceDefinitions from models of the objects."""

@@ -1,1 +1,1 @@
-"""Reconciles VirtualMachines."""
+"""Reconciles VirtualMachines: fields, status, run strategies and verbs."""

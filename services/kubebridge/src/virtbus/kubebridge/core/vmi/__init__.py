@@ -1,1 +1,1 @@
-"""Reconciles VirtualMachineInstances."""
+"""Reconciles VirtualMachineInstances, and VMs of the bus without one."""

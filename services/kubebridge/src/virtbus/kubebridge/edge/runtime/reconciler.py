@@ -29,7 +29,7 @@ class Source(Protocol):
         """Return the paths of all objects."""
 
 
-class Manager:
+class Reconciler:
     """The runtime of one bridge. It reconciles while `leads` is set."""
 
     def __init__(
