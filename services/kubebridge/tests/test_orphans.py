@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
 from services.kubebridge.tests.manifests import UID, put, vmi
 from services.kubebridge.tests.world import CLUSTER, NOW, view
 
@@ -107,7 +108,9 @@ async def until(check: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_a_vm_with_an_absent_vmi_is_kept_marked_and_reported() -> None:
+async def test_a_vm_with_an_absent_vmi_is_kept_marked_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     here = Site()
     async with here.runs():
         await until(lambda: here.updates)
@@ -118,6 +121,7 @@ async def test_a_vm_with_an_absent_vmi_is_kept_marked_and_reported() -> None:
         found = here.views.get(UID)
         assert found is not None
         assert "no VirtualMachineInstance" in found.annotations[ORPHANED]
+    assert "orphan_held" in {getattr(line, "code", "") for line in caplog.records}
 
 
 async def test_a_new_vmi_of_an_orphans_name_gets_the_reason() -> None:

@@ -98,12 +98,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Record an Event on an object, by default on the reconciled one."""
+    """Record an Event on an object, by default on the reconciled one, if it exists.
+
+    With `code`, the message is also logged, as a warning of this code.
+    """
 
     reason: str
     message: str
     warning: bool = False
     on: Key | None = None
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,9 +133,12 @@ class Orphans:
         ended = self._vmis.ended(view.uid)
         found = orphan(view, there, self._cluster, ended=ended)
         actions: list[Action] = [found] if found is not None else []
+        on = key.of(VMI if self._vmis.uid(key.path) or not self._vms.uid(key.path) else VM)
         if ended:
-            return actions
-        self.kept[view.uid] = key.path
-        on = VMI if self._vmis.uid(key.path) or not self._vms.uid(key.path) else VM
-        message = HELD.format(key=key.path, uid=view.uid)
-        return [RecordEvent("OrphanHeld", message, warning=True, on=key.of(on)), *actions]
+            message = f"deleting {key.path} on the bus: its VMI {view.uid} was deleted"
+            event = RecordEvent("OrphanDeleted", message, warning=True, on=on, code="orphan")
+        else:
+            self.kept[view.uid] = key.path
+            message = HELD.format(key=key.path, uid=view.uid)
+            event = RecordEvent("OrphanHeld", message, warning=True, on=on, code="orphan_held")
+        return [event, *actions]

@@ -127,6 +127,8 @@ class Executor:
                 pass
 
     def _record(self, action: RecordEvent, read: Json) -> None:
+        if action.code:
+            log.warning("%s", action.message, extra={"code": action.code})
         on = read if action.on is None else self._stores[action.on.kind].get(action.on.path)
         if on is not None:
             self._recorder.record(on, action)
