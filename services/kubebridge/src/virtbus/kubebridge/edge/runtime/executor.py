@@ -210,6 +210,7 @@ class Executor:
         before = self.refused(key, uid)
         self._memos[key] = _Memo(uid, refused)
         if before is None or before.reason != refused.reason:
+            log.info("%s: %s", key.path, refused.message, extra={"code": "refused"})
             raise EndedError(AT_ONCE_S)
 
 

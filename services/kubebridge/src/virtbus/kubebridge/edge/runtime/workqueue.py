@@ -114,7 +114,9 @@ class WorkQueue:
             after_s = await handle(key)
         except Answer as answer:
             asked_s = answer.retry_after_s
-            log.info("%s %s: %s", key.kind.kind, key.path, answer, extra=told)
+            passing = answer.passing or answer.code in {404, 409}
+            level = logging.INFO if passing else logging.WARNING
+            log.log(level, "%s %s: %s", key.kind.kind, key.path, answer, extra=told)
         except (BusError, VirtbusError) as error:
             if isinstance(error, VirtbusError):
                 asked_s = (error.body.after_ms or 0) / 1000
