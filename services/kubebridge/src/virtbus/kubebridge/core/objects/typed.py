@@ -90,6 +90,7 @@ def moment(value: Any) -> datetime | None:
 _SCALARS: Mapping[Any, Callable[[Any], Any]] = {
     str: lambda value: value if isinstance(value, str) else "",
     bool: bool,
+    Any: lambda value: value,
     int: lambda value: _number(value) or 0,
     int | None: _number,
     datetime | None: moment,

@@ -6,7 +6,6 @@ A change of a guest reconciles only the Services that select it, now or before.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from virtbus.kubebridge.core.objects.plain import Object, part, text
 from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import Action, RecordEvent
 from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
@@ -19,6 +18,7 @@ from virtbus.kubebridge.core.runtime.kinds import (
 )
 from virtbus.kubebridge.core.service.endpoint_slices import SERVICE_NAME, reconcile
 from virtbus.kubebridge.core.service.members import Member, member, selects
+from virtbus.kubebridge.core.service.model import Service, Slice
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Views
 
@@ -57,7 +57,7 @@ class Services:
     def service_changed(self, key: Key) -> set[Key]:
         """Return the Service. Guests are tracked only in namespaces that Services select in."""
         space = key.namespace
-        if part(self._services.get(key.path), "spec", "selector"):
+        if read(Service, self._services.get(key.path)).selector:
             self._selecting[space].add(key)
         else:
             self._selecting[space].discard(key)
@@ -79,7 +79,7 @@ class Services:
             if not self._slices_of[before]:
                 del self._slices_of[before]
         if (one := self._slices.get(key.path)) is not None:
-            service = text(one, "metadata", "labels", SERVICE_NAME)
+            service = str(read(Slice, one).labels.get(SERVICE_NAME, ""))
             self._of[key.path] = after = Key(SERVICE, key.namespace, service)
             self._slices_of[after].add(key.path)
         return {one for one in (before, self._of.get(key.path)) if one is not None}
@@ -96,7 +96,7 @@ class Services:
         }
 
     def _selects(self, key: Key, labels: list[Mapping[str, str]]) -> bool:
-        service: Object = self._services.get(key.path) or {}
+        service = read(Service, self._services.get(key.path))
         return any(selects(service, one) for one in labels)
 
     def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
@@ -118,7 +118,8 @@ class Services:
             return []
         there = [self._slices.get(one) for one in self._slices_of.get(key, ())]
         members = self._members.get(key.namespace, {}).values()
-        actions = reconcile(inputs.obj, members, [one for one in there if one is not None])
+        slices = [read(Slice, one) for one in there if one is not None]
+        actions = reconcile(read(Service, inputs.obj), members, slices)
         return [one for one in actions if self._is_new(key, one)]
 
     def _is_new(self, key: Key, action: Action) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from virtbus.kubebridge.core.objects.metadata import GROUP_VERSION, VMI_KIND
-from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
 from virtbus.kubebridge.core.runtime.actions import (
     Action,
     Create,
@@ -19,6 +18,7 @@ from virtbus.kubebridge.core.runtime.actions import (
 )
 from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
 from virtbus.kubebridge.core.service.members import Member, selects
+from virtbus.kubebridge.core.service.model import Service, Slice
 
 MANAGER = "kubebridge.virtbus.io"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
@@ -35,33 +35,31 @@ UNRESOLVED = "UnresolvedPort"
 """Reason of the Event about a port that guests cannot resolve."""
 
 
-def reconcile(service: Object, members: Iterable[Member], slices: Iterable[Object]) -> list[Action]:
+def reconcile(service: Service, members: Iterable[Member], slices: Iterable[Slice]) -> list[Action]:
     """Return the writes that are needed. `slices` are the bridge's slices for this Service.
 
     An endpoint stays in its slice, so a change of one guest writes one slice.
     """
-    if at(service, "metadata", "deletionTimestamp"):
+    if service.deleting:
         return []
-    early = at(service, "spec", "publishNotReadyAddresses") is True
+    early = service.early
     chosen = [one for one in members if (one.running or early) and selects(service, one.labels)]
     ports, unresolved = _ports(service)
     warns = [RecordEvent(UNRESOLVED, unresolved, warning=True)] if unresolved and chosen else []
     if unresolved and not ports:
         chosen = []
-    known = {text(one, "metadata", "name"): one for one in slices}
-    space = text(service, "metadata", "namespace")
+    known = {one.name: one for one in slices}
     actions: list[Action] = []
     kept = set()
-    families = at(service, "spec", "ipFamilies") or FAMILIES[:1]
-    for family in (one for one in FAMILIES if one in families):
+    for family in (one for one in FAMILIES if one in (service.families or FAMILIES[:1])):
         here = {one.uid: one for one in chosen if family in one.addresses}
-        for name, uids in _spread(here, family, text(service, "metadata", "name"), known):
+        for name, uids in _spread(here, family, service.name, known):
             kept.add(name)
             endpoints = [_endpoint(here[uid], family, early=early) for uid in uids]
             wanted = _slice(service, name, family, ports, endpoints)
             actions += _written(wanted, known.get(name))
     actions += [
-        Delete(Key(ENDPOINT_SLICE, space, name), text(one, "metadata", "uid"))
+        Delete(Key(ENDPOINT_SLICE, service.namespace, name), one.uid)
         for name, one in known.items()
         if name not in kept
     ]
@@ -70,7 +68,7 @@ def reconcile(service: Object, members: Iterable[Member], slices: Iterable[Objec
 
 # --- distribution over slices ------------------------------------------------------------------
 def _spread(
-    here: Mapping[str, Member], family: str, service: str, known: Mapping[str, Object]
+    here: Mapping[str, Member], family: str, service: str, known: Mapping[str, Slice]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield slice names with their uids. Existing endpoints stay, new ones fill gaps."""
     left = dict.fromkeys(sorted(here))
@@ -82,8 +80,7 @@ def _spread(
     )
     rows: dict[int, list[str]] = {}
     for number in numbers:
-        there = items(known[f"{stem}{number}"], "endpoints")
-        uids = dict.fromkeys(text(one, "targetRef", "uid") for one in there)
+        uids = dict.fromkeys(one.uid for one in known[f"{stem}{number}"].members)
         rows[number] = [uid for uid in uids if uid in left][:MAX_ENDPOINTS]
         for uid in rows[number]:
             left.pop(uid, None)
@@ -98,21 +95,20 @@ def _spread(
 
 
 # --- contents of a slice -----------------------------------------------------------------------
-def _ports(service: Object) -> tuple[list[dict[str, Any]], str]:
+def _ports(service: Service) -> tuple[list[dict[str, Any]], str]:
     """Return the ports, and a warning about named target ports, which only pods have."""
     ports, odd = [], []
-    for one in items(service, "spec", "ports"):
-        target = at(one, "targetPort")
-        if isinstance(target, str):
-            odd.append(target)
+    for one in service.ports:
+        if isinstance(one.target, str):
+            odd.append(one.target)
             continue
         port = {
-            "name": text(one, "name"),
-            "protocol": text(one, "protocol") or "TCP",
-            "port": target or at(one, "port"),
+            "name": one.name,
+            "protocol": one.protocol or "TCP",
+            "port": one.target or one.port,
         }
-        if protocol := text(one, "appProtocol"):
-            port["appProtocol"] = protocol
+        if one.app_protocol:
+            port["appProtocol"] = one.app_protocol
         ports.append(port)
     names = ", ".join(sorted(odd))
     why = f"targetPort {names}: ports of a VirtualMachineInstance have no names; write a number"
@@ -141,28 +137,28 @@ def _endpoint(one: Member, family: str, *, early: bool) -> dict[str, Any]:
 
 
 def _slice(
-    service: Object,
+    service: Service,
     name: str,
     family: str,
     ports: list[dict[str, Any]],
     endpoints: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    labels = {SERVICE_NAME: text(service, "metadata", "name"), MANAGED_BY: MANAGER}
-    if text(service, "spec", "clusterIP") in {"", "None"}:
+    labels = {SERVICE_NAME: service.name, MANAGED_BY: MANAGER}
+    if service.cluster_ip in {"", "None"}:
         labels[HEADLESS] = ""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {
             "name": name,
-            "namespace": text(service, "metadata", "namespace"),
+            "namespace": service.namespace,
             "labels": labels,
             "ownerReferences": [
                 {
                     "apiVersion": "v1",
                     "kind": "Service",
-                    "name": text(service, "metadata", "name"),
-                    "uid": text(service, "metadata", "uid"),
+                    "name": service.name,
+                    "uid": service.uid,
                     "controller": True,
                 }
             ],
@@ -173,18 +169,16 @@ def _slice(
     }
 
 
-def _written(wanted: dict[str, Any], there: Object | None) -> list[Action]:
+def _written(wanted: dict[str, Any], there: Slice | None) -> list[Action]:
     if there is None:
         return [Create(ENDPOINT_SLICE, wanted), Requeue(RETRY_S)]
-    if _shown(there) == _shown(wanted):
+    same = (
+        there.labels == wanted["metadata"]["labels"],
+        list(there.owners) == wanted["metadata"]["ownerReferences"],
+        list(there.ports) == wanted["ports"],
+        list(there.endpoints) == wanted["endpoints"],
+    )
+    if all(same):
         return []
-    version = text(there, "metadata", "resourceVersion")
-    versioned = {**wanted["metadata"], "resourceVersion": version}
+    versioned = {**wanted["metadata"], "resourceVersion": there.version}
     return [Replace(ENDPOINT_SLICE, {**wanted, "metadata": versioned})]
-
-
-def _shown(one: Object) -> tuple[Any, ...]:
-    """Return the parts of a slice that the bridge writes. Empty lists come back as missing."""
-    meta = part(one, "metadata")
-    parts = (meta.get("labels"), meta.get("ownerReferences"), one.get("ports") or [])
-    return (*parts, one.get("endpoints") or [])

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from virtbus.kubebridge.core.objects.metadata import VM_LABEL
-from virtbus.kubebridge.core.objects.plain import Object, part, text
+from virtbus.kubebridge.core.objects.plain import Object
+from virtbus.kubebridge.core.service.model import Service
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
 from virtbus.kubebridge.core.vmi.status import READY, TERMINATING, holds
@@ -75,9 +76,7 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
     return found
 
 
-def selects(service: Object, labels: Mapping[str, str]) -> bool:
+def selects(service: Service, labels: Mapping[str, str]) -> bool:
     """Return True if the Service has a selector that matches the labels."""
-    if text(service, "spec", "type") == "ExternalName":
-        return False
-    selector = part(service, "spec", "selector")
-    return bool(selector) and all(labels.get(key) == value for key, value in selector.items())
+    matches = all(labels.get(key) == value for key, value in service.selector.items())
+    return bool(service.selector) and matches and service.type != "ExternalName"
