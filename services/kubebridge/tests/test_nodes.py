@@ -10,7 +10,15 @@ import pytest
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller, reconcile
+from virtbus.kubebridge.core.node.labels import (
+    HEARTBEAT,
+    OURS,
+    SCHEDULABLE,
+    Node,
+    controller,
+    reconcile,
+)
+from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.actions import Merge, Requeue
 from virtbus.kubebridge.core.runtime.controller import Inputs
 from virtbus.kubebridge.core.runtime.kinds import NODE, Key
@@ -48,7 +56,8 @@ def marks(views: list[NodeView], there: dict[str, Any], now: datetime) -> list[M
     known = {view.node: view for view in views}
     found = []
     for name in sorted(known.keys() | there.keys()):
-        actions = reconcile(name, known.get(name), there.get(name), now)
+        seen = read(Node, there[name]) if name in there else None
+        actions = reconcile(name, known.get(name), seen, now)
         assert all(one.after_s > 0 for one in actions if isinstance(one, Requeue))
         found += [one for one in actions if isinstance(one, Merge)]
     return found

@@ -4,12 +4,13 @@ A Node and a virtbus node belong together if they have the same name. Tools find
 by the label; virtbus itself places VMs. The label is removed once virtbus has forgotten the node.
 """
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from virtbus.kubebridge.core.objects.moments import stamp
 from virtbus.kubebridge.core.objects.plain import Object, part, text
-from virtbus.kubebridge.core.objects.typed import moment
+from virtbus.kubebridge.core.objects.typed import at, read
 from virtbus.kubebridge.core.runtime.actions import Action, Merge, Requeue
 from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Watch
 from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE, Key
@@ -35,6 +36,14 @@ def takes(view: NodeView) -> bool:
     return view.state is NodeState.READY and not (view.wish is not None and view.wish.closed)
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Kubernetes Node with our mark."""
+
+    schedulable: str = at("metadata", "labels", SCHEDULABLE)
+    heartbeat: datetime | None = at("metadata", "annotations", HEARTBEAT)
+
+
 class Nodes(Protocol):
     """The nodes of the bus by name."""
 
@@ -46,7 +55,7 @@ class Nodes(Protocol):
         """Return the node, or None."""
 
 
-def reconcile(name: str, view: NodeView | None, node: Object | None, now: datetime) -> list[Action]:
+def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
     """Return the write that is due, or the time until one is. `node` has our mark."""
     if view is None:
         if node is None:
@@ -60,15 +69,14 @@ def reconcile(name: str, view: NodeView | None, node: Object | None, now: dateti
         return [_marked(name, label, "true", stamp(now))]
     beats = view.state not in SILENT
     since = _since(node, now)
-    if text(node, "metadata", "labels", SCHEDULABLE) == label and (not beats or since < BEAT):
+    if node.schedulable == label and (not beats or since < BEAT):
         return [Requeue((BEAT - since).total_seconds())] if beats else []
     return [_marked(name, label, "true", stamp(now if beats else now - since))]
 
 
-def _since(node: Object, now: datetime) -> timedelta:
+def _since(node: Node, now: datetime) -> timedelta:
     """Return the time since the last heartbeat; a long time if there was none."""
-    last = moment(text(node, "metadata", "annotations", HEARTBEAT))
-    return now - last if last is not None else 2 * FORGOTTEN
+    return now - node.heartbeat if node.heartbeat is not None else 2 * FORGOTTEN
 
 
 def _marked(name: str, label: str | None, ours: str | None, beat: str | None) -> Merge:
@@ -90,6 +98,7 @@ def controller(nodes: Nodes) -> Controller:
     def run(key: Key, inputs: Inputs) -> list[Action]:
         if not nodes.current:
             return [Requeue(UNKNOWN_S)]
-        return reconcile(key.name, nodes.get(key.name), inputs.obj, inputs.now)
+        node = read(Node, inputs.obj) if inputs.obj is not None else None
+        return reconcile(key.name, nodes.get(key.name), node, inputs.now)
 
     return Controller(NODE, run, (Watch(NODE), Watch(BUS_NODE)), workers=2)
