@@ -81,7 +81,7 @@ Step = tuple[int, Path, Any, str]
 def _walk(
     value: Any, pattern: str, path: str, indices: tuple[int, ...], table: Table
 ) -> Iterator[Cause | Step]:
-    row = table.row(pattern) or table.row(f"{pattern}[]")
+    row = table.by_path.get(pattern) or table.by_path.get(f"{pattern}[]")
     if row is None:
         yield _unknown(pattern, path, table)
         return
@@ -145,18 +145,18 @@ def _leaf(
     try:
         if row.kind is Kind.QUANTITY:
             quantity.whole(value)
-        ours = row.make(value)
+        ours = value if row.make is as_is else row.make(value)
     except ValueError as error:
         yield Cause(path, str(error))
         return
     if ours is not None:
-        yield table.place(row), _ours(row.to, indices), ours, path
+        yield table.place[row.path], _ours(row.to, indices), ours, path
 
 
 def _step(row: Field, value: Any, path: str, indices: tuple[int, ...], table: Table) -> Step:
     """Return the step of an object that becomes a value of ours, or an empty object to fill."""
     ours = {} if row.make is as_is else row.make(value)
-    return table.place(row), _ours(row.to, indices), ours, path
+    return table.place[row.path], _ours(row.to, indices), ours, path
 
 
 def _unknown(pattern: str, path: str, table: Table) -> Cause:
