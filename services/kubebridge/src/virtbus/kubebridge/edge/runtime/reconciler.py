@@ -1,7 +1,9 @@
 """Runs controllers: their sources, the work queue, and each reconcile from inputs to actions."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
 from virtbus.bus.ports import Bus
@@ -15,6 +17,8 @@ from virtbus.kubebridge.edge.runtime.references import References
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
 from virtbus.kubebridge.edge.runtime.store import Changed, Slim, Store
 from virtbus.kubebridge.edge.runtime.workqueue import Lane, WorkQueue
+
+log = logging.getLogger(__name__)
 
 RESYNC_S = 1.0
 """Time between checks for dropped keys, after this bridge became the leader."""
@@ -43,7 +47,7 @@ class Reconciler:
         self._others: dict[Kind, Source] = {}
         self._synced: dict[Kind, asyncio.Event] = {}
         """Set once the initial list of a kind is complete."""
-        self._resyncs: list[Callable[[], Iterator[Key]]] = []
+        self._watches: list[tuple[Kind, Changed]] = []
         self.queue = WorkQueue(leads, bus.sources)
         self.references = References(cluster, self.queue.add, bus.sources)
         self.executor = Executor(cluster, bus, self.stores, vms, recorder)
@@ -80,7 +84,8 @@ class Reconciler:
         """Add a kind that is reconciled by a function of its own."""
         self.queue.add_lane(kind, lane)
         for watch in watches:
-            changed = self._changed(kind, watch)
+            changed = partial(self._changed, kind, watch)
+            self._watches.append((watch.source, changed))
             if watch.source in self.stores:
                 store = self.stores[watch.source]
                 store.listeners.append(changed)
@@ -88,21 +93,14 @@ class Reconciler:
                     store.of_writes.append(changed)
             else:
                 self._others[watch.source].listeners.append(changed)
-            self._resyncs.append(lambda watch=watch: self._all(kind, watch))  # type: ignore[misc]
 
-    def _changed(self, kind: Kind, watch: Watch) -> Changed:
-        def changed(path: str) -> None:
+    def _changed(self, kind: Kind, watch: Watch, path: str) -> None:
+        """Queue the keys of a changed object. An error in a map of one kind stops no other."""
+        try:
             for key in watch.keys(key_of(watch.source, path)):
                 self.queue.add(key.of(kind))
-
-        return changed
-
-    def _all(self, kind: Kind, watch: Watch) -> Iterator[Key]:
-        source = self.stores.get(watch.source)
-        paths = self._others[watch.source].paths() if source is None else source
-        for path in paths:
-            for key in watch.keys(key_of(watch.source, path)):
-                yield key.of(kind)
+        except Exception:
+            log.exception("%s of %s", kind.kind, path, extra={"code": "watch_failed"})
 
     # --- running --------------------------------------------------------------------------
     async def run(self) -> None:
@@ -129,10 +127,13 @@ class Reconciler:
             await self._leads.wait()
             if self.queue.dropped:
                 self.queue.dropped = False
-                for resync in self._resyncs:
-                    for key in resync():
-                        self.queue.add(key)
+                for source, changed in self._watches:
+                    for path in self._paths(source):
+                        changed(path)
             await asyncio.sleep(RESYNC_S)
+
+    def _paths(self, source: Kind) -> Iterable[str]:
+        return self.stores[source] if source in self.stores else self._others[source].paths()
 
     async def reconcile(self, controller: Controller, key: Key) -> float:
         """Reconcile a key now. Return the seconds before the next reconcile, or 0."""
