@@ -14,9 +14,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from services.kubebridge.tests.world import CLUSTER, World, world
+from services.kubebridge.tests.test_endpoint_slices import guest, service
+from services.kubebridge.tests.test_nodes import node
+from services.kubebridge.tests.world import CLUSTER, NOW, World, world
 
+from virtbus.kubebridge.core.node import labels
 from virtbus.kubebridge.core.objects.typed import read
+from virtbus.kubebridge.core.service import endpoint_slices
+from virtbus.kubebridge.core.service.model import Service
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
@@ -92,6 +97,18 @@ def test_a_reconcile_of_a_vm_returns_to_few_modules(made: Callable[[], World]) -
     w = made()
     vm, vmi = read(Vm, w.vm), read(Vmi, w.vmi)
     stays = walk(lambda: vm_rules.reconcile(vm, vmi, w.now))
+    assert returns(stays) <= RETURNS_MAX, stays
+
+
+def test_a_reconcile_of_a_service_returns_to_few_modules() -> None:
+    guests = [guest(number) for number in range(120)]
+    web = read(Service, service())
+    stays = walk(lambda: endpoint_slices.reconcile(web, guests, []))
+    assert returns(stays) <= RETURNS_MAX, stays
+
+
+def test_a_reconcile_of_a_node_returns_to_few_modules() -> None:
+    stays = walk(lambda: labels.reconcile("n1", node(), None, NOW))
     assert returns(stays) <= RETURNS_MAX, stays
 
 

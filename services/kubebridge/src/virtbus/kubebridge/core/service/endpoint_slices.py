@@ -17,7 +17,7 @@ from virtbus.kubebridge.core.runtime.actions import (
     Requeue,
 )
 from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
-from virtbus.kubebridge.core.service.members import Member, selects
+from virtbus.kubebridge.core.service.members import Member, selected
 from virtbus.kubebridge.core.service.model import Service, Slice
 
 MANAGER = "kubebridge.virtbus.io"
@@ -42,8 +42,7 @@ def reconcile(service: Service, members: Iterable[Member], slices: Iterable[Slic
     """
     if service.deleting:
         return []
-    early = service.early
-    chosen = [one for one in members if (one.running or early) and selects(service, one.labels)]
+    early, chosen = service.early, selected(service, members)
     ports, unresolved = _ports(service)
     warns = [RecordEvent(UNRESOLVED, unresolved, warning=True)] if unresolved and chosen else []
     if unresolved and not ports:

@@ -76,6 +76,12 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
     return found
 
 
+def selected(service: Service, members: Iterable[Member]) -> list[Member]:
+    """Return the guests that a Service sends to, by default only those that run."""
+    there = (one for one in members if one.running or service.early)
+    return [one for one in there if selects(service, one.labels)]
+
+
 def selects(service: Service, labels: Mapping[str, str]) -> bool:
     """Return True if the Service has a selector that matches the labels."""
     matches = all(labels.get(key) == value for key, value in service.selector.items())
