@@ -152,7 +152,7 @@ class ApiServer:
             return web.json_response({"metadata": meta, "items": items})
         response = web.StreamResponse()
         await response.prepare(request)
-        since = int(request.query["resourceVersion"])
+        since = int(request.query["resourceVersion"] or 0)  # without a version: everything
         while True:
             news = self._news
             for version, kind, name, obj in tuple(self._log):

@@ -133,13 +133,16 @@ class Faulty:
         return web.json_response({"metadata": meta, "items": items})
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
-        since = int(request.query["resourceVersion"])
+        since = int(request.query["resourceVersion"] or self.version)
         response = web.StreamResponse()
         await response.prepare(request)
         if since < self.floor:
             await _line(response, "ERROR", _status(410))
             return response
         self._open.append(request)
+        if not request.query["resourceVersion"]:
+            for obj in tuple(self.objects.values()):
+                await _line(response, "ADDED", obj)
         try:
             while request.transport is not None and not request.transport.is_closing():
                 news = self._news

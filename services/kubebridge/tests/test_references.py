@@ -61,14 +61,13 @@ async def test_a_new_or_changed_object_queues_who_waits_for_it(tmp_path: Path) -
         assert await here.queued.get() == WHO
         here.server.delete("a")
         assert await here.queued.get() == WHO
-        assert here.server.asked == ["list", "watch"], "one watch for a namespace"
-        assert here.server.accepted <= {
-            f"application/json;as={kind};g=meta.k8s.io;v=v1"
-            for kind in ("PartialObjectMetadata", "PartialObjectMetadataList")
+        assert here.server.asked == ["watch"], "one watch for a namespace, and no list"
+        assert here.server.accepted == {
+            "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         }
 
 
-async def test_a_change_before_the_watch_is_found_by_its_list(tmp_path: Path) -> None:
+async def test_a_change_before_the_watch_is_found_by_it(tmp_path: Path) -> None:
     async with waiting(tmp_path) as here:
         here.server.put("a")
         here.references.wait(WHO, config("a"))

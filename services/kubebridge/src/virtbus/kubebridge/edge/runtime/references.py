@@ -5,16 +5,20 @@ A watch covers one kind in one namespace, and runs while somebody waits there. I
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from virtbus.bus.backoff import delays
 from virtbus.bus.sources import REAL, Sources
 from virtbus.bus.tasks import Background, background
-from virtbus.kubebridge.core.objects.plain import Object, key
+from virtbus.kubebridge.core.objects.plain import key, text
 from virtbus.kubebridge.core.runtime.kinds import Key, Kind, key_of
-from virtbus.kubebridge.edge.cluster import Cluster, Scope
-from virtbus.kubebridge.edge.runtime.reflector import Reflector
+from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope
+from virtbus.kubebridge.edge.runtime.reflector import PAUSE_S
+
+log = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
@@ -64,29 +68,28 @@ class References:
         for place in self._watches.keys() - wanted:
             self._watches.pop(place).cancel()
         for place in wanted - self._watches.keys():
-            scope = Scope(place.namespace, metadata_only=True)
-            sink = _Sink(place.kind, self._notify)
-            reflector = Reflector(
-                self._cluster, place.kind, sink, scope=scope, sources=self._sources
-            )
-            self._watches[place] = tasks.start(reflector.run())
+            self._watches[place] = tasks.start(self._watch(place))
+
+    async def _watch(self, place: _Place) -> None:
+        """Watch until cancelled. A watch without a version begins with all existing objects.
+
+        So it needs no list, and no right to list.
+        """
+        scope, version = Scope(place.namespace, metadata_only=True), ""
+        pauses = delays(*PAUSE_S, self._sources)
+        while True:
+            try:
+                async for event in self._cluster.watch(place.kind, version, scope):
+                    pauses = delays(*PAUSE_S, self._sources)
+                    version = text(event.object, "metadata", "resourceVersion")
+                    if event.type != "BOOKMARK":
+                        self._notify(key_of(place.kind, key(event.object)))
+            except Answer as answer:
+                version = version if answer.passing else ""
+                level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
+                log.log(level, "%s: %s", place, answer, extra={"code": "watch_failed"})
+            await asyncio.sleep(next(pauses))
 
     def _notify(self, changed: Key) -> None:
         for who in tuple(self._waiting.get(changed, ())):
             self._add(who)
-
-
-class _Sink:
-    """Passes on the names of changed objects, and keeps none."""
-
-    def __init__(self, kind: Kind, notify: Callable[[Key], None]) -> None:
-        self._kind = kind
-        self._notify = notify
-
-    def put(self, obj: Object) -> None:
-        self._notify(key_of(self._kind, key(obj)))
-
-    deleted = put
-
-    def retain(self, names: set[str]) -> None:
-        """Do nothing: who waits for an object does not need to know that it is still missing."""

@@ -7,29 +7,15 @@ again, and missing objects are gone. It retries after 429, 5xx and timeouts.
 
 import asyncio
 import logging
-from typing import Protocol
 
 from virtbus.bus.backoff import delays
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, key, text
 from virtbus.kubebridge.core.runtime.kinds import Kind
 from virtbus.kubebridge.edge.cluster import EVERYTHING, Answer, Cluster, Event, Scope
+from virtbus.kubebridge.edge.runtime.store import Store
 
 log = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Receives the objects: a store, or the watcher of references."""
-
-    def put(self, obj: Object) -> None:
-        """Take an object of a list or a watch."""
-
-    def deleted(self, obj: Object) -> None:
-        """Take the report that an object was deleted."""
-
-    def retain(self, names: set[str]) -> None:
-        """Drop all objects but those of a complete list."""
-
 
 PAUSE_S = (0.1, 10.0)
 """First and longest delay between retries."""
@@ -44,7 +30,7 @@ class Reflector:
         self,
         cluster: Cluster,
         kind: Kind,
-        objects: Sink,
+        objects: Store,
         *,
         scope: Scope = EVERYTHING,
         sources: Sources = REAL,
