@@ -6,9 +6,11 @@ BIN := .venv/bin
 # More words for pytest or the bench: make unit ARGS='-k claims -x'
 ARGS ?=
 PYTEST := tools/in-host-netns $(BIN)/python -m pytest
-# conftest.py says what may run beside what; with real servers each worker has a network namespace of its own.
+# Services that tests start many times would compile all their modules each time.
+unexport PYTHONDONTWRITEBYTECODE
+# Each worker has a host of its own; conftest.py says what stays together.
 LANES := --dist loadscope --no-loadscope-reorder
-WORKERS := $(LANES) --tx '2*popen//python=tools/in-host-netns $(BIN)/python'
+WORKERS := $(LANES) --tx '3*popen//python=tools/in-own-host $(BIN)/python'
 GENERATE := $(if $(wildcard schemas/src/virtbus/schemas/generate.py),$(BIN)/python -m virtbus.schemas.generate,true)
 .PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long hosts-test upgrade-test demo chaos fuzz bench load kube-load storm compare k8s-tools install uninstall clean
 
@@ -53,7 +55,7 @@ integration: setup ## tests against real libvirt, NATS and network namespaces (r
 e2e: setup ## tests that boot real guests (root)
 	@$(PYTEST) -m 'e2e and not long' $(ARGS)
 
-test: setup ## all tests but the long ones, real guests included, by two workers (root)
+test: setup ## all tests but the long ones, real guests included, by three workers (root)
 	@$(BIN)/python -m pytest $(WORKERS) -m 'not long' $(ARGS)
 
 k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minutes once, then no time
@@ -62,7 +64,7 @@ k8s-tools: ## etcd, kube-apiserver and kubectl for the tests of Kubernetes: minu
 debian-image: setup ## the full guest `debian`: minutes once, then a second (root)
 	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2
 
-long: setup debian-image ## the rest: a full Debian guest, three hosts, moves, an upgrade, broken wires, repeated messages (root)
+long: setup debian-image ## the rest: 200 seeds, a full Debian guest, three hosts, moves, an upgrade, broken wires, repeated messages (root)
 	@$(PYTEST) -m long $(ARGS)
 
 hosts-test: setup ## three hosts, three servers of the bus: creates and deletes under kills; VMS= SEED= (root)

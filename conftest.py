@@ -1,10 +1,8 @@
-"""For every test of the workspace: how long it may take, in which order and beside what it runs."""
+"""Sets time-outs, order and lanes of every test of the workspace."""
 
 import gc
-import re
 import signal
 import subprocess
-from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -13,54 +11,50 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-settings.register_profile("virtbus", deadline=None)  # a busy machine is no fault of the code
+settings.register_profile("virtbus", deadline=None)  # a busy machine is no defect of the code
 settings.load_profile("virtbus")
 
-KINDS = {"integration": 60, "e2e": 300, "kubernetes": 300}
-"""Marker → seconds, in the order in which they run; anything else has the 20 s of pyproject.toml.
-
-Kubernetes comes last: its tests share an API server, which takes CPU from those that follow."""
-HOST = "host"
+KINDS = {"integration": 120, "e2e": 300, "kubernetes": 300}
+"""Marker → seconds of its time-out; anything else has those of pyproject.toml."""
+LONGEST_FIRST = ("kubernetes", "e2e", "integration")
+"""The order in which workers take tests: the short ones at the end fill up what is left."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 NOT_RUN = pytest.StashKey[int]()
-"""How many tests of Kubernetes were left out, because its programs are not there."""
+"""The number of skipped Kubernetes tests, because the programs are not built."""
 
 
 class Lanes(LoadScopeScheduling):
-    """Several workers: what has real servers or guests in one of them, the rest in any."""
+    """Several workers, each on a host of its own: tests of one lane run in one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane_of(nodeid.partition("::")[0])
+        return lane_of(nodeid)
 
 
-@cache
-def lane_of(path: str) -> str:
-    """Tests of one lane run in one worker, in their order.
-
-    Those that take the host's census, would be in one, or have short times are one lane; a file is
-    known by the marks in it, for a scheduler is told nothing else.
-    """
+def lane_of(nodeid: str) -> str:
+    """A lane is a file, but for those that share an API server, or one platform in each worker."""
+    path = nodeid.partition("::")[0]
     if path.startswith("tests/kubernetes/"):
-        return "kubernetes"  # they share an API server
-    text = (Path(__file__).parent / path).read_text(encoding="utf-8")
-    return HOST if re.search(r"\bmark\.(integration|e2e)\b", text) else path
+        return "kubernetes"
+    if path.startswith(("tests/chaos/", "tests/e2e/")):
+        return nodeid.partition("[")[0]
+    return path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Asked by `--dist` only; each worker has a network namespace of its own (Makefile)."""
+    """Called only with `--dist`; each worker has a host of its own (Makefile)."""
     return Lanes(config, log)
 
 
 def pytest_configure() -> None:
     """React to SIGINT even if started with it ignored, as a shell script starts `make test &`.
 
-    An ignored signal is inherited by every child, a handled one is not.
+    Every child inherits an ignored signal, but not a handled one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)  # of those that -m and -k left
+@pytest.hookimpl(trylast=True)  # of those that -m and -k selected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each kind its time-out, unless the test names its own, and sort the kinds."""
     rank = {}
@@ -68,14 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kinds = [kind for kind in KINDS if item.get_closest_marker(kind)]
         if kinds and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(KINDS[kinds[-1]]))
-        rank[item] = list(KINDS).index(kinds[-1]) + 1 if kinds else 0
+        rank[item] = LONGEST_FIRST.index(kinds[-1]) if kinds else len(LONGEST_FIRST)
     items.sort(key=rank.__getitem__)
-    if hasattr(config, "workerinput"):
-        # The longest lane first, and in it guests, who have patience while the others run beside
-        # them; what has short times comes when those are done.
-        lanes = {item: lane_of(item.nodeid.partition("::")[0]) for item in items}
-        items.sort(key=lambda item: lanes[item] == HOST and not item.get_closest_marker("e2e"))
-        items.sort(key=lambda item: lanes[item] != HOST)
     kubernetes = [item for item in items if item.get_closest_marker("kubernetes")]
     where = (K8S_BUILD, "--where")  # exits with 1 if they are not built
     if kubernetes and subprocess.run(where, stdout=DEVNULL, check=False).returncode:  # noqa: S603
@@ -85,14 +73,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: then it need not be looked at after each."""
+    """Freeze the objects from before the first test, so that no later collection scans them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Any:
-    """What a test with real servers leaves open is told at its end, not in a later one."""
+    """Report open resources of a test with real servers at its end, not in a later test."""
     result = yield
     if any(item.get_closest_marker(kind) for kind in KINDS):
         gc.collect()
@@ -100,20 +88,20 @@ def pytest_runtest_teardown(item: pytest.Item) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells what it left out."""
+    """A worker reports its skipped tests."""
     config: Any = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["not_run"] = config.stash.get(NOT_RUN, 0)
 
 
 def pytest_testnodedown(node: Any) -> None:
-    """Hear it of a worker; one that crashed says nothing."""
+    """Receive a worker's report; a crashed worker sends none."""
     said = getattr(node, "workeroutput", {}).get("not_run", 0)
     node.config.stash[NOT_RUN] = max(said, node.config.stash.get(NOT_RUN, 0))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly what was left out."""
+    """Print the skipped tests clearly."""
     left_out = terminalreporter.config.stash.get(NOT_RUN, 0)
     if left_out:
         said = f"{left_out} tests of Kubernetes did NOT run: no programs; run: make k8s-tools"

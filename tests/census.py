@@ -1,9 +1,9 @@
-"""The census of a host: one sorted line per object that a VM may leave behind.
+"""Lists everything on a host that a VM may leave behind, one sorted line per object.
 
-A create followed by a delete must end with the census it began with (I5). Standard library
-only, so that `tools/census` runs without the environment. What is deliberately not counted: the
-image store, the epoch ledger and the bus's data (they outlive VMs), zombies (PID 1 may reap late),
-and everything that names a pid or an index.
+A create followed by a delete must restore the census (I5). The module uses only the standard
+library, so `tools/census` runs without the environment. The census excludes the image store, the
+epoch ledger and the bus's data, which outlive VMs. It also excludes zombies, which PID 1 may
+reap late, and objects whose names contain a pid or an index.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 STATE_PARTS = ("disks", "vms", "quarantine", "netd/vms", "images/part")
-"""Folders of the state dir whose files belong to VMs or to unfinished work."""
+"""Folders of the state folder whose files belong to VMs or to unfinished work."""
 
 LIBVIRT_LOGS = Path("/var/log/libvirt/qemu")
 
 CNI_DIR = Path("/var/lib/cni")
 CNI_LASTING = ("last_reserved_ip.", "lock")
-"""Files which host-local keeps for good, by the start of their names."""
+"""Files that host-local keeps permanently, by the start of their names."""
 
 NETNS_DIR = Path("/run/netns")
 OUR_PROGRAMS = ("qemu-system-", "dnsmasq", "virtbus", "vmwrapper", "nats-server", "swtpm")
@@ -33,7 +33,7 @@ def take(
     run_dir: Path = Path("/run/virtbus"),
     libvirt_uri: str = "qemu:///system",
 ) -> list[str]:
-    """The census as seen from the caller's network namespace, sorted."""
+    """Return the census as seen from the caller's network namespace, sorted."""
     return sorted(
         [
             *_libvirt(libvirt_uri),
@@ -53,7 +53,7 @@ def take(
 
 
 def diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """`- gone` and `+ new` lines; empty if both are equal, counting repeated lines."""
+    """Return `- gone` and `+ new` lines; nothing if both are equal, counting repeated lines."""
     rest = list(after)
     gone = []
     for line in before:
@@ -65,7 +65,7 @@ def diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 
 def _output(*argv: str) -> str | None:
-    """What a command printed, or None if it is missing or failed."""
+    """Return the output of a command, or None if it is missing or failed."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
     except OSError:
@@ -102,7 +102,7 @@ def _routes() -> Iterator[str]:
 
 
 def _nft_rules() -> Iterator[str]:
-    """Each line of the ruleset below the names of the blocks that it stands in."""
+    """Prefix each line of the ruleset with the names of its enclosing blocks."""
     path: list[str] = []
     for line in (_output("nft", "-s", "list", "ruleset") or "").splitlines():
         text = line.strip()
@@ -121,7 +121,7 @@ def _ip_forward() -> Iterator[str]:
 
 
 def _is_here(folder: Path, argv: Sequence[str]) -> bool:
-    """Guests run in libvirtd's network namespace; all else counts only in the caller's own."""
+    """Guests run in libvirtd's network namespace; others count only in the caller's own."""
     if Path(argv[0]).name.startswith("qemu-system-"):
         return True
     try:
@@ -143,7 +143,7 @@ def _processes() -> Iterator[str]:
 
 
 def _is_ours(argv: Sequence[str]) -> bool:
-    """The program, or the script that an interpreter runs, is one of ours."""
+    """Return True if the program, or an interpreter's script, is one of ours."""
     names = [Path(word).name for word in argv[:2]]
     module = argv[2] if argv[1:2] == ["-m"] and len(argv) > 2 else ""
     return any(name.startswith(OUR_PROGRAMS) for name in names) or module.startswith("virtbus")
@@ -159,7 +159,7 @@ def _short(argv: Sequence[str]) -> str:
 def _mounts() -> Iterator[str]:
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     for point in (line.split()[4] for line in lines):
-        # iproute2's convention makes /run/netns itself a mount, once, for good.
+        # iproute2's convention makes /run/netns itself a mount, once and permanently.
         if "virtbus" in point or (point.startswith(f"{NETNS_DIR}/")):
             yield f"mount {point}"
 
@@ -185,7 +185,7 @@ def _sockets(run_dir: Path) -> Iterator[str]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Everything below `folder` that is no folder, and each folder that is empty."""
+    """List every non-folder below `folder`, and each empty folder."""
     for parent, folders, files in os.walk(folder):
         yield from (Path(parent) / name for name in files)
         if not folders and not files and Path(parent) != folder:
@@ -193,7 +193,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the census, or with --diff FILE what changed since; 1 if something did."""
+    """Print the census, or with --diff FILE the changes since then; return 1 if there are any."""
     parser = argparse.ArgumentParser(
         prog="tools/census", description=(__doc__ or "").split("\n")[0]
     )

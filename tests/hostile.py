@@ -1,4 +1,4 @@
-"""Bodies that a stranger could send, and a walk over all that a service on a fake bus hears."""
+"""Bodies that a stranger could send, and a walk over all subscriptions of a service."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ from virtbus.schemas.wire import MAX_MESSAGE_BYTES
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 CONTROLS = "\x01" * 400_000
 ANSWER_S = 45.0
-"""Longer than a handler may take that asks nodes, none of which is there."""
+"""Longer than any handler that waits for nodes, none of which exists."""
 
 
 def bodies(fields: tuple[str, ...]) -> Iterator[bytes]:
-    """Malformed, deep, wide, long and mistyped bodies; `fields` are what the receiver knows."""
+    """Malformed, deep, wide, long and mistyped bodies; `fields` are those of the receiver."""
     yield from (b"", b"\x00", b"{", b"\xc1", b"[]", b"null", b"\xc7\x01\x05a", b'"text"')
     yield from (b'{"a":' * 80_000, b"\x91" * 500_000, b"x" * (MAX_MESSAGE_BYTES + 1))
     yield b'{"data":1,"id":5,"timeout_ms":-1,"epoch":"x"}'
@@ -45,7 +45,7 @@ def bodies(fields: tuple[str, ...]) -> Iterator[bytes]:
 
 
 def _known(subject: str) -> tuple[str, ...]:
-    """The fields of what the catalogue says is sent on a subject."""
+    """Return the fields of a subject's message, by the catalogue."""
     tokens = subject.split(".")
     for channel in CHANNELS:
         wanted = channel.subject.split(".")
@@ -59,13 +59,13 @@ def _known(subject: str) -> tuple[str, ...]:
 
 
 def heard(server: MemoryServer) -> list[str]:
-    """One literal of each subject that a service or its discovery subscribed to."""
+    """Return one literal of each subject that a service or its discovery subscribed to."""
     subjects = {one.subject for one in server.subscribed if not one.subject.startswith("_INBOX")}
     return sorted(subject.replace("*", UID).replace(">", UID) for subject in subjects)
 
 
 def unheard(server: MemoryServer, function: str, service: str) -> list[str]:
-    """The catalogue's requests to a service that nobody there subscribed to."""
+    """Return the catalogue's requests to a service without a subscription."""
     heard_ = [one.subject for one in server.subscribed if one.queue]
     wanted = [
         channel.subject
@@ -83,9 +83,10 @@ def unheard(server: MemoryServer, function: str, service: str) -> list[str]:
 
 
 async def attack(server: MemoryServer, *, heard_by: tuple[str, ...] = ("",)) -> dict[str, int]:
-    """Send every body to every subject that is heard and has a part of `heard_by`; answers each.
+    """Send every body to every subscribed subject that contains a part of `heard_by`.
 
-    Asserts that each answer is bounded and that each request to an endpoint has one.
+    Returns the answers. Asserts that each answer is bounded and that each request to an endpoint
+    has one.
     """
     link = MemoryLink(server)
     answered: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The buses a contract test runs against, and real servers on free ports."""
+"""The buses of a contract test, and real servers on free ports."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +15,7 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import Bus
 
 Connect = Callable[[str], AbstractAsyncContextManager[Bus]]
-"""A connection under a name; all of one test share the server."""
+"""A connection under a name; all connections of one test share the server."""
 
 NONCE = b"nonce-1"
 

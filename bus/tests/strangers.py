@@ -1,4 +1,4 @@
-"""A stranger with stolen credentials: every subject there is, tried, and who heard of it."""
+"""A stranger with stolen credentials: tries every subject, and records who received it."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ CONSUMER_VERBS = (
 
 
 def every_subject(nodes: Iterable[str] = ("n1", "n2")) -> list[str]:
-    """One literal of each subject of the system, for each node."""
+    """Return one literal of each subject of the system, for each node."""
     found = ["$JS.API.INFO", "$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES", "virtbus.x"]
     found += [f"$SYS.REQ.SERVER.{verb}" for verb in ("PING", "PING.CONNZ", "x.RELOAD", "x.KICK")]
     found += [f"$SYS.REQ.ACCOUNT.{verb}" for verb in ("CTL.CONNZ", "PING.STATZ", "CTL.INFO")]
@@ -43,7 +43,7 @@ def every_subject(nodes: Iterable[str] = ("n1", "n2")) -> list[str]:
         found += [f"$JS.API.DIRECT.GET.KV_st.$KV.st.{node}._instance", f"$KV.vm.{node}._host"]
         found += [f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}"]
         found += ["$KV.sec._signing.x", "$JS.API.DIRECT.GET.KV_sec.$KV.sec._signing.x"]
-        found += [f"virtbus.cmd.{node}.restart.{UID}.op", f"_INBOX_{node}.x"]
+        found.append(f"_INBOX_{node}.x")
         for stream, config in node_consumers(node):
             own = f"{stream}.{config['durable_name']}"
             found += [f"$JS.API.CONSUMER.{verb}.{own}" for verb in CONSUMER_VERBS]
@@ -54,7 +54,7 @@ def every_subject(nodes: Iterable[str] = ("n1", "n2")) -> list[str]:
 
 
 class Stranger:
-    """A plain NATS client with a role's credentials, and what the server refused it."""
+    """A plain NATS client with a role's credentials, and the server's refusals."""
 
     def __init__(self, client: Any, inbox_prefix: str) -> None:
         self.client = client
@@ -65,39 +65,39 @@ class Stranger:
         self.refused.append(str(error))
 
     def _was_refused(self, verb: str, subject: str) -> bool:
-        # a node's calls with one answer are renamed before the server looks at permissions
+        # a node's calls with one answer are renamed before the server checks permissions
         names = (subject.lower(), subject.replace("$JS.API.CONSUMER.", "_JS.").lower())
         texts = [f'permissions violation for {verb} to "{name}"' for name in names]
         return any(text in one.lower() for one in self.refused for text in texts)
 
-    async def _heard_out(self) -> None:
-        """Until the server has said all it has to say of what was sent."""
-        await asyncio.sleep(0.01)  # nats-py writes its PING past what it still holds
+    async def heard_out(self) -> None:
+        """Wait until the server has sent all its reactions."""
+        await asyncio.sleep(0.01)  # nats-py writes its PING after its pending data
         await self.client.flush()
         await asyncio.sleep(0.01)
 
     async def publish_all(self, subjects: Iterable[str], **more: Any) -> list[str]:
-        """Publish on each; return those that the server took."""
+        """Publish on each; return those that the server accepted."""
         self.refused.clear()
         tried = list(subjects)
         for subject in tried:
             await self.client.publish(subject, b"from a stranger", **more)
-        await self._heard_out()
+        await self.heard_out()
         return [one for one in tried if not self._was_refused("publish", one)]
 
     async def subscribe_all(self, subjects: Iterable[str]) -> list[str]:
-        """Subscribe to each; return those that the server took."""
+        """Subscribe to each; return those that the server accepted."""
         self.refused.clear()
         tried = list(subjects)
         for subject in tried:
             await self.client.subscribe(subject)
-        await self._heard_out()
+        await self.heard_out()
         return [one for one in tried if not self._was_refused("subscription", one)]
 
 
 @asynccontextmanager
 async def stranger(nats_server: server.Server, user: str) -> AsyncIterator[Stranger]:
-    """Connected as `user`."""
+    """Connect as `user`."""
     settings = nats_server.settings(user).resolved()
     one = Stranger(nats.aio.client.Client(), settings.inbox_prefix)
     await one.client.connect(
@@ -115,22 +115,22 @@ async def stranger(nats_server: server.Server, user: str) -> AsyncIterator[Stran
 
 @asynccontextmanager
 async def listening(one: Stranger, subject: str) -> AsyncIterator[list[Any]]:
-    """What arrives on a subject meanwhile."""
+    """Collect the messages on a subject."""
     heard: list[Any] = []
 
     async def take(msg: Any) -> None:
         heard.append(msg)
 
     subscription = await one.client.subscribe(subject, cb=take)
-    await one.client.flush()
+    await one.heard_out()
     yield heard
-    await one.client.flush()
+    await one.heard_out()
     await asyncio.sleep(0.2)
     await subscription.unsubscribe()
 
 
 async def sequences(admin: Stranger) -> dict[str, dict[str, int]]:
-    """Every stream's last sequence and messages by subject: what a write anywhere changes."""
+    """Return every stream's last sequence and messages by subject: any write changes them."""
     found: dict[str, dict[str, int]] = {}
     for config in streams(Sizes(), 1):
         name = config["name"]

@@ -1,4 +1,4 @@
-"""A backup holds what is wanted, and gives it back to an empty bus only."""
+"""A backup holds desired state, and restores it only to an empty bus."""
 
 import json
 
@@ -24,7 +24,7 @@ def bus() -> MemoryBus:
 
 
 async def fill(bus: MemoryBus) -> None:
-    """A VM with a secret, one that waits, one deleted, one moved, a buried uid, a join, a wish."""
+    """A VM with a secret; pending, deleted and moved ones; a tombstone, a join, a node's spec."""
     await bus.put(subjects.join_nonce("n1"), encode(JoinNonce(nonce="x")))
     await bus.put(CLAIM, encode(NameClaim(uid=A)))
     await bus.put(SECRET, b"\x81\xa1s\x01")
@@ -38,7 +38,9 @@ async def fill(bus: MemoryBus) -> None:
     await bus.put(WISH, encode({"cordoned": True}))
 
 
-async def test_it_holds_what_is_wanted_and_nothing_of_this_bus_alone(bus: MemoryBus) -> None:
+async def test_a_backup_contains_desired_state_and_nothing_specific_to_this_bus(
+    bus: MemoryBus,
+) -> None:
     await fill(bus)
     taken = await take(bus)
     assert set(taken.values) == {CLAIM, SECRET, RECORD, subjects.vm_record("_", B), WISH}
@@ -46,7 +48,7 @@ async def test_it_holds_what_is_wanted_and_nothing_of_this_bus_alone(bus: Memory
     assert (len(taken.records), taken.secrets) == (2, [SECRET])
 
 
-async def test_secrets_are_left_out_when_asked(bus: MemoryBus) -> None:
+async def test_secrets_are_left_out_on_request(bus: MemoryBus) -> None:
     await fill(bus)
     assert (await take(bus, secrets=False)).secrets == []
 

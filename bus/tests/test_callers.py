@@ -1,4 +1,4 @@
-"""Who asks, as a real server says it, and what each account may hold of a service (ADR 0028)."""
+"""The requester's account, as a real server adds it, and each account's share (ADR 0028)."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from virtbus.bus.ports import HISTORY_BYTES, Endpoint, Message, Request, Service
 from virtbus.bus.server import Server
 from virtbus.schemas.errors import VirtbusError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 INFO = ServiceInfo("controller", "1.0.0", "tests")
 WATCH = "virtbus.api.v1.vm.watch"
 GET = "virtbus.api.v1.vm.get"
 
 
-async def test_a_request_tells_the_account_that_asks_whatever_its_headers_claim(
+async def test_a_request_has_its_real_account_with_any_forged_headers(
     nats: Server, controller: NatsBus
 ) -> None:
     async def who(request: Request) -> Any:
@@ -92,7 +92,7 @@ async def test_a_message_to_the_controllers_tells_its_account(
     assert [account_of(one.headers) for one in heard] == ["OBSERVER", "CLIENT"]
 
 
-async def test_history_ends_at_its_bytes_and_goes_on_behind(controller: NatsBus) -> None:
+async def test_history_ends_at_its_byte_limit_and_continues_after_it(controller: NatsBus) -> None:
     for number in range(30):
         subject = f"virtbus.evt.n1.0192f0c1-2d3e-7abc-8def-{number:012x}.vm.accepted"
         controller.emit(subject, {"message": "x" * 60_000}, message_id=f"id-{number}")

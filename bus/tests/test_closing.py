@@ -1,4 +1,4 @@
-"""Whatever becomes of a connection, its socket is closed."""
+"""The socket of a connection is closed after any failure."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ INFO = {"server_id": "x", "version": "2.12.0", "proto": 1, "headers": True, "max
 
 @dataclass
 class _Wire:
-    """The other end of the connection to a server that greets, or not, and then reads nothing."""
+    """The other end of the connection to a server that may greet, and then reads nothing."""
 
     greets: bool
     came: asyncio.Event = field(default_factory=asyncio.Event)
@@ -59,7 +59,7 @@ def _transport(link: NatsLink) -> asyncio.Transport:
     return transport
 
 
-async def test_a_connection_that_is_given_up_while_it_is_made_is_closed() -> None:
+async def test_a_connection_abandoned_while_connecting_is_closed() -> None:
     async with _wired(greets=False) as (wire, link):
         async with background() as tasks:
             tasks.start(link.first())

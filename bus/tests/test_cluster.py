@@ -23,7 +23,7 @@ from virtbus.bus.ports import (
     WatchMark,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 
@@ -78,15 +78,17 @@ async def test_a_nodes_watches_are_in_memory_and_outlive_all_servers_at_once(
 
 
 @pytest.mark.parametrize("user", ["agent", "netd"])
-async def test_a_nodes_list_is_whole_whoever_pulled_before(three: ThreeServers, user: str) -> None:
-    """A cluster goes on sending to pulls whose asker is gone: they would take the list along."""
+async def test_a_nodes_list_is_complete_after_any_earlier_pull(
+    three: ThreeServers, user: str
+) -> None:
+    """A cluster still sends to abandoned pulls: they would consume the list."""
     async with connect(three.settings("controller"), name="c") as bus:
         keys = {f"$KV.vm.n1.01900000-0000-7000-8000-{number:012}" for number in range(20)}
         for key in keys:
             await bus.put(key, b"vm")
     keys.add("$KV.vm.n1._join")
     account = "node-n1" if user == "agent" else "netd-n1"
-    for _ in range(3):  # a process that begins anew
+    for _ in range(3):  # a restarted process
         async with (
             connect(three.settings(account), name="n1") as node,
             node.node_watch("n1", user) as watch,
@@ -98,7 +100,7 @@ async def test_a_nodes_list_is_whole_whoever_pulled_before(three: ThreeServers, 
 
 
 async def listed(watch: Watch) -> set[str]:
-    """The keys of the next whole list."""
+    """Return the keys of the next whole list."""
     found: set[str] = set()
     async with asyncio.timeout(20):
         async for item in watch:
@@ -123,7 +125,7 @@ async def test_a_watch_that_an_older_version_made_keeps_its_storage(three: Three
 
 
 async def written(bus: NatsBus, value: bytes) -> int:
-    """Put until it is there: repeated while unavailable or unknown."""
+    """Put until it is stored: repeat while unavailable or unknown."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -132,7 +134,7 @@ async def written(bus: NatsBus, value: bytes) -> int:
                 await asyncio.sleep(0.1)
 
 
-async def test_the_third_server_is_waited_for(tmp_path: Path) -> None:
+async def test_a_new_cluster_waits_for_the_third_server(tmp_path: Path) -> None:
     async with three_servers(tmp_path, at_first=2) as three:
         async with connect(three.settings("admin"), name="admin") as admin:
             with pytest.raises(UnavailableError, match="three servers"):
@@ -148,7 +150,7 @@ async def once_led(admin: NatsBus) -> None:
             await declaration.ensure(admin)
 
 
-async def test_a_single_servers_store_is_no_clusters(tmp_path: Path) -> None:
+async def test_a_single_servers_store_is_refused_by_a_cluster(tmp_path: Path) -> None:
     files = server.ServerFiles(tmp_path / "state", tmp_path / "run")
     async with (
         server.running(files, port=-1) as running,
@@ -161,10 +163,10 @@ async def test_a_single_servers_store_is_no_clusters(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_silent_server_is_passed_over(nats: server.Server) -> None:
+async def test_a_silent_server_is_skipped(nats: server.Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mute = f"nats://127.0.0.1:{silent.getsockname()[1]}"
         settings = nats.settings("controller", url=f"{mute},{nats.url}")
-        for _ in range(4):  # the order is drawn anew each time
+        for _ in range(4):  # the order is drawn again each time
             async with connect(settings, name="c") as bus:
                 await bus.put(KEY, b"x")

@@ -1,4 +1,4 @@
-"""Envelopes, types, ids, filters and times: the small things every message depends on."""
+"""Envelopes, types, ids, filters and times: the basics of every message."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ def test_models_are_packed_without_their_defaults_however_deep() -> None:
     assert msgpack.unpackb(packed) == {"items": [{"kind": "vm.accepted", "uid": UID, "node": "n1"}]}
 
 
-def test_what_cannot_be_sent_is_a_type_error() -> None:
+def test_an_unencodable_value_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="object"):
         codec.pack(object())
 
@@ -114,7 +114,7 @@ def test_server_times_keep_their_nanoseconds(text: str, expected_ns: int) -> Non
     assert stamps.time_ns(text) == expected_ns
 
 
-def test_credentials_are_read_anew_and_their_faults_are_named(tmp_path: Path) -> None:
+def test_credentials_are_read_again_and_their_faults_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bus.creds"
     settings = BusSettings.found(tmp_path, "client", creds=path)
     with pytest.raises(BusError, match="does not exist"):

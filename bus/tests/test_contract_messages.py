@@ -1,4 +1,4 @@
-"""Requests, services, core messages and facts: what every bus promises, fake or real."""
+"""Requests, services, core messages and events: the contract of every bus, fake or real."""
 
 import asyncio
 from typing import Any
@@ -81,7 +81,7 @@ async def test_a_request_that_nobody_serves_is_unavailable(bus: Bus) -> None:
 async def test_a_request_waits_for_a_service_that_starts_late(bus: Bus, other: Bus) -> None:
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(other.request(SUBJECT, {}, timeout_s=10))
-        await asyncio.sleep(0.1)  # the first tries fall into the void
+        await asyncio.sleep(0.1)  # the first attempts have no receiver
         async with bus.serve(INFO, [Endpoint("get", SUBJECT, echo)]):
             assert (await asked)["data"] == {}
 
@@ -95,7 +95,7 @@ async def test_a_request_without_an_answer_has_an_unknown_outcome(bus: Bus, othe
             await other.request(SUBJECT, {}, timeout_s=0.3)
 
 
-async def test_slow_requests_run_side_by_side_and_the_rest_is_told_when_to_come_back(
+async def test_slow_requests_run_in_parallel_and_the_rest_get_a_retry_time(
     bus: Bus, other: Bus
 ) -> None:
     running = 0

@@ -1,4 +1,4 @@
-"""Records: what every bus promises. Runs against the fake and a real server."""
+"""Records: the contract of every bus. Runs against the fake and a real server."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ ANYWHERE = f"$KV.vm.*.{UID}"
 
 
 async def until_synced(watch: Watch) -> list[Entry]:
-    """The list of a watch whose next item is RESET."""
+    """Return the list of a watch whose next item is RESET."""
     items = aiter(watch)
     assert await anext(items) is WatchMark.RESET
     entries: list[Entry] = []
@@ -35,7 +35,7 @@ async def test_get_of_a_key_that_never_was_is_none(bus: Bus) -> None:
     assert await bus.get(KEY) is None
 
 
-async def test_put_is_read_back_with_its_revision(bus: Bus, other: Bus) -> None:
+async def test_a_put_is_read_back_with_its_revision(bus: Bus, other: Bus) -> None:
     revision = await bus.put(KEY, b"one")
     entry = await other.get(KEY)
     assert entry is not None
@@ -51,7 +51,7 @@ async def test_get_takes_a_wildcard_for_the_node(bus: Bus) -> None:
     assert entry.key == KEY
 
 
-async def test_compare_and_set_refuses_what_was_not_read(bus: Bus) -> None:
+async def test_compare_and_set_refuses_an_unread_revision(bus: Bus) -> None:
     first = await bus.put(KEY, b"one", expect=0)
     with pytest.raises(ConflictError):
         await bus.put(KEY, b"again", expect=0)
@@ -71,8 +71,8 @@ async def test_purge_leaves_a_marker_that_is_the_last_message(bus: Bus) -> None:
     await bus.put(KEY, b"two", expect=marker)
 
 
-async def test_a_marker_says_why_to_who_reads_and_who_watches(bus: Bus) -> None:
-    """That of a delete says so, that of a move says nothing (ADR 0033)."""
+async def test_a_purge_marker_gives_its_reason_to_readers_and_watchers(bus: Bus) -> None:
+    """The marker of a delete has a body, that of a move is empty (ADR 0033)."""
     await bus.put(KEY, b"a")
     await bus.purge(KEY, why=b"deleted")
     moved, there = f"{KEY}x", f"{KEY}y"
@@ -96,7 +96,7 @@ async def test_a_purge_at_an_old_revision_is_refused(bus: Bus) -> None:
         await bus.purge(KEY, expect=first)
 
 
-async def test_of_eight_writers_over_all_nodes_one_wins(bus: Bus, other: Bus) -> None:
+async def test_one_of_eight_writers_over_all_nodes_wins(bus: Bus, other: Bus) -> None:
     outcomes: list[str] = []
 
     async def commit(node: int) -> None:
@@ -139,7 +139,7 @@ async def test_a_batch_with_one_stale_write_changes_nothing(bus: Bus) -> None:
 
 
 async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus) -> None:
-    """With the wish of a node as a third write, which fences the move (ADR 0014)."""
+    """The desired state of a node is a third write, which fences the move (ADR 0014)."""
     there, wish = f"$KV.vm.n2.{UID}", "$KV.vm.n1._wish"
     old, fence = await bus.put(KEY, b"one"), await bus.put(wish, b"w")
     revision = await bus.batch(
@@ -160,7 +160,7 @@ async def test_a_move_between_nodes_leaves_a_marker_that_ends_by_itself(bus: Bus
 
 
 async def test_a_batch_may_expect_nothing_over_a_filter(bus: Bus) -> None:
-    """A VM's first record and what is reserved on its node: both, and only where no record is."""
+    """A VM's first record and the reservation on its node: both, and only without a record."""
     total = "$KV.vm._reserved.node.n1"
 
     def writes(node: str, expect: int) -> list[Write]:
@@ -189,18 +189,13 @@ async def test_three_mebibytes_are_refused_as_full(bus: Bus) -> None:
     assert await bus.get(KEY) is None
 
 
-async def test_a_command_that_waits_already_is_queued_once(bus: Bus) -> None:
-    subject = f"virtbus.cmd.n1.restart.{UID}.op1"
-    assert await bus.put(subject, b"a") == await bus.put(subject, b"a")
-
-
 async def test_a_watch_of_nothing_is_synced_at_once(bus: Bus) -> None:
     async with bus.watch("$KV.st.>") as watch:
         assert await until_synced(watch) == []
 
 
 async def test_a_watch_lists_then_follows_in_order_up_to_the_last(bus: Bus, other: Bus) -> None:
-    """A value that is overwritten at once may be skipped: buckets keep the last one only."""
+    """A value that is overwritten at once may be skipped: buckets keep only the last one."""
     await bus.put(KEY, b"one")
     async with other.watch("$KV.vm.>") as watch:
         assert [entry.value for entry in await until_synced(watch)] == [b"one"]

@@ -1,4 +1,4 @@
-"""Bytes that TCP's checksum let through: never the end of a service (F22)."""
+"""Corrupt bytes that TCP's checksum missed never end a service (F22)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,13 +15,13 @@ from virtbus.bus.ports import Entry, OutcomeUnknownError, UnavailableError, Watc
 from virtbus.bus.records import Records
 from virtbus.bus.server import Server
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.integration
 
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 
 
 class _Garbling:
-    """A link whose answers have another byte somewhere."""
+    """A link that changes a byte of an answer."""
 
     def __init__(self, raw: Raw) -> None:
         self._raw = raw
@@ -52,7 +52,7 @@ async def test_write_whose_answer_is_garbled_has_an_unknown_outcome(
         await records.put(KEY, b"x")
 
 
-async def test_read_whose_answer_is_garbled_is_asked_again(nats: Server) -> None:
+async def test_a_read_with_a_corrupt_answer_is_repeated(nats: Server) -> None:
     raw = Raw("x", b"", headers={"Nats-Sequence": "1\x5a"})
     records = Records(_Garbling(raw), nats.settings("node-n1").resolved())  # type: ignore[arg-type]  # two methods are enough
     with pytest.raises(UnavailableError):
@@ -79,7 +79,7 @@ async def test_garbled_message_of_a_watch_makes_it_list_again(
 
 @asynccontextmanager
 async def _garbled_greeting(server: Server) -> AsyncIterator[str]:
-    """A way to the server on which the very first PONG comes garbled; its URL."""
+    """Return the URL of a link to the server that corrupts the very first PONG."""
     first = [True]
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,4 +108,4 @@ async def test_connection_whose_greeting_was_garbled_is_made_again(nats: Server)
         settings = replace(nats.settings("controller"), url=url)
         async with client.connect(settings, name="c") as bus:
             await bus.put(KEY, b"x")
-            assert bus._link.generation == 1  # the garbled one never counted
+            assert bus._link.generation == 1  # the corrupt one never counted

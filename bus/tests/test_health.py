@@ -1,4 +1,4 @@
-"""The health check of a container: it fails as soon as its service, or the bus, does not work."""
+"""The health check of a container fails as soon as its service, or the bus, does not work."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_a_service_that_is_not_ready_is_not_healthy(
     assert "not ready" in capsys.readouterr().out
 
 
-def test_an_event_loop_that_stands_still_is_not_healthy(
+def test_a_blocked_event_loop_is_not_healthy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alive = tmp_path / "alive"

@@ -12,7 +12,7 @@ from virtbus.bus.client import connect
 from virtbus.schemas import subjects
 from virtbus.schemas.events import Kind
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 PARTS = {"imaged": "image", "netd": "net"}
 FACTS = {
@@ -23,7 +23,7 @@ PROGRESS = {"imaged": {f"virtbus.node.n1.progress.{UID}.image"}, "netd": set[str
 
 
 def all_there_is() -> list[str]:
-    """Every subject of the system, and every fact, ready event and progress of two nodes."""
+    """Every subject of the system, and every event, ready event and progress of two nodes."""
     found = every_subject()
     for node in ("n1", "n2"):
         found += [subjects.event(node, UID, kind) for kind in Kind]
@@ -46,9 +46,7 @@ def all_there_is() -> list[str]:
 
 
 @pytest.mark.parametrize("service", PARTS)
-async def test_a_helper_says_what_it_emits_and_nothing_else(
-    nats: server.Server, service: str
-) -> None:
+async def test_a_helper_publishes_only_its_own_subjects(nats: server.Server, service: str) -> None:
     every = all_there_is()
     async with stranger(nats, f"{service}-n1") as one:
         said = {x.replace(".x.", f".{UID}.") for x in await one.publish_all(every)}
@@ -72,7 +70,7 @@ async def test_a_helper_says_what_it_emits_and_nothing_else(
 async def test_a_helper_answers_each_request_once_and_no_other(
     nats: server.Server, service: str
 ) -> None:
-    """It sees the reply subject of each `ensure`; of it, it guesses that of the next one."""
+    """It sees the reply subject of each `ensure`, and guesses the next one from it."""
     asked = subjects.rpc("n1", service, "ensure")
     async with (
         stranger(nats, f"{service}-n1") as thief,
@@ -89,7 +87,7 @@ async def test_a_helper_answers_each_request_once_and_no_other(
             await thief.client.publish(f"{msg.reply}0", b"guessed")
 
         await thief.client.subscribe(asked, cb=answer)
-        await thief.client.flush()
+        await thief.heard_out()
         await agent.client.publish(asked, b"ensure", "_INBOX_n1.mux.1")
         assert (await answered(controller, asked)).data == b"first"
         taken = await thief.publish_all(["_INBOX_n1.mux.2"])
@@ -100,7 +98,7 @@ async def test_a_helper_answers_each_request_once_and_no_other(
 
 
 async def answered(one: Stranger, subject: str) -> Any:
-    """The answer to a request; another account hears of a subscription a moment later."""
+    """Return the answer to a request; another account learns of a subscription a moment later."""
     async with asyncio.timeout(10):
         while True:
             try:

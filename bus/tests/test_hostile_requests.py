@@ -35,7 +35,7 @@ CONTROLS = "\x01" * 400_000
 
 
 class StubbornError(Exception):
-    """Cannot even say what it is."""
+    """An object whose text cannot be made."""
 
     def __str__(self) -> str:
         msg = "no words"
@@ -70,7 +70,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 
 @asynccontextmanager
 async def asking(bus: Bus) -> AsyncIterator[Callable[..., Any]]:
-    """Send raw bytes to SUBJECT, as a client that uses no library of ours."""
+    """Send raw bytes to SUBJECT, as a client without any library of ours."""
 
     async def ask(body: bytes, headers: dict[str, str] | None = None) -> Raw:
         link = bus._link  # type: ignore[attr-defined]  # bytes below the bus' own encoding
@@ -82,7 +82,7 @@ async def asking(bus: Bus) -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.mark.parametrize("as_json", [True, False])
 @pytest.mark.parametrize("why", FAILURES)
-async def test_whatever_a_handler_raises_is_answered_and_the_next_is_served(
+async def test_every_exception_of_a_handler_is_answered_and_the_next_request_is_served(
     bus: Bus, other: Bus, why: str, *, as_json: bool
 ) -> None:
     async def handler(request: Request) -> Any:
@@ -135,9 +135,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_whatever_comes_is_answered_in_bounds_and_in_time(
-    bus: Bus, other: Bus, name: str
-) -> None:
+async def test_every_request_gets_a_bounded_answer_in_time(bus: Bus, other: Bus, name: str) -> None:
     async def create(request: Request) -> Any:
         return validate(VmCreate, request.data).name
 
@@ -150,7 +148,7 @@ async def test_whatever_comes_is_answered_in_bounds_and_in_time(
             assert len(raw.body) <= MAX_ERROR_BYTES
 
 
-def test_a_refusal_is_bounded_where_it_is_made_also_one_that_a_peer_sent() -> None:
+def test_a_refusal_is_bounded_even_if_a_peer_sent_it() -> None:
     body = ErrorBody(code=400, reason="r" * 999, message=CONTROLS, details=_details(300, CONTROLS))
     for error in (VirtbusError(Code.INVALID, "r", CONTROLS, details=body.details),
                   VirtbusError.of(body)):  # fmt: skip
@@ -172,7 +170,7 @@ def test_hints_are_given_for_the_first_unknown_fields_only() -> None:
     details = caught.value.body.details
     assert len(details) == MAX_DETAILS
     assert 0 < sum(bool(one.hint) for one in details) <= MAX_HINTS
-    assert details[-1].message == "18902 more are not listed; mend these first"
+    assert details[-1].message == "18902 more are not listed; fix these first"
 
 
 @pytest.mark.parametrize(
@@ -209,9 +207,7 @@ def test_a_refusal_of_thousands_of_problems_takes_little_memory(wanted: dict[str
         ({}, b"\xc1"),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_of_the_bus(
-    headers: dict[str, str], body: bytes
-) -> None:
+def test_an_invalid_answer_is_an_error_of_the_bus(headers: dict[str, str], body: bytes) -> None:
     with pytest.raises((BusError, VirtbusError)):
         data_of(Raw("x", body, headers=headers))
 

@@ -1,4 +1,4 @@
-"""A node that shows itself joins a running bus, and joins again where it was taken off."""
+"""A node joins a running bus by its heartbeat, and joins again after its consumers were removed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def n9(nats: server.Server, controller: NatsBus) -> AsyncIterator[NatsBus]
 
 
 async def listed(bus: NatsBus) -> list[str]:
-    """The keys of one whole list of the node's records."""
+    """Return the keys of one whole list of the node's records."""
     found: list[str] = []
     async with bus.node_watch(NODE, "agent") as watch:
         async for item in watch:

@@ -55,7 +55,7 @@ async def test_it_waits_while_its_agent_does_not_hold_the_node(
         await begun
 
 
-async def test_no_list_is_handed_on_before_the_gate(tasks: Background, tmp_path: Path) -> None:
+async def test_no_list_is_delivered_before_the_gate(tasks: Background, tmp_path: Path) -> None:
     bus = MemoryBus(MemoryServer())
     agent = LocalAgent(bus, "n1", word_in(tmp_path))
     async with bus.node_watch("n1", "imaged", agent.gate) as watch:
@@ -75,7 +75,7 @@ async def test_no_list_is_handed_on_before_the_gate(tasks: Background, tmp_path:
 
 
 @pytest.mark.parametrize("how", ["its agent was refused", "the key is another life's"])
-async def test_it_ends_once_the_node_is_another_hosts(tmp_path: Path, how: str) -> None:
+async def test_it_ends_once_another_host_holds_the_node(tmp_path: Path, how: str) -> None:
     bus = MemoryBus(MemoryServer())
     await holder(bus, "life")
     says(tmp_path, "held life\n")
@@ -96,7 +96,7 @@ async def test_it_ends_once_the_node_is_another_hosts(tmp_path: Path, how: str) 
             await holder(bus, "other")
 
 
-async def test_a_damaged_key_ends_nothing_and_is_waited_for(
+async def test_a_damaged_key_ends_nothing_and_the_agent_waits(
     tasks: Background, tmp_path: Path
 ) -> None:
     bus = MemoryBus(MemoryServer())
@@ -113,7 +113,7 @@ async def test_a_damaged_key_ends_nothing_and_is_waited_for(
     begun = tasks.start(agent.begin())
     await asyncio.sleep(0.1)
     assert not begun.done()
-    await holder(bus, "life")  # its agent wrote it anew
+    await holder(bus, "life")  # its agent wrote it again
     async with asyncio.timeout(2):
         await begun
     kept.cancel()
@@ -127,11 +127,11 @@ async def test_a_restart_of_the_agent_ends_nothing(tasks: Background, tmp_path: 
     await agent.begin()
     kept = tasks.start(agent.keep())
     for number in range(5):
-        await holder(bus, f"life{number}")  # the key first, then its word
+        await holder(bus, f"life{number}")  # the key first, then the agent's file
         await asyncio.sleep(0.01)
         says(tmp_path, f"held life{number}\n")
         await asyncio.sleep(0.05)
-    await bus.purge(subjects.node_instance("n1"))  # of a bus that was made anew
+    await bus.purge(subjects.node_instance("n1"))  # of a recreated bus
     await asyncio.sleep(0.2)
     assert not kept.done()
     kept.cancel()

@@ -1,4 +1,4 @@
-"""What the fake adds to the contract: its clock and its explicit faults."""
+"""Features of the fake beyond the contract: its clock and its explicit faults."""
 
 import pytest
 
@@ -19,7 +19,7 @@ KEY = f"$KV.vm.n1.{UID}"
 
 
 class Clock:
-    """Nanoseconds that a test moves."""
+    """Nanoseconds that a test sets."""
 
     def __init__(self) -> None:
         self.now_ns = 1_700_000_000_000_000_000
@@ -46,7 +46,7 @@ def bus(server: MemoryServer) -> MemoryBus:
     return MemoryBus(server)
 
 
-def test_it_is_a_bus(bus: MemoryBus) -> None:
+def test_the_memory_bus_implements_the_bus(bus: MemoryBus) -> None:
     typed: Bus = bus
     assert typed.connected
 
@@ -97,7 +97,7 @@ async def test_a_purge_marker_ends_without_another(
     await bus.put(KEY, b"again", expect=0)
 
 
-async def test_writes_fail_as_they_are_told_to(bus: MemoryBus) -> None:
+async def test_writes_fail_as_configured(bus: MemoryBus) -> None:
     bus.faults.extend([Fault.UNAVAILABLE, Fault.LOST, Fault.STORED])
     with pytest.raises(UnavailableError):
         await bus.put(KEY, b"1", expect=0)
@@ -131,7 +131,7 @@ async def test_a_watch_lists_again_after_the_connection_was_cut(
         assert await anext(items) is WatchMark.SYNCED
 
 
-async def test_core_messages_are_dropped_where_the_test_says_so(
+async def test_core_messages_are_dropped_on_request_of_the_test(
     bus: MemoryBus, server: MemoryServer
 ) -> None:
     async with bus.subscribe("virtbus.node.n1.ready.>") as messages:

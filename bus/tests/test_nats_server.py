@@ -29,7 +29,7 @@ from virtbus.bus.ports import (
 from virtbus.bus.refusals import ApiError
 from virtbus.schemas.errors import VirtbusError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEY = f"$KV.vm.n1.{UID}"
@@ -42,7 +42,7 @@ async def echo(request: Request) -> Any:
 
 
 async def raw_client(nats_server: server.Server, files: server.ServerFiles) -> Any:
-    """What any NATS client is with the client's printed credentials."""
+    """Connect a plain NATS client with the client's printed credentials."""
     creds = json.loads(files.creds("client").read_text())
     client = nats.aio.client.Client()
     await client.connect(nats_server.url, user=creds["user"], password=creds["password"])
@@ -187,7 +187,7 @@ async def test_the_bodys_own_exception_leaves_the_connection_unwrapped(
             raise LookupError
 
 
-# --- the wire for others ----------------------------------------------------------------------
+# --- wire for others --------------------------------------------------------------------------
 
 
 async def test_any_nats_client_may_speak_json(
@@ -234,7 +234,7 @@ async def test_discovery_answers_ping_info_and_stats(
 # --- declaration and server -------------------------------------------------------------------
 
 
-async def test_ensuring_twice_changes_nothing_and_a_drift_is_put_right(
+async def test_ensuring_twice_changes_nothing_and_drift_is_repaired(
     nats: server.Server,
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:
@@ -265,7 +265,7 @@ async def test_facts_are_not_synced_one_by_one_and_a_stream_that_exists_stays(
         assert now.get("persist_mode", "default") == "default"
 
 
-async def test_a_full_bucket_refuses_the_write_and_says_how_full_it_is(
+async def test_a_full_bucket_refuses_the_write_and_reports_its_fill(
     nats: server.Server, controller: NatsBus
 ) -> None:
     async with connect(nats.settings("admin"), name="admin") as admin:

@@ -1,4 +1,4 @@
-"""A node's stolen credentials: what the other nodes store is stored nevertheless (H7)."""
+"""A node's stolen credentials cannot prevent other nodes from storing (H7)."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 async def test_no_node_can_take_the_id_of_a_fact_before_it_is_stored(
     nats: server.Server, controller: NatsBus
 ) -> None:
-    """The ids of facts can be foretold, and one stream holds the facts of all nodes."""
+    """The ids of events are predictable, and one stream holds the events of all nodes."""
     fact, identity = f"virtbus.evt.n2.{UID}.vm.deleted", f"{UID}:1:1:0:0:vm.deleted"
     async with stranger(nats, "node-n1") as thief:
         forged = {"Nats-Msg-Id": identity}

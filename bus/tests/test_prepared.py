@@ -1,4 +1,4 @@
-"""A prepared bus: it starts as it stands, by TLS and nkeys, and withdrawn credentials are dead."""
+"""A prepared bus starts unchanged, by TLS and nkeys, and rejects withdrawn credentials."""
 
 import asyncio
 import json
@@ -111,7 +111,7 @@ def test_three_servers_need_three_hosts() -> None:
         parse_servers(["a", "b"], 3)
 
 
-def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+def test_each_violation_is_found(tmp_path: Path) -> None:
     prepared = made(tmp_path, [["localhost"]], [])
     prepared.write(prepared.plan())
     assert list(prepared.problems(server.binary())) == []
@@ -133,7 +133,6 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(90)
 async def test_three_servers_start_and_a_node_comes_and_goes(tmp_path: Path) -> None:
     prepared = made(tmp_path, THREE, ["n1"])
     async with AsyncExitStack() as stack:
@@ -166,10 +165,10 @@ async def test_three_servers_start_and_a_node_comes_and_goes(tmp_path: Path) -> 
 @pytest.mark.integration
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("user", ["node-n1", "imaged-n1", "netd-n1"])
-async def test_stolen_credentials_are_cut_off_and_the_node_goes_on_with_others(
+async def test_stolen_credentials_are_cut_off_and_the_node_continues_with_new_ones(
     tmp_path: Path, user: str
 ) -> None:
-    """BUS-12, F39: under load, whoever has them, wherever."""
+    """BUS-12, F39: under load, for every holder on every host."""
     prepared = made(tmp_path, [["127.0.0.1", "localhost"]], ["n1", "n2"])
     stolen = tmp_path / "stolen.creds"
     stolen.write_bytes(prepared.creds(user).read_bytes())
@@ -202,9 +201,8 @@ async def keep_writing(bus: NatsBus) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
-async def test_a_server_that_is_not_the_buss_is_refused_in_words(tmp_path: Path) -> None:
-    """SEC-04: another CA, an expired certificate, another host's name; both clients say so."""
+async def test_a_server_of_another_bus_is_refused_with_the_cause(tmp_path: Path) -> None:
+    """SEC-04: another CA, an expired certificate, another host's name; clients name the cause."""
     prepared = made(tmp_path, [["127.0.0.1"]], [])
     authority.ensure_ca(tmp_path / "other")
     pair = prepared.folder(1) / "server"

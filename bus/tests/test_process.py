@@ -1,4 +1,4 @@
-"""How a service's process ends: with a line that tells what to do, or with where it failed."""
+"""A service's process ends with a line that names the next step, or with a traceback."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ sys.exit(process.run(ServiceSettings(node="n1", log_level="{level}"), body))
 
 
 def _ended(body: str, level: str = "INFO") -> tuple[int, list[dict[str, Any]]]:
-    """The exit code of a process whose service does `body`, and its log."""
+    """Return the exit code of a process whose service does `body`, and its log."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(body=body, level=level)],
         capture_output=True,
@@ -31,7 +31,7 @@ def _ended(body: str, level: str = "INFO") -> tuple[int, list[dict[str, Any]]]:
     return ended.returncode, [json.loads(line) for line in ended.stderr.splitlines()]
 
 
-def test_what_a_person_can_mend_is_one_line_without_a_traceback() -> None:
+def test_an_error_that_a_person_can_fix_is_one_line_without_a_traceback() -> None:
     for raised in (
         "raise VirtbusError(Code.INVALID, 'no_login', 'no login: give --kubeconfig')",
         "raise ExceptionGroup('many', [UnavailableError('no login: give --kubeconfig')])",
@@ -42,14 +42,14 @@ def test_what_a_person_can_mend_is_one_line_without_a_traceback() -> None:
         assert "exception" not in line
 
 
-def test_at_debug_it_tells_where_too() -> None:
+def test_at_debug_the_traceback_is_logged_too() -> None:
     code, lines = _ended("raise UnavailableError('no bus')", level="DEBUG")
     assert code == 1
     assert lines[-2]["code"] == "cannot_run"
     assert "in body" in lines[-1]["exception"]
 
 
-def test_a_bug_tells_where_it_is() -> None:
+def test_a_bug_is_logged_with_its_traceback() -> None:
     for raised in (
         "raise KeyError('lost')",
         "raise VirtbusError(Code.INTERNAL, 'internal', 'a bug')",
@@ -61,5 +61,5 @@ def test_a_bug_tells_where_it_is() -> None:
         assert "in body" in line["exception"]
 
 
-def test_a_service_that_ends_well_says_nothing() -> None:
+def test_a_clean_exit_of_a_service_logs_nothing() -> None:
     assert _ended("pass") == (0, [])

@@ -1,4 +1,4 @@
-"""Which answers of JetStream decide nothing, so that the request is sent again."""
+"""Undecided answers of JetStream make the client send the request again."""
 
 import pytest
 
@@ -15,11 +15,11 @@ from virtbus.bus.refusals import why_again
         b'"err_code":10008,"description":"JetStream system temporarily unavailable"}}',
     ],
 )
-def test_a_server_that_is_starting_took_nothing(body: bytes) -> None:
+def test_a_server_that_is_starting_accepted_nothing(body: bytes) -> None:
     assert why_again(_raw(body))
 
 
-def test_no_responder_took_nothing() -> None:
+def test_without_a_responder_nothing_was_accepted() -> None:
     assert why_again(_raw(b"", status="503"))
 
 
@@ -42,7 +42,7 @@ def test_a_cluster_that_still_votes_on_the_key_has_not_refused(body: bytes) -> N
         b'{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 7"},"seq":0}',
         b'{"stream":"KV_vm","seq":7}',
         b'{"type":"x","error":{"code":404,"err_code":10037,"description":"no message found"}}',
-        # a pending duplicate in a work queue: it is there, so it is taken
+        # a pending duplicate in a work queue: it is stored, so it counts as accepted
         b'{"error":{"code":503,"err_code":10077,"description":"maximum messages per subject"}}',
         # a stored record whose text looks like a refusal
         b'\x81\xa5label\xb4"error":{"code":503,"',

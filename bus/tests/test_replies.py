@@ -1,4 +1,4 @@
-"""Tokens of answers: nobody can answer a request whose reply subject they did not see."""
+"""Tokens of answers are random: nobody can answer a request without seeing its reply subject."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ from virtbus.bus.link import Raw
 from virtbus.bus.replies import Replies
 
 
-async def test_the_reply_subject_of_one_request_says_nothing_of_the_next_one() -> None:
+async def test_one_reply_subject_does_not_reveal_the_next_one() -> None:
     replies, seen = Replies(), list[str]()
 
     async def ask(token: str) -> None:
         seen.append(token)
-        if len(seen) == 2:  # who saw the first guesses the second, as a counter would give it
+        if len(seen) == 2:  # a reader of the first guesses the second, as a counter would give it
             replies.came(f"{int(seen[0], 16) + 1:x}", Raw("forged"))
         replies.came(token, Raw("true"))
 

@@ -1,4 +1,4 @@
-"""Nobody holds all of what several share, and what waits is bounded in bytes."""
+"""Shares: no account can use all of a shared resource, and queues are bounded in bytes."""
 
 import random
 
@@ -21,17 +21,17 @@ def test_one_caller_alone_gets_three_quarters_and_the_next_ones_get_a_share_of_t
     assert shares.take("one more")
 
 
-def test_our_own_are_bounded_by_the_total_only() -> None:
+def test_the_controllers_account_is_bounded_by_the_total_only() -> None:
     shares = Shares(10)
     assert _greedy(shares, "") == 10
     assert not shares.take("other")
 
 
-def test_limits_of_one_to_three_can_be_used_whole() -> None:
+def test_limits_of_one_to_three_can_be_used_completely() -> None:
     assert [_greedy(Shares(total), "a") for total in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, 3]
 
 
-def test_what_is_given_back_is_free_again_and_nobody_is_remembered() -> None:
+def test_a_returned_share_is_free_again_and_nobody_is_remembered() -> None:
     rng = random.Random(1)
     shares, held = Shares(10_000), list[tuple[str, int]]()
     for _ in range(5000):
@@ -58,7 +58,7 @@ def test_callers_take_turns_and_each_keeps_its_own_order() -> None:
     assert [one for one in taken if one != 1000] == list(range(100))
 
 
-def test_a_mailbox_over_its_bytes_drops_the_oldest_and_says_so() -> None:
+def test_a_mailbox_over_its_bytes_drops_the_oldest_and_reports_it() -> None:
     box: Mailbox[bytes] = Mailbox(1000, capacity_bytes=100, size_of=len)
     for number in range(10):
         box.put(bytes([number]) * 10)
@@ -66,7 +66,7 @@ def test_a_mailbox_over_its_bytes_drops_the_oldest_and_says_so() -> None:
     box.put(b"x" * 15)
     assert (len(box), box.overflowed) == (9, True)
     assert box.take() == b"\x02" * 10
-    box.put(b"y" * 500)  # the newest is kept whatever its size
+    box.put(b"y" * 500)  # the newest is kept at any size
     assert len(box) == 1
     assert box.take() == b"y" * 500
     box.clear()

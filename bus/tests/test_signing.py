@@ -1,4 +1,4 @@
-"""Records bear the controllers' signature, whoever of them wrote it, and nobody else's."""
+"""Every controller signs its records, and nobody else can."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def stored(bus: Bus, record: VmRecord) -> VmRecord:
 
 
 @pytest.mark.parametrize("record", RECORDS)
-async def test_what_a_controller_writes_is_as_it_was_and_signed(record: VmRecord) -> None:
+async def test_a_controllers_write_is_unchanged_and_signed(record: VmRecord) -> None:
     _, bus, keys = controller()
     there = await stored(bus, record)
     assert there.signature
@@ -61,7 +61,7 @@ async def test_a_change_of_any_field_makes_the_signature_another_records(record:
 
 
 @pytest.mark.parametrize("record", RECORDS)
-async def test_a_record_that_is_read_changed_and_written_is_signed_anew(record: VmRecord) -> None:
+async def test_a_changed_record_is_signed_again(record: VmRecord) -> None:
     _, bus, keys = controller()
     first = await stored(bus, record)
     second = await stored(bus, first.model_copy(update={"epoch": first.epoch + 1}))
@@ -70,7 +70,7 @@ async def test_a_record_that_is_read_changed_and_written_is_signed_anew(record: 
     assert unsigned(encode(second)) == encode(second.model_copy(update={"signature": ""}))
 
 
-async def test_batches_are_signed_and_nothing_but_records_is() -> None:
+async def test_records_in_batches_are_signed_and_nothing_else_is() -> None:
     server, bus, keys = controller()
     record: VmRecord = RECORDS[0].values[0]  # type: ignore[assignment]  # a parameter set
     tombstone = encode(Tombstone(uid=record.uid))
@@ -82,7 +82,7 @@ async def test_batches_are_signed_and_nothing_but_records_is() -> None:
     assert set(values.values()) == {b"\x80", tombstone}
 
 
-async def test_controllers_that_begin_at_once_believe_each_other() -> None:
+async def test_controllers_that_start_at_once_accept_each_others_keys() -> None:
     server = MemoryServer()
     buses = [signing(MemoryBus(server)) for _ in range(4)]
     record: VmRecord = RECORDS[0].values[0]  # type: ignore[assignment]  # a parameter set
@@ -113,7 +113,7 @@ async def test_a_backup_has_the_key_and_a_copy_without_secrets_has_not() -> None
     assert await keys.good([there]) == {(there.node, there.uid)}
 
 
-async def test_a_key_that_is_damaged_costs_its_own_signatures_only() -> None:
+async def test_a_damaged_key_affects_only_its_own_signatures() -> None:
     server, bus, keys = controller()
     record: VmRecord = RECORDS[0].values[0]  # type: ignore[assignment]  # a parameter set
     there = await stored(bus, record)

@@ -1,4 +1,4 @@
-"""A connection that ends without nats-py saying so, as after a long sleep of the process."""
+"""A connection that ends without a callback of nats-py, as after a long pause of the process."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from virtbus.bus.client import NatsLink
 from virtbus.bus.ports import UnavailableError
 from virtbus.bus.tasks import background
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.integration
 
 
 async def _end_without_a_word(link: NatsLink) -> None:
@@ -26,7 +26,7 @@ async def _again(link: NatsLink) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_connection_that_ended_without_a_word_is_made_again(nats: server.Server) -> None:
+async def test_a_silently_ended_connection_is_made_again(nats: server.Server) -> None:
     link = NatsLink(nats.settings("controller"), "c")
     await link.first()
     async with background() as tasks:
@@ -36,7 +36,7 @@ async def test_connection_that_ended_without_a_word_is_made_again(nats: server.S
         await link.send("virtbus.tele.x", b"")
 
 
-async def test_failed_send_tells_that_the_connection_ended(nats: server.Server) -> None:
+async def test_a_failed_send_reports_the_end_of_the_connection(nats: server.Server) -> None:
     link = NatsLink(nats.settings("controller"), "c")
     await link.first()
     async with background() as tasks:
@@ -47,7 +47,7 @@ async def test_failed_send_tells_that_the_connection_ended(nats: server.Server) 
         await _again(link)
 
 
-async def test_credentials_that_are_away_for_a_moment_are_waited_for(
+async def test_temporarily_missing_credentials_are_awaited(
     nats: server.Server,
 ) -> None:
     settings = nats.settings("controller")

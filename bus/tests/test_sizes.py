@@ -1,4 +1,4 @@
-"""Nobody stores more than a value of its kind may have: the fake, and a real server."""
+"""No writer can store more than the bound of a value's kind: the fake, and a real server."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_a_value_is_stored_up_to_the_bound_of_its_kind_and_no_byte_more(
         await bus.batch([Write(key, b"x" * (most + 1), expect=revision)])
 
 
-async def test_an_event_that_is_too_large_loses_its_details_and_is_told(bus: Bus) -> None:
+async def test_an_event_that_is_too_large_is_emitted_without_its_details(bus: Bus) -> None:
     event = Event(
         kind=Kind.VM_FAILED,
         uid=UID,
@@ -56,10 +56,10 @@ async def test_an_event_that_is_too_large_loses_its_details_and_is_told(bus: Bus
 
 
 @pytest.mark.integration
-async def test_the_bus_itself_takes_no_status_of_a_node_that_no_reader_would_read(
+async def test_the_bus_itself_refuses_a_status_above_the_readers_bound(
     nats: Server,
 ) -> None:
-    """The credentials of a node may be stolen: then its programs check nothing."""
+    """Stolen credentials of a node may be used by a program without checks."""
     async with client.connect(nats.settings("node-n1"), name="n1") as node:
         assert isinstance(node, NatsBus)
         for key in (subjects.vm_status("n1", UID), subjects.node_record("n1")):
@@ -71,5 +71,5 @@ async def test_the_bus_itself_takes_no_status_of_a_node_that_no_reader_would_rea
 
 
 async def raw_put(bus: NatsBus, key: str, body: bytes) -> None:
-    """Write past the checks of our own programs."""
+    """Write without the checks of our own programs."""
     answer_of(await bus._records._persist(key, body, {}))

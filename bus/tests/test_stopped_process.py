@@ -1,4 +1,4 @@
-"""A process that stood still for a while goes on where it was."""
+"""A process that was stopped for a while continues at the same point."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import Entry, Watch, WatchMark
 from virtbus.bus.watch import SILENCE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.integration
 
 KEY = "$KV.vm.n1.01900000-0000-7000-8000-000000000001"
 
 
-async def test_a_watch_of_a_process_that_stood_still_does_not_list_again(
+async def test_a_watch_of_a_paused_process_does_not_list_again(
     controller: NatsBus,
 ) -> None:
     seen: list[Entry | WatchMark] = []

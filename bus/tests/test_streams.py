@@ -1,4 +1,4 @@
-"""Streams over the bus: order, limits, ends; on the memory bus, which keeps the same contract."""
+"""Streams over the bus: order, limits, ends; on the memory bus, which has the same contract."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -79,7 +79,7 @@ async def test_many_times_the_window_goes_through_both_ways_in_order() -> None:
         assert stream.closed == "said all"
 
 
-async def test_who_does_not_read_makes_the_other_wait_with_no_more_than_the_window() -> None:
+async def test_a_stalled_reader_blocks_its_sender_at_the_window() -> None:
     written = 0
 
     async def flood(stream: Stream) -> None:
@@ -100,7 +100,7 @@ async def test_who_does_not_read_makes_the_other_wait_with_no_more_than_the_wind
             await asyncio.sleep(0)
 
 
-async def test_much_at_once_is_not_copied_anew_for_each_piece() -> None:
+async def test_large_input_is_not_copied_again_for_each_piece() -> None:
     copied = 0
 
     class Counted(bytes):
@@ -111,7 +111,7 @@ async def test_much_at_once_is_not_copied_anew_for_each_piece() -> None:
             return part
 
     async def say(_: StreamData) -> None:
-        """Nobody hears it."""
+        """Discard it."""
 
     stream = Stream(say, Flow(counted=False))
     await stream.write(Counted(64 * CHUNK_BYTES))
@@ -128,7 +128,7 @@ async def test_many_small_pieces_cost_no_more_than_a_large_one() -> None:
     async with served(drip) as (_, _, stream):
         while not stream.closed:
             await asyncio.sleep(0)
-        assert len(stream._came) == 1  # nothing else shows what is held
+        assert len(stream._came) == 1  # nothing else shows the held messages
         assert await everything(stream) == b"x" * 5000
 
 
@@ -144,14 +144,14 @@ async def test_a_client_that_leaves_ends_the_stream() -> None:
     assert await told == "detached"
 
 
-async def test_a_client_that_ends_the_stream_itself_says_why() -> None:
+async def test_a_client_that_ends_the_stream_gives_the_reason() -> None:
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with served(lambda s: ended(s, told)) as (_, _, stream):
         stream.end("enough")
     assert await told == "enough"
 
 
-async def test_a_client_that_goes_silent_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SILENT_S", 0.2)
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with served(lambda s: ended(s, told)) as (_, client, _):
@@ -159,7 +159,7 @@ async def test_a_client_that_goes_silent_is_let_go(monkeypatch: pytest.MonkeyPat
         assert await told == streams.SILENT
 
 
-async def test_a_client_that_gives_signs_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_with_keep_alives_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SILENT_S", 1.0)
     monkeypatch.setattr(streams, "SIGN_S", 0.05)
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -190,7 +190,7 @@ async def streams_end(stream: Stream) -> None:
         await stream.read()
 
 
-async def test_a_client_that_sends_more_than_may_is_ended_and_nothing_of_it_kept() -> None:
+async def test_a_client_that_exceeds_its_credit_is_ended_and_nothing_is_kept() -> None:
     ends: asyncio.Queue[Stream] = asyncio.Queue()
 
     async def hold(stream: Stream) -> None:
@@ -199,7 +199,7 @@ async def test_a_client_that_sends_more_than_may_is_ended_and_nothing_of_it_kept
             await asyncio.sleep(0)
 
     async with served(hold) as (_, _, stream):
-        stream._flow = Flow(counted=False)  # keeps to no limit
+        stream._flow = Flow(counted=False)  # ignores every limit
         await stream.write(b"x" * (INPUT_WINDOW_BYTES + 1))
         theirs = await ends.get()
         while not theirs.closed:
@@ -208,7 +208,7 @@ async def test_a_client_that_sends_more_than_may_is_ended_and_nothing_of_it_kept
         assert not theirs._came
 
 
-async def test_what_cannot_be_read_ends_the_stream() -> None:
+async def test_an_unreadable_message_ends_the_stream() -> None:
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with served(lambda s: ended(s, told)) as (_, client, stream):
         assert "cannot be read" in await said(client, stream, {"at": -1}, told)
@@ -217,7 +217,7 @@ async def test_what_cannot_be_read_ends_the_stream() -> None:
 async def said(
     client: MemoryBus, stream: Stream, what: dict[str, Any], told: "asyncio.Future[str]"
 ) -> str:
-    """What the service's end ends with when `what` comes instead of a piece."""
+    """Return the reason with which the service's end closes on an unexpected message."""
     cells = stream._tell.__closure__ or ()
     first = next(c.cell_contents for c in cells if isinstance(c.cell_contents, StreamData))
     await client.publish(first.input_subject, what)
@@ -238,7 +238,7 @@ async def test_a_refusal_comes_out_as_it_is() -> None:
     assert raised.value.reason == "no_console"
 
 
-async def test_datagrams_stay_whole_and_what_has_no_room_is_lost() -> None:
+async def test_datagrams_stay_whole_and_are_dropped_without_room() -> None:
     async def say(stream: Stream) -> None:
         await stream.write_datagram(b"a" * 600)
         await stream.write_datagram(b"b" * 600)  # no room
@@ -251,7 +251,7 @@ async def test_datagrams_stay_whole_and_what_has_no_room_is_lost() -> None:
         assert await stream.read() == b""
 
 
-async def test_a_connection_is_carried_with_its_half_close() -> None:
+async def test_a_connection_is_forwarded_with_its_half_close() -> None:
     async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.read()  # to the client's own end
         writer.write(asked.upper())
@@ -285,10 +285,10 @@ def test_a_limit_that_comes_late_or_twice_does_no_harm() -> None:
     assert flow.room == 30
 
 
-def test_of_an_end_that_keeps_no_count_only_so_much_is_kept() -> None:
+def test_data_for_an_end_without_credit_is_bounded() -> None:
     flow = Flow(counted=False)
     for _ in range(3):
-        flow.came(0, UNCOUNTED_BYTES)  # as 0.1.0 says: where it begins, it does not
+        flow.came(0, UNCOUNTED_BYTES)  # 0.1.0 sends the start of a piece only in answers
         assert not flow.took(UNCOUNTED_BYTES)
     flow.came(0, UNCOUNTED_BYTES)
     with pytest.raises(BrokenStreamError, match="limit"):
@@ -296,7 +296,7 @@ def test_of_an_end_that_keeps_no_count_only_so_much_is_kept() -> None:
     assert flow.room == CHUNK_BYTES
 
 
-def test_a_limit_is_told_when_half_the_window_was_read() -> None:
+def test_a_limit_is_sent_when_half_the_window_was_read() -> None:
     flow = Flow(100)
     flow.came(0, 100)
     assert not flow.took(49)

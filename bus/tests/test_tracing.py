@@ -1,4 +1,4 @@
-"""Spans become facts; traceparents travel even where nothing is recorded."""
+"""Spans become events; traceparents travel even if nothing is recorded."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,7 +27,7 @@ Finished = Callable[[], Awaitable[list[Span]]]
 
 @pytest.fixture
 def finished(bus: MemoryBus) -> Iterator[Finished]:
-    """Record spans; calling it ends that, which tells what still waits for company."""
+    """Record spans; calling it stops, which publishes the batched ones."""
     stop = tracing.setup("nodeagent", "n1", bus.emit)
     ended = False
 
@@ -61,7 +61,7 @@ async def test_a_span_of_a_vm_is_stored_under_its_parent(
     assert start.end_ns >= define.end_ns >= define.start_ns >= start.start_ns
 
 
-async def test_a_failed_span_says_the_reason_and_not_the_text(
+async def test_a_failed_span_has_the_reason_and_not_the_text(
     bus: MemoryBus, finished: Finished
 ) -> None:
     with pytest.raises(VirtbusError), tracing.span("virtbus pull image", uid=UID):
@@ -80,7 +80,7 @@ async def test_a_span_continues_the_request_that_is_handled(
     assert create.parent_id == "b7ad6b7169203331"
 
 
-async def test_a_process_that_cannot_tell_has_its_span_told(
+async def test_the_span_of_a_process_that_cannot_publish_is_published_for_it(
     bus: MemoryBus, finished: Finished
 ) -> None:
     with tracing.span("virtbus attach network", uid=UID, parent=PARENT):
@@ -111,12 +111,12 @@ def test_without_setup_a_span_only_passes_the_traceparent_on() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", PARENT + "\r\nEvil: 1", PARENT.replace("0af7", "0AF7"), f"00-{'0' * 32}-1-1"]
 )
-def test_what_is_no_traceparent_is_not_passed_on(text: str) -> None:
+def test_an_invalid_traceparent_is_not_passed_on(text: str) -> None:
     with tracing.continued(text):
         assert tracing.current_traceparent() is None
 
 
-def test_spans_go_to_a_collector_where_one_is_named() -> None:
+def test_spans_go_to_a_configured_collector() -> None:
     got: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -126,7 +126,7 @@ def test_spans_go_to_a_collector_where_one_is_named() -> None:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Collector)
     thread = threading.Thread(target=server.serve_forever)

@@ -15,7 +15,7 @@ NODES = ("n1", "n2")
 
 
 class ThreeServers:
-    """The servers that run, and how to connect to all of them as a role."""
+    """The running servers, and connections to all of them as a role."""
 
     def __init__(self, base: Path, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -27,7 +27,7 @@ class ThreeServers:
         self.servers: list[server.Server] = []
 
     async def add(self) -> None:
-        """Start the next server: one an address of 127/8, one passwords file."""
+        """Start the next server: each has an address of 127/8, all share one passwords file."""
         number = len(self.servers)
         files = self._files[number]
         if number:
@@ -46,7 +46,7 @@ class ThreeServers:
         return self.servers[0].settings(user)
 
     async def restart(self, number: int) -> None:
-        """Start a server again that was killed or stopped."""
+        """Restart a killed or stopped server."""
         await self.servers[number].start(server.binary(), self._port)
 
 

@@ -1,4 +1,4 @@
-"""A controller and an agent with canned answers, and the command as a process beside them."""
+"""A controller and an agent with canned answers, and the command as a process next to them."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 
 def vm_view(**changes: Any) -> VmView:
-    """The VM `web` on node n1, Running unless said otherwise."""
+    """The VM `web` on node n1, Running by default."""
     known: dict[str, Any] = {
         "uid": UID,
         "namespace": "default",
@@ -71,7 +71,7 @@ READY = Condition(type="Ready", status=True, reason="GuestSaysReady")
 
 @dataclass
 class Script:
-    """What the fake services answer; tests fill it in and read what was asked."""
+    """The fake services' answers; tests set them and read the received requests."""
 
     bus: NatsBus
     node: NatsBus
@@ -82,7 +82,7 @@ class Script:
     more: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def answer(self, resource: str, verb: str, value: Any) -> None:
-        """Answer with a value, or raise it where it is an error."""
+        """Answer with a value, or raise it if it is an error."""
 
         async def handle(_: Request) -> Any:
             if isinstance(value, Exception):
@@ -92,7 +92,7 @@ class Script:
         self.handlers[resource, verb] = handle
 
     def data(self, subject_end: str) -> list[Any]:
-        """The data of the requests to a verb."""
+        """Return the data of the requests to a verb."""
         return [data for subject, data, _ in self.asked if subject.endswith(subject_end)]
 
     async def dispatch(self, request: Request) -> Any:
@@ -115,20 +115,20 @@ class Script:
             told += 1
 
     async def see(self, *replies: WatchReply) -> None:
-        """Let every watch, also a later one, tell these from its start."""
+        """Send these replies at the start of every watch, also of later ones."""
         async with self.more:
             self.replies += replies
             self.more.notify_all()
 
     async def happen(self, kind: Kind, **more: Any) -> None:
-        """Publish a fact as the node would."""
+        """Publish an event as the node would."""
         fact = Event(kind=kind, uid=UID, node="n1", name="web", namespace="default", **more)
         await self.node.publish(event("n1", UID, kind), fact)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -140,7 +140,7 @@ class Ended:
 
 
 def environment(files: server.ServerFiles | None = None) -> dict[str, str]:
-    """The environment of a command that knows no other bus than the test's."""
+    """The environment of a command that knows only the test's bus."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTBUS_", "XDG_"))}
     env |= {"COLUMNS": "100", "HOME": "/nonexistent", "VIRTBUS_RUN_DIR": "/nonexistent"}
     if files is not None:
@@ -149,7 +149,7 @@ def environment(files: server.ServerFiles | None = None) -> dict[str, str]:
 
 
 async def start(*arguments: str, env: dict[str, str], **pipes: Any) -> asyncio.subprocess.Process:
-    """The command as its own process."""
+    """Start the command as its own process."""
     streams = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     return await asyncio.create_subprocess_exec(
         sys.executable,

@@ -66,7 +66,7 @@ def test_other_keys_are_made_once_until_the_servers_know_them(
     assert "add-node n9" in capsys.readouterr().err
 
 
-def test_a_check_says_what_is_wrong_and_where_there_is_no_bus(
+def test_a_check_reports_each_problem_and_missing_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = tmp_path / "bus"

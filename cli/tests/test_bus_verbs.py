@@ -26,7 +26,9 @@ def rebuilt(step: str = "add", *, joined: bool = True, why: str = "") -> BusRebu
     )
 
 
-async def test_a_rebuild_shows_what_was_written_and_who_follows(script: Script, cli: Cli) -> None:
+async def test_a_rebuild_shows_written_records_and_following_hosts(
+    script: Script, cli: Cli
+) -> None:
     script.answer("bus", "rebuild", rebuilt())
     done = await cli("bus", "rebuild")
     assert done.code == 0
@@ -71,14 +73,14 @@ async def test_a_backup_is_for_its_owner_only_and_goes_back_into_an_empty_bus(
     assert (await cli("bus", "restore", str(file), "--creds", "/none")).code == 5
 
 
-async def test_a_dry_run_asks_for_nothing_more(script: Script, cli: Cli) -> None:
+async def test_a_dry_run_only_requests_a_dry_run(script: Script, cli: Cli) -> None:
     script.answer("bus", "rebuild", rebuilt(joined=False))
     done = await cli("bus", "rebuild", "--dry-run", "-o", "json")
     assert (done.code, script.data("bus.rebuild")) == (0, [{"dry_run": True}])
     assert done.json["vms"][0]["step"] == "add"
 
 
-async def test_what_is_left_to_settle_is_a_refusal_with_the_next_step(
+async def test_a_rebuild_with_open_conflicts_is_refused_with_the_next_step(
     script: Script, cli: Cli
 ) -> None:
     script.answer("bus", "rebuild", rebuilt("conflict", joined=False, why="the name is taken"))
@@ -95,14 +97,14 @@ def audited(*, repaired: bool = False) -> NodeAudited:
     return NodeAudited(nodes=(NodeFindings(node="n1", findings=(found,)),))
 
 
-async def test_an_audit_without_findings_says_that_all_is_well(script: Script, cli: Cli) -> None:
+async def test_an_audit_without_findings_reports_success(script: Script, cli: Cli) -> None:
     script.answer("node", "audit", NodeAudited(nodes=(NodeFindings(node="n1"),)))
     done = await cli("node", "audit")
     assert (done.code, done.out) == (0, "all is well: nothing is left over\n")
     assert script.data("node.audit") == [{"repair": False}]
 
 
-async def test_findings_are_shown_with_what_repair_would_do(script: Script, cli: Cli) -> None:
+async def test_findings_are_shown_with_the_effect_of_repair(script: Script, cli: Cli) -> None:
     script.answer("node", "audit", audited())
     done = await cli("node", "audit", "n1")
     assert done.code == 1

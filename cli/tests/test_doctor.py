@@ -1,4 +1,4 @@
-"""`virtbus doctor`: a finding for each thing, a line that mends what is missing."""
+"""`virtbus doctor` prints a finding for each check, and a command that fixes each problem."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ async def test_doctor_reports_every_check_as_json(tmp_path: Path) -> None:
     assert (ended.code == 1) == bool(report["count"][FAIL])
 
 
-async def test_findings_that_can_be_mended_say_how(tmp_path: Path) -> None:
+async def test_findings_that_can_be_fixed_show_the_command(tmp_path: Path) -> None:
     ended = await run("doctor", "--state-dir", str(tmp_path), env=environment())
     lines = ended.out.splitlines()
     (row,) = [n for n, line in enumerate(lines) if line.startswith("warn     image tiny")]
@@ -36,7 +36,9 @@ def test_tiny_is_found_where_imaged_looks(tmp_path: Path) -> None:
     assert bus.tiny(tmp_path).what.startswith(str(image))
 
 
-def test_open_credentials_are_pointed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_readable_credentials_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VIRTBUS_RUN_DIR", str(tmp_path))
     path = tmp_path / "bus.creds"
     path.write_text("{}")
@@ -77,7 +79,7 @@ def test_a_firewall_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPat
     assert "nft is not installed" in found.what
 
 
-def test_a_firewall_that_drops_what_guests_send_is_warned_of(
+def test_a_firewall_that_drops_guest_packets_causes_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _answers(monkeypatch, nft=(0, DOCKER))
@@ -95,7 +97,7 @@ def test_a_firewall_that_lets_guests_through_is_fine(monkeypatch: pytest.MonkeyP
     assert networking.forward_policy().level == OK
 
 
-def test_in_a_container_only_its_own_things_are_judged() -> None:
+def test_in_a_container_only_its_own_parts_are_checked() -> None:
     compose = {container.COMPOSE: "1"}
     libvirtd = fail("libvirtd", "no socket", "systemctl start libvirtd")
     found = container.judged(libvirtd, compose)
@@ -125,7 +127,7 @@ def test_checks_of_this_host_do_not_fail_to_look() -> None:
 
 
 @pytest.mark.integration
-def test_libvirtd_is_asked_for_its_version_and_limits() -> None:
+def test_doctor_reports_libvirtds_version_and_limits() -> None:
     found = hypervisor.libvirtd()
     if found.level != OK:
         pytest.skip(found.what)

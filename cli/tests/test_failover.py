@@ -1,4 +1,4 @@
-"""Several servers are named: one that is away or silent is passed over."""
+"""With several servers, the command skips one that is down or silent."""
 
 import json
 import socket
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The URL of something that takes connections and never says a word."""
+    """Return the URL of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"nats://127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
 def away() -> str:
-    """A URL where nobody listens."""
+    """Return a URL without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"nats://127.0.0.1:{server.getsockname()[1]}"
 

@@ -58,7 +58,7 @@ def status(**changes: Any) -> dict[str, Any]:
     return known | changes
 
 
-async def test_node_list_shows_what_is_given_away(script: Script, cli: Cli) -> None:
+async def test_node_list_shows_allocations(script: Script, cli: Cli) -> None:
     script.answer("node", "list", NodePage(items=(node(),)))
     ended = await cli("node", "list")
     assert ended.code == 0, ended.err
@@ -89,7 +89,7 @@ async def test_pull_shows_progress_and_fails_where_a_node_failed(script: Script,
         report = Progress(uid=job, step="pull", done_bytes=5, total_bytes=10)
         await script.node.publish(progress("n1", job, "pull"), report)
         async with script.node.subscribe("virtbus.node.n1.evt.>"):
-            pass  # the server has the report now: this went the same way
+            pass  # the server has the report now: this message took the same path
         return PulledImages(images={"n1": ImageInfo(**IMAGE)}, errors={"n2": "disk full"})
 
     script.handlers["image", "pull"] = pull
@@ -146,7 +146,9 @@ async def test_status_trusts_services_that_their_node_calls_ready(script: Script
     assert (await cli("status")).code == 0
 
 
-async def test_image_delete_says_what_went_and_who_still_uses_it(script: Script, cli: Cli) -> None:
+async def test_image_delete_reports_removed_names_and_remaining_users(
+    script: Script, cli: Cli
+) -> None:
     gone = ForgottenImage(names=("tiny",), freed_bytes=17 * 1024**2)
     kept = ForgottenImage(names=("tiny",), used_by=(UID,))
     script.answer("image", "delete", DeletedImages(nodes={"n1": gone, "n2": kept}))
@@ -169,7 +171,7 @@ async def test_image_delete_says_what_went_and_who_still_uses_it(script: Script,
         ("virtbus image pull tiny --node x", []),
     ],
 )
-async def test_completion_offers_what_the_bus_knows(
+async def test_completion_offers_names_from_the_bus(
     script: Script, cli: Cli, words: str, offered: list[str]
 ) -> None:
     script.answer("node", "list", NodePage(items=(node(),)))

@@ -32,7 +32,7 @@ def vm(**more: Any) -> NodeVm:
     return NodeVm(uid=UID, namespace="default", name="web", state=VmState.RUNNING, **more)
 
 
-async def test_drain_tells_who_leaves_and_where_it_went(script: Script, cli: Cli) -> None:
+async def test_drain_lists_leaving_vms_and_their_targets(script: Script, cli: Cli) -> None:
     looks = [detail(vm(leaving=True)), detail()]
 
     async def get(_: Request) -> NodeDetail:
@@ -48,7 +48,7 @@ async def test_drain_tells_who_leaves_and_where_it_went(script: Script, cli: Cli
     assert script.data("node.drain") == [{"node": "n1", "discard_local_disks": True}]
 
 
-async def test_drain_lists_what_stays_and_exits_1(script: Script, cli: Cli) -> None:
+async def test_drain_lists_remaining_vms_and_exits_1(script: Script, cli: Cli) -> None:
     stays = detail(vm(stays="its disks are on this node (root)"), draining=Drain(since_ns=1))
     script.answer("node", "drain", stays)
     script.answer("node", "get", stays)
@@ -61,16 +61,18 @@ async def test_drain_lists_what_stays_and_exits_1(script: Script, cli: Cli) -> N
     assert quick.json["vms"][0]["stays"] == "its disks are on this node (root)"
 
 
-async def test_drain_that_takes_too_long_is_unknown_and_goes_on(script: Script, cli: Cli) -> None:
+async def test_a_drain_that_takes_too_long_is_unknown_and_continues(
+    script: Script, cli: Cli
+) -> None:
     going = detail(vm(leaving=True), draining=Drain(since_ns=1))
     script.answer("node", "drain", going)
     script.answer("node", "get", going)
     ended = await cli("node", "drain", "n1", "--timeout", "0.1")
     assert ended.code == 4
-    assert "it goes on by itself" in ended.err
+    assert "it continues by itself" in ended.err
 
 
-async def test_fence_needs_a_word_and_shows_who_waits(script: Script, cli: Cli) -> None:
+async def test_fence_needs_a_confirmation_and_shows_waiting_vms(script: Script, cli: Cli) -> None:
     proof = Fence(by="operator", why="powered off", time_ns=1)
     script.answer("node", "fence", detail(vm(stays="its disks are on this node"), fenced=proof))
     assert (await cli("node", "fence", "n1")).code == 2

@@ -1,4 +1,4 @@
-"""The NATS protocol reader: the same events however the bytes are cut, one exception for junk."""
+"""The NATS protocol reader: the same events for any chunks, one exception for junk."""
 
 from contextlib import suppress
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""`virtbus node quarantine` and `vm adopt`: what is asked, and what people read."""
+"""`virtbus node quarantine` and `vm adopt`: their requests and their output."""
 
 from cli.tests.fakes import UID, Cli, Script, vm_view
 
@@ -11,7 +11,7 @@ HELD = Kept(
 KEPT = Kept(entry=f"{UID}.2", uid=UID, bytes=3 << 30, why="moved", since_ns=1_795_000_000 * 10**9)
 
 
-async def test_what_is_held_and_what_is_kept_are_listed(script: Script, cli: Cli) -> None:
+async def test_held_and_kept_entries_are_listed(script: Script, cli: Cli) -> None:
     answer = NodeQuarantined(node="n1", entries=(HELD, KEPT), total=3)
     script.answer("node", "quarantine", answer)
     done = await cli("node", "quarantine", "list", "n1")
@@ -24,7 +24,7 @@ async def test_what_is_held_and_what_is_kept_are_listed(script: Script, cli: Cli
     assert script.data("node.quarantine") == [{"node": "n1"}]
 
 
-async def test_a_host_with_nothing_says_so(script: Script, cli: Cli) -> None:
+async def test_an_empty_quarantine_is_reported(script: Script, cli: Cli) -> None:
     script.answer("node", "quarantine", NodeQuarantined(node="n1"))
     done = await cli("node", "quarantine", "list", "n1")
     assert "nothing is held or kept on n1" in done.err
@@ -39,7 +39,7 @@ async def test_an_entry_is_adopted_under_another_name(script: Script, cli: Cli) 
     ]
 
 
-async def test_keep_and_purge_name_what_they_are_about(script: Script, cli: Cli) -> None:
+async def test_keep_and_purge_name_their_entry(script: Script, cli: Cli) -> None:
     script.answer("node", "quarantine", NodeQuarantined(node="n1"))
     for word in ("keep", "purge"):
         assert (await cli("node", "quarantine", word, "n1", UID)).code == 0

@@ -1,4 +1,4 @@
-"""The disk under the bus: what is done at which room."""
+"""The disk under the bus: the action at each level of free space."""
 
 from itertools import pairwise
 

@@ -52,7 +52,7 @@ class Guest:
         want = validate(LogsRead, request.data)
         if want.tail_bytes == 1:
             raise VirtbusError(Code.NOT_FOUND, "vm_not_here", "not on this node")
-        if self.older:  # an agent of 0.1.0, which keeps no count
+        if self.older:  # an agent of 0.1.0, which does not count bytes
             for said in ({"data": b"old"}, {"data": b"er\n"}, {"closed": "end of log"}):
                 await request.stream(said)
             return
@@ -74,7 +74,7 @@ async def guest(script: Script) -> AsyncIterator[Guest]:
 
 
 async def read_until(descriptor: int, wanted: bytes) -> bytes:
-    """What a terminal shows until `wanted` is among it."""
+    """Read a terminal until `wanted` has appeared."""
     shown = b""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
@@ -104,7 +104,7 @@ async def test_console_on_a_terminal_passes_keys_and_leaves_by_escape(
             stderr=theirs,
         )
         await read_until(ours, b"login: ")
-        os.write(ours, b"ro\x03ot\r")  # Ctrl-C is the guest's
+        os.write(ours, b"ro\x03ot\r")  # Ctrl-C belongs to the guest
         await read_until(ours, b"RO\x03OT\r")
         os.write(ours, b"x\x1dnot sent")
         await read_until(ours, b"left the console")
@@ -147,14 +147,14 @@ async def test_the_log_of_an_agent_that_keeps_no_count_comes_whole(cli: Cli, gue
     assert (await cli("vm", "logs", "web")).out == "older\n"
 
 
-async def test_much_that_is_piped_in_arrives_whole(cli: Cli, guest: Guest) -> None:
+async def test_large_piped_input_arrives_complete(cli: Cli, guest: Guest) -> None:
     typed = "0123456789abcde\n" * 16 * 1024
     ended = await cli("vm", "console", "web", "--linger", "15", stdin=typed + "bye\n")
     assert ended.code == 0, ended.err
     assert guest.typed.decode() == typed + "bye\n"
 
 
-async def test_console_says_what_it_wants(cli: Cli, guest: Guest) -> None:
+async def test_the_console_opens_with_its_settings(cli: Cli, guest: Guest) -> None:
     await cli("vm", "console", "web", "--view", "--tail-bytes", "99", "--linger", "0", stdin="")
     assert guest.asked is not None
     assert (guest.asked.write, guest.asked.tail_bytes) == (False, 99)
@@ -166,7 +166,7 @@ async def test_logs_of_a_vm_that_is_elsewhere_exit_3(cli: Cli) -> None:
     assert (await cli("vm", "logs", "web", "--tail-bytes", "1")).code == 3
 
 
-async def test_console_of_an_unplaced_vm_says_so(script: Script, cli: Cli) -> None:
+async def test_the_console_of_an_unplaced_vm_names_the_reason(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", vm_view(node="_"))
     ended = await cli("vm", "console", "web")
     assert ended.code == 1

@@ -26,7 +26,7 @@ def test_many_nodes_need_simulate_a_name_and_a_folder(
 def test_the_command_becomes_the_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person's own credentials stay behind: each node has its own in the folder."""
+    """A user's own credentials are ignored: each node has its own in the folder."""
     became: list[Any] = []
 
     def become(*of: Any) -> None:

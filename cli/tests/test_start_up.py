@@ -1,4 +1,4 @@
-"""Start-up: what a verb imports, that help teaches, that completion and errors work."""
+"""Start-up: the imports of a verb, the help texts, completion and errors."""
 
 import io
 import json
@@ -60,7 +60,7 @@ def verbs() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("verb", verbs(), ids=" ".join)
-def test_every_verb_teaches_by_examples(verb: list[str]) -> None:
+def test_every_verb_has_examples(verb: list[str]) -> None:
     result = CliRunner().invoke(virtbus, [*verb, "--help"])
     assert result.exit_code == 0, result.output
     assert "Examples:" in result.output
@@ -187,16 +187,14 @@ def test_full_output_is_one_error_and_a_closed_pipe_is_none() -> None:
     ("arguments", "code"),
     [(("--port", "99999"), 2), (("--data", "/proc/nowhere"), 5)],
 )
-def test_up_that_cannot_be_says_so_without_a_traceback(
-    arguments: tuple[str, ...], code: int
-) -> None:
+def test_an_impossible_up_fails_without_a_traceback(arguments: tuple[str, ...], code: int) -> None:
     ended = command("up", "--simulate", *arguments)
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.startswith("error: ")
     assert "Traceback" not in ended.stderr
 
 
-def test_only_detail_is_not_said_twice() -> None:
+def test_a_single_detail_is_printed_once() -> None:
     body = {"code": 400, "message": "cpus: too few", "details": [_DETAIL]}
     assert CliError.answered(body).as_lines() == ["error: cpus: too few", "    hint: one at least"]
 

@@ -1,4 +1,4 @@
-"""`virtbus up`: one per directory, children that are kept and end with it, the bus last."""
+"""`virtbus up`: one per directory; it restarts its children and ends them, the bus last."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ def test_dead_services_rest_longer_each_time_up_to_30_s() -> None:
     assert [rest_s(n) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_services_get_their_own_credentials_and_not_a_persons() -> None:
+def test_services_get_their_own_credentials_and_not_the_users() -> None:
     inherited = {"PATH": "/bin", "VIRTBUS_SERVER": "x", "VIRTBUS_CREDS": "y", "VIRTBUS_X": "z"}
     env = service_environment(PLACE, "netd", parent_fd=7, notify="@a", inherited=inherited)
     assert env["VIRTBUS_CREDS"] == "/r/netd-n1.creds"
@@ -39,7 +39,7 @@ def test_simulation_runs_the_agent_alone() -> None:
     assert env["VIRTBUS_SIMULATE"] == "1"
 
 
-def test_two_places_on_one_host_have_a_wrapper_each() -> None:
+def test_two_state_folders_on_one_host_have_a_wrapper_each() -> None:
     netd = service_environment(PLACE, "netd", parent_fd=7, notify="@a", inherited={})
     agent = service_environment(PLACE, "nodeagent", parent_fd=7, notify="@a", inherited={})
     assert netd["VIRTBUS_WRAPPER_DIR"] == "/s/libexec"
@@ -62,7 +62,7 @@ def test_directories_come_from_flags_then_data_then_environment() -> None:
         choose(data="/d", state_dir="/x", run_dir=None, environ=env)
 
 
-def test_a_simulation_without_a_place_is_apart_from_a_real_node() -> None:
+def test_a_simulation_uses_other_folders_than_a_real_node() -> None:
     def chosen(state_dir: str | None = None, **environ: str) -> tuple[Path, Path]:
         env = {"XDG_STATE_HOME": "/home/state", **environ}
         return choose(data=None, state_dir=state_dir, run_dir=None, environ=env, simulate=True)
@@ -73,7 +73,7 @@ def test_a_simulation_without_a_place_is_apart_from_a_real_node() -> None:
     assert chosen("/s", VIRTBUS_RUN_DIR="/r") == (Path("/s"), Path("/r"))
 
 
-def test_banner_has_a_ready_nats_line_and_says_what_it_is_not() -> None:
+def test_banner_has_a_ready_nats_line_and_names_missing_guarantees() -> None:
     creds = {"url": "nats://127.0.0.1:4222", "user": "client", "password": "p"}
     text = "\n".join(banner.lines(PLACE, creds, Path("/r/nats.log")))
     assert (
@@ -109,12 +109,12 @@ def test_terminal_relays_records_with_service_level_and_cause(
     assert "\x1b" not in last
 
 
-# --- the real thing -----------------------------------------------------------------------
+# --- real server --------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def up(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`virtbus up --simulate` until it says how to use it; ended whatever happens."""
+    """Run `virtbus up --simulate` until it prints its usage; end it in any case."""
     arguments = ("up", "--simulate", "--data", str(tmp_path), "--port", "-1", "--node", "n1")
     process = await start(*arguments, env=environment(), stderr=asyncio.subprocess.STDOUT)
     assert process.stdout is not None
@@ -131,7 +131,7 @@ async def up(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 def end_all_of(tmp_path: Path) -> None:
-    """End what a failed test left: every process whose environment or command names its place."""
+    """End a failed test's remains: every process whose environment or command names its folder."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             words = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
@@ -140,7 +140,7 @@ def end_all_of(tmp_path: Path) -> None:
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes below `pid`, by their command lines."""
+    """Return the processes below `pid`, by their command lines."""
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
@@ -173,7 +173,6 @@ async def until_service(pid: int, name: str) -> int:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_sigterm_stops_everything_and_keeps_the_data(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         await until_service(process.pid, "nodeagent")
@@ -188,7 +187,6 @@ async def test_sigterm_stops_everything_and_keeps_the_data(tmp_path: Path) -> No
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_simulated_vm_is_created_followed_and_deleted(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         env = environment() | {"VIRTBUS_CREDS": str(tmp_path / "run" / "bus.creds")}
@@ -209,7 +207,6 @@ async def test_simulated_vm_is_created_followed_and_deleted(tmp_path: Path) -> N
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_second_instance_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         second = await run("up", "--simulate", "--data", str(tmp_path), env=environment())
@@ -218,8 +215,7 @@ async def test_second_instance_on_the_same_directory_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
-async def test_killed_service_is_started_again_and_said_so(tmp_path: Path) -> None:
+async def test_a_killed_service_is_restarted_with_a_message(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         assert process.stdout is not None
         first = await until_service(process.pid, "nodeagent")
@@ -232,7 +228,6 @@ async def test_killed_service_is_started_again_and_said_so(tmp_path: Path) -> No
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_services_end_when_up_is_killed_and_the_next_up_takes_over(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         await until_service(process.pid, "nodeagent")
@@ -245,7 +240,6 @@ async def test_services_end_when_up_is_killed_and_the_next_up_takes_over(tmp_pat
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(60)
 async def test_killed_bus_is_started_again_on_its_port(tmp_path: Path) -> None:
     async with up(tmp_path) as process:
         assert process.stdout is not None

@@ -77,7 +77,7 @@ async def test_wait_running_ends_when_the_watch_shows_running(script: Script, cl
     assert script.data("vm.watch") == [{"uid": UID}]
 
 
-async def test_wait_ready_goes_on_until_the_ready_condition(script: Script, cli: Cli) -> None:
+async def test_wait_ready_lasts_until_the_ready_condition(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
     await script.see(WatchReply(items=(vm_view(),)), WatchReply(synced=True))
     await script.see(WatchReply(change=vm_view(conditions=(READY,))))
@@ -119,7 +119,7 @@ async def test_json_output_keeps_stderr_silent_off_a_terminal(script: Script, cl
     assert (ended.code, ended.err) == (0, "")
 
 
-async def test_failed_vm_says_why_and_what_next_and_exits_1(script: Script, cli: Cli) -> None:
+async def test_a_failed_vm_shows_reason_and_next_step_and_exits_1(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
     failed = vm_view(state=VmState.FAILED, reason="image_unknown", message="no image is named x")
     await script.see(WatchReply(items=(failed,)), WatchReply(synced=True))
@@ -145,7 +145,7 @@ async def test_refusal_shows_every_field_and_exits_1(script: Script, cli: Cli) -
     assert [detail["path"] for detail in body["details"]] == ["cpus", "memry"]
 
 
-async def test_busy_controller_is_asked_again_with_the_same_id(script: Script, cli: Cli) -> None:
+async def test_a_busy_controller_is_retried_with_the_same_id(script: Script, cli: Cli) -> None:
     ids: list[str] = []
 
     async def create(request: Request) -> VmCreated:
@@ -172,7 +172,7 @@ async def test_no_answer_in_time_is_an_unknown_outcome(script: Script, cli: Cli)
     assert "may or may not have happened" in ended.err
 
 
-async def test_create_makes_the_trace_and_tells_its_own_span(script: Script, cli: Cli) -> None:
+async def test_create_makes_the_trace_and_publishes_its_own_span(script: Script, cli: Cli) -> None:
     script.answer("vm", "create", accepted())
     async with script.bus.subscribe("virtbus.tele.client.span") as spans:
         ended = await cli(*CREATE)
@@ -185,8 +185,8 @@ async def test_create_makes_the_trace_and_tells_its_own_span(script: Script, cli
     assert span.end_ns >= span.start_ns
 
 
-async def test_lost_connection_during_the_wait_is_mended(script: Script) -> None:
-    """Cut by a relay between the command and the server."""
+async def test_a_lost_connection_during_the_wait_is_restored(script: Script) -> None:
+    """A relay cuts the connection between the command and the server."""
     script.answer("vm", "create", accepted())
     env = environment(script.files)
     async with asyncio.TaskGroup() as group:
@@ -271,7 +271,7 @@ WHY = "no node can take it now: n1 is draining"
 WAITS = vm_view(state=VmState.PENDING, node="_", reason="unplaced", message=WHY)
 
 
-async def test_create_that_waits_for_a_node_is_accepted_and_says_why(
+async def test_a_create_that_waits_for_a_node_is_accepted_and_shows_the_reason(
     script: Script, cli: Cli
 ) -> None:
     script.answer("vm", "create", VmCreated(vm=WAITS, created=True))
@@ -303,7 +303,9 @@ async def test_refusal_that_lasts_until_the_end_is_shown_and_not_taken_for_absen
     assert (ended.code, ended.err) == (5, "error: the list is being read\n")
 
 
-async def test_vm_that_is_deleted_while_we_wait_is_said_to_be(script: Script, cli: Cli) -> None:
+async def test_a_vm_deleted_during_the_wait_is_reported_as_deleted(
+    script: Script, cli: Cli
+) -> None:
     script.answer("vm", "create", accepted())
     deleting = vm_view(state=VmState.DELETING, deleting=True)
     await script.see(WatchReply(items=(deleting,)), WatchReply(synced=True))

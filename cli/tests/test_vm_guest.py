@@ -56,7 +56,7 @@ async def asked(script: Script) -> AsyncIterator[list[GuestAsk]]:
         yield found
 
 
-async def test_all_that_a_guest_tells_in_tables_that_drive_no_terminal(
+async def test_guest_data_is_shown_in_tables_without_control_characters(
     cli: Cli, asked: list[GuestAsk]
 ) -> None:
     ended = await cli("vm", "guest", "web")
@@ -72,7 +72,7 @@ async def test_all_that_a_guest_tells_in_tables_that_drive_no_terminal(
     ]
 
 
-async def test_one_question_and_the_time_it_may_take(cli: Cli, asked: list[GuestAsk]) -> None:
+async def test_a_guest_agent_call_has_a_time_limit(cli: Cli, asked: list[GuestAsk]) -> None:
     ended = await cli("vm", "guest", "web", "ping", "--timeout", "30")
     assert ended.out == "web\\x1b[31m answers\n"
     assert asked == [GuestAsk(uid=UID, about=(GuestQuestion.PING,), timeout_s=30)]
@@ -84,7 +84,7 @@ async def test_programs_get_the_answer_as_it_is(cli: Cli, asked: list[GuestAsk])
     assert asked[0].about == (GuestQuestion.FILESYSTEMS,)
 
 
-async def test_a_guest_without_an_agent_is_told_with_the_next_step(
+async def test_a_guest_without_an_agent_is_reported_with_the_next_step(
     cli: Cli, asked: list[GuestAsk]
 ) -> None:
     ended = await cli("vm", "guest", "web", "users")

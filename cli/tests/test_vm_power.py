@@ -28,7 +28,7 @@ async def test_restart_waits_for_the_guest_after_the_one_that_still_runs(
 
 
 @pytest.mark.parametrize(("verb", "state"), [("pause", "Paused"), ("unpause", "Running")])
-async def test_pause_and_unpause_wait_until_it_is_so(
+async def test_pause_and_unpause_wait_for_their_effect(
     script: Script, cli: Cli, verb: str, state: str
 ) -> None:
     before = VmState.PAUSED if verb == "unpause" else VmState.RUNNING
@@ -56,7 +56,7 @@ async def test_a_paused_start_waits_for_the_paused_guest(script: Script, cli: Cl
     assert "Paused" in ended.out
 
 
-async def test_a_start_is_not_told_the_failure_of_the_start_before(
+async def test_a_start_does_not_report_the_previous_starts_failure(
     script: Script, cli: Cli
 ) -> None:
     before = vm_view(state=VmState.FAILED, caught_up=False)
@@ -86,7 +86,7 @@ async def test_a_guest_that_fails_before_it_is_paused_ends_the_wait(
     assert "web is Failed" in ended.err
 
 
-async def test_what_is_off_is_not_paused(script: Script, cli: Cli) -> None:
+async def test_a_guest_that_is_off_is_not_paused(script: Script, cli: Cli) -> None:
     refusal = VirtbusError(Code.CONFLICT, "not_running", "web is not running")
     script.answer("vm", "pause", refusal)
     ended = await cli("vm", "pause", "web")
@@ -94,7 +94,7 @@ async def test_what_is_off_is_not_paused(script: Script, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("verb", ["pause", "unpause", "restart", "start"])
-async def test_each_verb_teaches_itself(cli: Cli, verb: str) -> None:
+async def test_each_verb_has_a_help_text(cli: Cli, verb: str) -> None:
     ended = await cli("vm", verb, "--help")
     assert ended.code == 0
     assert f"virtbus vm {verb} web" in ended.out

@@ -45,7 +45,7 @@ async def test_get_shows_addresses_and_json_shows_all(script: Script, cli: Cli) 
     assert script.data("vm.get")[0] == {"name": "web", "namespace": "default"}
 
 
-async def test_uid_in_the_place_of_a_name_is_sent_as_uid(script: Script, cli: Cli) -> None:
+async def test_a_uid_given_as_a_name_is_sent_as_a_uid(script: Script, cli: Cli) -> None:
     script.answer("vm", "get", vm_view())
     assert (await cli("vm", "get", UID.upper())).code == 0
     assert script.data("vm.get") == [{"uid": UID}]
@@ -99,7 +99,7 @@ async def test_list_watch_prints_changes_until_interrupted(script: Script) -> No
     assert process.returncode == 130
 
 
-async def test_delete_waits_until_the_watch_says_gone(script: Script, cli: Cli) -> None:
+async def test_delete_waits_until_the_watch_reports_gone(script: Script, cli: Cli) -> None:
     script.answer("vm", "delete", vm_view(state=VmState.DELETING, deleting=True))
     await script.see(
         WatchReply(items=(vm_view(state=VmState.DELETING),)),
@@ -111,7 +111,7 @@ async def test_delete_waits_until_the_watch_says_gone(script: Script, cli: Cli) 
     assert script.data("vm.delete")[0]["grace_s"] == 0
 
 
-async def test_delete_of_several_goes_on_after_a_missing_one(script: Script, cli: Cli) -> None:
+async def test_a_delete_of_several_continues_after_a_missing_one(script: Script, cli: Cli) -> None:
     async def delete(request: Request) -> Any:
         if request.data["name"] == "a":
             raise NOT_FOUND
@@ -125,7 +125,7 @@ async def test_delete_of_several_goes_on_after_a_missing_one(script: Script, cli
 async def test_stop_waits_for_the_state_of_its_own_generation(script: Script, cli: Cli) -> None:
     script.answer("vm", "stop", vm_view(generation=2))
     await script.see(
-        # stopped once before: what the node saw then answers an older wish
+        # stopped once before: the node's last status answers an older request
         WatchReply(items=(vm_view(state=VmState.STOPPED, generation=2, observed_generation=1),)),
         WatchReply(synced=True),
         WatchReply(change=vm_view(state=VmState.STOPPED, generation=2, observed_generation=2)),

@@ -1,4 +1,4 @@
-"""The image `debian` in plain QEMU; what it does on virtbus is in `tests/e2e/test_debian.py`."""
+"""The image `debian` in plain QEMU; `tests/e2e/test_debian.py` tests it on virtbus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ runcmd:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh one; instant when the cache holds it, as after `make debian-image`."""
+    """A fresh image; instant if the cache has it, as after `make debian-image`."""
     path = tmp_path_factory.mktemp("image") / "debian.qcow2"
     build = Path(__file__).parents[1] / "debian" / "build"
     subprocess.run([build, path], check=True, timeout=1200)

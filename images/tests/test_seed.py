@@ -1,4 +1,4 @@
-"""The seed reader, compiled for this machine: what it makes of the YAML people write."""
+"""The seed reader, compiled for this machine, on YAML that people write."""
 
 from __future__ import annotations
 

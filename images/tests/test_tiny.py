@@ -51,7 +51,7 @@ runcmd:
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The image named by VIRTBUS_TINY, or a fresh one (instant when the cache holds it)."""
+    """The image named by VIRTBUS_TINY, or a fresh one (instant if the cache has it)."""
     if given := os.environ.get("VIRTBUS_TINY"):
         return Path(given)
     path = tmp_path_factory.mktemp("image") / "tiny.qcow2"
@@ -95,7 +95,7 @@ def test_whole_life(image: Path, tmp_path: Path) -> None:
         tmp_path / "seed.iso", {"meta-data": META, "user-data": USER.replace("KEY", public)}
     )
     disk = overlay(image, tmp_path / "disk.qcow2")
-    # The second NIC has a cable but nobody at its other end.
+    # The second NIC has a cable but no peer.
     nics = (
         "-nic",
         f"user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{port}-:22",
@@ -105,7 +105,7 @@ def test_whole_life(image: Path, tmp_path: Path) -> None:
 
     with Guest(tmp_path, disk, *disk_seed(seed), *nics) as guest:
         guest.wait_for("GUEST-NICS ", BOOT_SECONDS)
-        console = guest.wait_for("login:", 10)
+        console = guest.wait_for("login:", BOOT_SECONDS)
         assert re.findall(r"^GUEST-READY .*", console, re.MULTILINE) == [
             "GUEST-READY hostname=probe-1 ip=10.0.2.15\r"
         ]
@@ -196,7 +196,7 @@ def test_other_machines(
         mib=mib,
     ) as guest:
         guest.wait_for("GUEST-READY hostname=probe ip=10.0.2.15\r\n", BOOT_SECONDS)
-        guest.wait_for("SCRIPT-RAN", 10)
+        guest.wait_for("SCRIPT-RAN", BOOT_SECONDS)
 
 
 def test_without_seed_and_network(image: Path, tmp_path: Path) -> None:

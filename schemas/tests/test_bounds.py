@@ -1,4 +1,4 @@
-"""Sizes of what is stored grow from step to step, and what is cut stays itself."""
+"""Bounds of stored values grow from step to step, and cut values keep their identity."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_each_kind_of_key_has_its_bound(subject: str) -> None:
 
 
 @pytest.mark.parametrize("bound", bounds.KINDS, ids=lambda bound: bound.kind)
-def test_what_is_small_enough_for_every_kind_is_so_for_this_one(bound: bounds.Bound) -> None:
+def test_a_value_within_the_smallest_bound_fits_every_kind(bound: bounds.Bound) -> None:
     assert bound.written_bytes >= bounds.LEAST_WRITTEN_BYTES
     assert bound.read_bytes >= bounds.LEAST_READ_BYTES
 
@@ -47,7 +47,7 @@ def test_reading_accepts_more_than_writing(bound: bounds.Bound) -> None:
     assert bound.written_bytes < bound.read_bytes <= bounds.BUS_BYTES
 
 
-def test_the_largest_view_of_a_vm_fits_in_one_message_whatever_is_in_it() -> None:
+def test_the_largest_view_of_a_vm_fits_in_one_message_with_any_content() -> None:
     largest = bounds.RECORD.written_bytes + bounds.STATUS.read_bytes
     assert 6 * largest < bounds.BUS_BYTES  # JSON makes six bytes of a control character
     assert bounds.RECORD.written_bytes + bounds.LOGINS_BYTES < bounds.REQUEST_BYTES
@@ -65,7 +65,7 @@ def _status(**more: object) -> VmStatus:
     return VmStatus.model_validate(values | more)
 
 
-def test_a_status_that_fits_is_told_as_it_is() -> None:
+def test_a_status_that_fits_is_unchanged() -> None:
     status = _status(message="x" * 12_000)
     assert fitted_bytes(status) == encode(status)
 
@@ -116,7 +116,7 @@ def test_a_heartbeat_that_is_too_large_loses_texts_and_keeps_its_networks() -> N
     assert told.services["imaged"].message.startswith("xxx")
 
 
-def test_a_value_of_a_newer_schema_is_refused_and_says_so() -> None:
+def test_a_value_of_a_newer_schema_is_refused_with_that_reason() -> None:
     key = subjects.name_claim("default", "web")
     with pytest.raises(VirtbusError, match="version 9") as refused:
         read_stored(NameClaim, key, encode({"schema_version": 9, "uid": UID}))

@@ -1,4 +1,4 @@
-"""Container images by name: Docker's short names, KubeVirt's fields, no name for two things."""
+"""Container images by name: Docker's short names, KubeVirt's fields, no ambiguous name."""
 
 import pytest
 from pydantic import ValidationError
@@ -44,14 +44,14 @@ def test_an_image_is_its_full_reference(image: str, ref: str) -> None:
      "docker://a", "https://quay.io/a", "a..b/c", "-a", "a/../b", "quay.io/A/b", "a\n",
      "é/x", f"a@md5:{'0' * 32}", "a" * 300, "x:99999999/a", "user@host/a", "a?b"],
 )  # fmt: skip
-def test_what_is_no_image_is_refused(image: str) -> None:
+def test_an_invalid_image_reference_is_refused(image: str) -> None:
     with pytest.raises(ValidationError):
         ContainerDisk(image=image)
     with pytest.raises(ValueError, match="must be"):
         parse_image_ref(f"docker://{image}" if "//" not in image else f"docker://{image}//")
 
 
-def test_an_image_has_its_path_beside_it() -> None:
+def test_an_image_has_its_path_next_to_it() -> None:
     with pytest.raises(ValidationError, match="container image"):
         ContainerDisk(image="a#/x")
 

@@ -1,4 +1,4 @@
-"""The bytes of every message are fixed: a change is seen, and old bytes stay readable."""
+"""The bytes of every message are fixed: a change is detected, and old bytes stay readable."""
 
 import json
 from pathlib import Path
@@ -26,14 +26,14 @@ EDITIONS = [
 ]
 
 
-def test_what_is_generated_is_what_the_code_says() -> None:
+def test_generated_files_match_the_code() -> None:
     assert generate.differences(generate.wire_files(ROOT), ROOT) == [], (
         f"a model changed: run `{generate.COMMAND}` (make docs), and commit schemas/wire with it"
     )
 
 
 @pytest.mark.parametrize(("model", "written"), EDITIONS)
-def test_every_edition_decodes_to_what_it_said(
+def test_every_edition_decodes_to_its_values(
     model: type[BaseModel], written: dict[str, object]
 ) -> None:
     assert generate_wire.unread(model, {"": written}) == []
@@ -58,13 +58,13 @@ def test_equal_instances_have_equal_bytes(model: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_what_is_stored_says_its_version(model: type[BaseModel]) -> None:
+def test_a_stored_value_has_its_schema_version(model: type[BaseModel]) -> None:
     if "schema_version" in model.model_fields:
         said = decode(encode(generate_examples.minimal(model)))
         assert said["schema_version"] == 1
 
 
-def test_a_tombstone_says_that_it_is_one() -> None:
+def test_a_tombstone_has_its_mark() -> None:
     assert decode(encode(Tombstone(uid=generate_examples.UID)))["tombstone"] is True
 
 
@@ -76,17 +76,17 @@ def test_a_changed_shape_adds_an_edition_and_keeps_the_old_one() -> None:
     assert generate_wire.editions(generate_wire.golden(model, kept)) == kept
 
 
-def test_a_field_that_vanished_is_told_with_its_path() -> None:
+def test_a_missing_field_is_reported_with_its_path() -> None:
     edition = generate_wire.edition(Tombstone)
     edition["full"]["value"]["reason"] = "taken over"
     assert generate_wire.unread(Tombstone, edition) == ["full.reason"]
 
 
-def test_a_stale_file_and_a_file_of_nothing_are_told(tmp_path: Path) -> None:
+def test_a_stale_file_and_an_empty_file_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("old")
     (tmp_path / "b.json").write_text("whose?")
     assert generate.differences({tmp_path / "a.json": "new"}, tmp_path) == [
-        "a.json is not what the code says",
+        "a.json differs from the generated text",
         "b.json is of nothing in the code",
     ]
 
@@ -164,7 +164,7 @@ def test_the_parameters_of_an_address_are_described() -> None:
         assert set(one.get("parameters", {})) == named
 
 
-def test_the_server_asks_for_credentials() -> None:
+def test_the_server_requires_credentials() -> None:
     (server,) = DOCUMENT["servers"].values()
     assert server["protocol"] == "nats"
     assert server["security"] == [{"$ref": "#/components/securitySchemes/userPassword"}]

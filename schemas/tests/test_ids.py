@@ -1,4 +1,4 @@
-"""Ids refuse whatever could add a token, leave a directory, or look like another (BUS-01)."""
+"""Ids refuse text that could add a token, leave a directory, or look like another (BUS-01)."""
 
 import base64
 
@@ -71,7 +71,7 @@ def test_a_dns_label_is_an_id(text: str) -> None:
 
 
 @given(st.text())
-def test_what_is_an_id_is_one_token_of_63_ascii_characters(text: str) -> None:
+def test_an_id_is_one_token_of_up_to_63_ascii_characters(text: str) -> None:
     if ids.is_id(text):
         assert text.isascii()
         assert 1 <= len(text) <= 63
@@ -100,7 +100,7 @@ def test_the_pattern_and_the_check_agree(text: str) -> None:
         "../../../../../../../../../etc/passwd",
     ],
 )
-def test_what_is_no_canonical_uuid_is_refused(text: str) -> None:
+def test_a_non_canonical_uuid_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a UUID"):
         ids.check_uid(text)
 
@@ -110,7 +110,7 @@ def test_an_upper_case_uuid_is_the_same_uuid() -> None:
 
 
 @pytest.mark.parametrize("value", [1, True, None, b"web", ["web"], {"a": 1}, 1.0])
-def test_what_is_no_text_is_no_uid(value: object) -> None:
+def test_a_uid_must_be_text(value: object) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(ids.Uid).validate_python(value)
 

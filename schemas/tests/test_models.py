@@ -1,4 +1,4 @@
-"""What a VM may be asked to be: hostile texts are refused before they reach XML, argv or files."""
+"""Valid requests for a VM: hostile texts are refused before they reach XML, argv or files."""
 
 import json
 import re
@@ -122,7 +122,7 @@ SHORTHAND_BOUNDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", SHORTHAND_BOUNDS, ids=lambda more: str(more)[:40])
-def test_shorthand_has_the_bounds_of_what_it_stands_for(more: dict[str, Any]) -> None:
+def test_shorthand_has_the_bounds_of_its_full_form(more: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         VmCreate.model_validate({"name": "web", "image": "tiny"} | more)
     assert {path.split(".")[0] for path in paths(caught.value)} == set(more)
@@ -159,7 +159,7 @@ def test_a_number_in_a_command_is_a_number(model: type[BaseModel], field: str, v
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_commands_forbid_and_facts_ignore_what_they_do_not_know(model: type[BaseModel]) -> None:
+def test_commands_forbid_and_events_ignore_unknown_fields(model: type[BaseModel]) -> None:
     value = generate_examples.full(model).model_dump(by_alias=True) | {"of_the_future": 1}
     if issubclass(model, Command):
         with pytest.raises(ValidationError):
@@ -205,7 +205,7 @@ def test_a_unicast_mac_is_taken_in_lower_case(text: str) -> None:
         "",
     ],
 )
-def test_what_is_no_unicast_mac_is_refused(text: str) -> None:
+def test_a_mac_that_is_not_unicast_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a"):
         check_mac(text)
 
@@ -271,7 +271,7 @@ def test_hostile_image_references_are_refused(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_a_name_that_is_taken_can_be_a_path_below_a_folder(text: str) -> None:
+def test_an_adopted_name_can_be_a_path_below_a_folder(text: str) -> None:
     try:
         source = parse_image_ref(text)
     except ValueError:
@@ -307,12 +307,12 @@ def test_an_unknown_code_of_a_newer_peer_is_kept() -> None:
         (Code.INTERNAL, Retry.SAME_ID),
     ],
 )
-def test_a_code_says_whether_to_try_again(code: Code, retry: Retry) -> None:
+def test_a_code_tells_if_a_retry_may_help(code: Code, retry: Retry) -> None:
     assert VirtbusError(code, "r", "m").body.retry is retry
     assert VirtbusError(code, "r", "m", retry=Retry.SAME_ID).body.retry is Retry.SAME_ID
 
 
-def test_only_our_own_faults_are_unexpected() -> None:
+def test_only_our_own_defects_are_unexpected() -> None:
     assert [code for code in Code if not VirtbusError(code, "r", "m").expected] == [Code.INTERNAL]
 
 

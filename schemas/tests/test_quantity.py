@@ -1,4 +1,4 @@
-"""Byte quantities: what people write is read exactly or refused, never rounded."""
+"""Byte quantities are parsed exactly or refused, never rounded."""
 
 import pytest
 from hypothesis import given
@@ -80,7 +80,7 @@ def test_units(text: str, count: int | None) -> None:
         "1" + "0" * 5000,
     ],
 )
-def test_what_is_no_whole_number_of_bytes_is_refused(value: object) -> None:
+def test_a_fractional_number_of_bytes_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"must be|unknown unit"):
         parse_bytes(value)
     with pytest.raises(ValidationError):
@@ -126,12 +126,12 @@ def test_bytes_are_shown_in_the_largest_binary_unit(count: int, text: str) -> No
 
 
 @given(st.integers(0, 1023), st.integers(0, 4))
-def test_what_is_shown_of_a_whole_unit_reads_back(count: int, exponent: int) -> None:
+def test_whole_units_are_formatted_and_parsed_back(count: int, exponent: int) -> None:
     size = count * 1024**exponent
     assert parse_bytes(format_bytes(size)) == size
 
 
 @pytest.mark.parametrize("value", [True, False, "2", 2.0, b"2", None])
-def test_a_count_is_a_number_and_nothing_like_one(value: object) -> None:
+def test_a_count_is_an_integer_and_nothing_similar(value: object) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Count).validate_python(value)

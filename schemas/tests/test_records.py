@@ -1,4 +1,4 @@
-"""What stands at a VM's key is its own, or nothing is believed of it."""
+"""A record counts only under its own VM's key."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_record_at_its_own_key_is_read() -> None:
     assert read_record(subjects.vm_record("n1", A), encode(RECORD)) == RECORD
 
 
-def test_a_tombstone_is_told_from_a_record() -> None:
+def test_a_tombstone_is_distinguished_from_a_record() -> None:
     key = subjects.vm_record("_", A)
     assert read_record(key, encode(Tombstone(uid=A))) == Tombstone(uid=A)
 

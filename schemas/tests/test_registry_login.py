@@ -1,4 +1,4 @@
-"""A container disk's pull secret: one login of a config.json, and no more of it."""
+"""A container disk's pull secret: one login of a config.json, and nothing else from it."""
 
 import json
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def test_user_and_password_apart_are_a_login_too() -> None:
     "text",
     ["hunter2", "[]", '{"auths": {"quay.io": {"auth": "hunter2"}}}', '{"auths": {"a": {}}}', "{}"],
 )
-def test_what_holds_no_login_for_it_is_refused_and_not_repeated(text: str) -> None:
+def test_a_pull_secret_without_the_login_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ContainerDisk(image="quay.io/a", image_pull_secret=text)
     errors = refused.value.errors(include_input=False, include_url=False)
@@ -53,7 +53,7 @@ def test_what_holds_no_login_for_it_is_refused_and_not_repeated(text: str) -> No
     assert "hunter2" not in errors[0]["msg"]
 
 
-def test_a_record_says_that_there_is_one_and_not_which() -> None:
+def test_a_record_shows_that_there_is_a_secret_but_not_which() -> None:
     disk = ContainerDisk(
         image="a", image_pull_secret=json.dumps({"auths": {"docker.io": {"auth": AUTH}}})
     )

@@ -1,4 +1,4 @@
-"""The table of what users see: whole, total, and nothing beside it."""
+"""The table of user-visible states is complete, and the only source."""
 
 from itertools import product
 
@@ -10,12 +10,12 @@ PAIRS = list(product(VmState, VmEvent))
 
 
 @pytest.mark.parametrize(("state", "event"), TRANSITIONS)
-def test_a_row_is_followed(state: VmState, event: VmEvent) -> None:
+def test_each_row_decides_its_case(state: VmState, event: VmEvent) -> None:
     assert advance(state, event) is TRANSITIONS[state, event]
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair in PAIRS if pair not in TRANSITIONS])
-def test_what_has_no_row_changes_nothing(state: VmState, event: VmEvent) -> None:
+def test_an_event_without_a_row_changes_nothing(state: VmState, event: VmEvent) -> None:
     assert advance(state, event) is state
 
 
@@ -47,13 +47,13 @@ def test_every_event_changes_something() -> None:
     assert {event for _, event in TRANSITIONS} == set(VmEvent)
 
 
-def test_no_row_stays_where_it_is_but_a_repeated_delete() -> None:
+def test_only_a_repeated_delete_keeps_its_phase() -> None:
     stays = [pair for pair, to in TRANSITIONS.items() if pair[0] is to]
     assert stays == [(VmState.DELETING, VmEvent.DELETE)]
 
 
 @pytest.mark.parametrize("state", sorted(FINAL))
-def test_a_vm_that_rests_can_be_started_again(state: VmState) -> None:
+def test_a_stopped_vm_can_be_started_again(state: VmState) -> None:
     assert VmState.RUNNING in reachable(state)
 
 

@@ -1,4 +1,4 @@
-"""Foreign bytes: bounded before they are believed, refused in one way (MSG-01 … MSG-06)."""
+"""Outside bytes are bounded before they are parsed, and refused in one way (MSG-01 … MSG-06)."""
 
 import json
 import struct
@@ -32,7 +32,7 @@ REFUSED = object()
 
 
 def taken(body: bytes) -> Any:
-    """What was read, or REFUSED; any other exception than VirtbusError is a failure."""
+    """Return the parsed value, or REFUSED; any other exception than VirtbusError is a failure."""
     try:
         return wire.decode(body)
     except VirtbusError:
@@ -64,7 +64,7 @@ def test_maps_survive_json(value: dict[str, Any]) -> None:
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda body: b"{" + body))
 def test_any_bytes_decode_or_are_refused_in_one_way(body: bytes) -> None:
     if (value := taken(body)) is not REFUSED:
-        wire.encode(value)  # what was taken in can be said again
+        wire.encode(value)  # an accepted value can be encoded again
 
 
 @given(plain, st.data())
@@ -113,7 +113,7 @@ def test_deep_nesting_is_refused(kind: str, depth: int) -> None:
     assert refusal(body).code in {Code.INVALID, Code.TOO_LARGE}
 
 
-def test_as_deep_as_allowed_is_read() -> None:
+def test_the_allowed_depth_is_read() -> None:
     value: Any = 1
     for _ in range(wire.MAX_DEPTH - 1):
         value = [value]
@@ -121,8 +121,8 @@ def test_as_deep_as_allowed_is_read() -> None:
 
 
 @pytest.mark.parametrize("filler", [b"\x80", b"\x90", b"\xc0", b"\x01"])
-def test_a_message_of_very_many_values_is_left_before_it_is_built(filler: bytes) -> None:
-    """Work is bounded by the nodes, not by a clock: half a MiB of empty maps was 40 MB before."""
+def test_a_message_of_too_many_values_is_refused_before_it_is_built(filler: bytes) -> None:
+    """The number of values bounds the work: 0.5 MiB of empty maps took 40 MB before."""
     count = wire.MAX_MESSAGE_BYTES - 5
     flat = b"\xdd" + struct.pack(">I", count) + filler * count
     rows = 1000
@@ -182,7 +182,7 @@ def test_exactly_the_allowed_number_of_values_is_read() -> None:
         b"\xca\xff\x80\x00\x00",
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(body: bytes) -> None:
+def test_ambiguous_archives_are_refused(body: bytes) -> None:
     assert refusal(body).reason == "malformed"
 
 
@@ -204,7 +204,7 @@ def test_a_refused_message_leaves_nothing_for_the_next() -> None:
         assert wire.decode(b"\x93\x01\x02\x03") == [1, 2, 3]
 
 
-def test_what_a_refusal_says_holds_none_of_a_long_key() -> None:
+def test_a_refusal_contains_no_part_of_a_long_key() -> None:
     body = b"{" + b",".join([b'"' + b"k" * 10_000 + b'":1'] * 2) + b"}"
     assert len(str(refusal(body))) < 300
 
@@ -232,7 +232,7 @@ def test_all_problems_come_in_one_answer_each_with_its_path() -> None:
     assert "(and 5 more)" in str(caught.value)
 
 
-def test_a_refusal_never_repeats_what_was_given() -> None:
+def test_a_refusal_never_repeats_the_input() -> None:
     secret = "hunter2-hunter2"
     for value in (
         {"volumes": [{"name": secret.upper()}]},
@@ -245,7 +245,7 @@ def test_a_refusal_never_repeats_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [], [["cores", 1]], b"x"])
-def test_what_is_no_map_is_no_model(value: object) -> None:
+def test_a_body_that_is_no_map_is_no_model(value: object) -> None:
     with pytest.raises(VirtbusError) as caught:
         wire.validate(Cpu, value)
     assert caught.value.code == Code.INVALID
@@ -268,14 +268,14 @@ def test_equal_meaning_has_an_equal_hash_and_other_meaning_another() -> None:
     assert wire.spec_hash(VmSpec()) != wire.spec_hash(VmSpec(termination_grace_s=31))
 
 
-def test_the_hash_of_a_default_spec_is_what_it_was() -> None:
+def test_the_hash_of_a_default_spec_is_unchanged() -> None:
     """Stored in records and in domains' metadata: a change makes every VM look changed."""
     assert wire.spec_hash(VmSpec()) == (
         "645abe6073ef5906dd4247487d0a05a597a28ab09c78191c3eed28a72ac50dbb"
     )
 
 
-# --- the envelope ----------------------------------------------------------------------------
+# --- envelope --------------------------------------------------------------------------------
 def test_a_map_with_data_is_an_envelope() -> None:
     body = wire.encode({"id": "1", "data": {"name": "web"}, "timeout_ms": 500, "more": 1})
     opened = open_envelope(body)
@@ -289,7 +289,7 @@ def test_a_map_without_data_is_the_data(data: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"  \n"])
-def test_an_empty_body_asks_with_nothing(body: bytes) -> None:
+def test_an_empty_body_is_a_request_without_data(body: bytes) -> None:
     assert open_envelope(body).data == {}
 
 

@@ -1,4 +1,4 @@
-"""YAML from outside costs what its size allows, whatever it says."""
+"""The cost of YAML from outside depends only on its size."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ CPU_S = 1.0
 
 
 def merge_bomb(levels: int) -> str:
-    """Each level merges the one before twice: pairs double with each line."""
+    """Each level merges the previous one twice: pairs double with each line."""
     lines = (f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, levels))
     return "a0: &a0 {k: v}\n" + "".join(lines)
 
@@ -64,7 +64,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_whatever_it_says_it_costs_no_more_than_its_size(text: str) -> None:
+def test_yaml_costs_no_more_than_its_size(text: str) -> None:
     begun_s = time.thread_time()
     with contextlib.suppress(YamlError):
         read_yaml(text, max_values=MAX_VALUES)
@@ -91,12 +91,12 @@ def test_whatever_it_says_it_costs_no_more_than_its_size(text: str) -> None:
         "\ta: b: c",
     ],
 )
-def test_what_costs_more_or_is_none_is_refused(text: str) -> None:
+def test_yaml_that_is_too_expensive_or_invalid_is_refused(text: str) -> None:
     with pytest.raises(YamlError):
         read_yaml(text, max_values=MAX_VALUES)
 
 
-def test_a_refusal_says_where() -> None:
+def test_a_refusal_names_the_place() -> None:
     with pytest.raises(YamlError, match=r"more than 3 values.*line 2, column 1") as refused:
         read_yaml("a: 1\nb: 2", max_values=3)
     assert refused.value.line == 2
@@ -107,7 +107,7 @@ def test_anchors_and_merge_keys_within_the_budget_are_expanded() -> None:
     assert read_yaml(text, max_values=40) == yaml.safe_load(text)
 
 
-def test_what_an_alias_repeats_is_counted() -> None:
+def test_values_repeated_by_an_alias_are_counted() -> None:
     text = "- &a [x, x, x, x]\n- *a\n"  # the list, twice the five values
     assert read_yaml(text, max_values=11) == [["x"] * 4] * 2
     with pytest.raises(YamlError, match="what aliases repeat"):
@@ -126,6 +126,6 @@ plain: Any = st.recursive(
 
 
 @given(plain)
-def test_what_others_write_is_read_as_they_read_it(value: Any) -> None:
+def test_yaml_is_read_as_pyyaml_reads_it(value: Any) -> None:
     text = yaml.safe_dump(value)
     assert read_yaml(text, max_values=1000) == yaml.safe_load(text)

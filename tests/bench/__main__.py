@@ -1,4 +1,4 @@
-"""`python -m tests.bench [--runs N] [--only WORD] [--json FILE]`: measure, print, judge."""
+"""`python -m tests.bench [--runs N] [--only WORD] [--json FILE]`: measures and checks bounds."""
 
 import argparse
 import asyncio
@@ -15,7 +15,7 @@ Measure = Callable[[], Awaitable[list[Figure]]]
 
 
 async def main() -> int:
-    """0 when every bound holds, 1 otherwise."""
+    """Return 0 if every bound holds, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="interleaved runs of each comparison")
     parser.add_argument("--only", default="", help="only the measures whose name holds this word")

@@ -1,4 +1,4 @@
-"""A figure: what was measured, its bound, and whether it holds."""
+"""A figure: a measurement, its bound, and the verdict."""
 
 import json
 import statistics
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. `value` and `bound` share `unit`; without a bound it is only told."""
+    """One line of the table. `value` and `bound` share `unit`; without a bound: no verdict."""
 
     name: str
     value: float
@@ -41,7 +41,7 @@ def median_of(name: str, values: Sequence[float], unit: str, **more: object) -> 
 def ratio_of(
     name: str, ours: Sequence[float], raw: Sequence[float], bound: float, note: str = ""
 ) -> Figure:
-    """Median over median of interleaved runs: pairs share the machine's mood."""
+    """Median over median of interleaved runs: both see the same state of the machine."""
     pairs = sorted(a / b for a, b in zip(ours, raw, strict=True))
     quarters = statistics.quantiles(pairs, n=4) if len(pairs) > 1 else [pairs[0]] * 3
     value = statistics.median(ours) / statistics.median(raw)
@@ -61,12 +61,12 @@ def ratio_of(
 
 
 def as_json(figure: Figure) -> str:
-    """One line of JSON."""
+    """Return one line of JSON."""
     return json.dumps({**asdict(figure), "holds": figure.holds})
 
 
 def as_table(figures: Sequence[Figure]) -> str:
-    """The figures for people."""
+    """Format the figures for people."""
     rows = [("FIGURE", "MEDIAN", "QUARTILES", "BOUND", "N", "", "NOTE")]
     for f in figures:
         quartiles = "" if f.low is None else f"{f.low:g}-{f.high:g}"

@@ -1,4 +1,4 @@
-"""What is measured: each function takes a stage and gives figures."""
+"""Measures: each function takes a stage and returns figures."""
 
 import asyncio
 import os
@@ -17,13 +17,13 @@ _CPUCLOCK_SCHED = 2
 """clock_getcpuclockid(3): another process's CPU clock."""
 HELD_AT_MOST, SETTLE_S = 10, 4.0
 TAIL_S = 0.3
-"""What is told after the deed, facts and spans, belongs to the create."""
+"""Seconds after the answer in which events and spans still count as part of the create."""
 CLI_OVER_RAW_S = 0.180
-"""virt-install's own share over raw."""
+"""The time that virt-install adds to raw libvirt."""
 
 
 async def raw_of(stage: Stage) -> RawVirt:
-    """Raw libvirt with the XML of one of the platform's own VMs."""
+    """Raw libvirt, with the XML of one of the platform's own VMs."""
     _, uid = await stage.create()
     connection = libvirt.open("qemu:///system")
     template = connection.lookupByUUIDString(uid).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
@@ -39,7 +39,7 @@ async def raw_of(stage: Stage) -> RawVirt:
 async def create_and_delete(
     stage: Stage, raw: RawVirt, network: str, runs: int, *, bound: float, label: str
 ) -> list[Figure]:
-    """Request to told-Running, and delete to told-gone, interleaved with raw."""
+    """Request until Running is reported, delete until gone is reported; interleaved with raw."""
     ours, floor, ends, raw_ends = [], [], [], []
     await stage.delete((await stage.create(network))[1])  # warm
     for _ in range(runs):
@@ -58,11 +58,11 @@ async def create_and_delete(
 
 
 async def steps(stage: Stage, runs: int) -> list[Figure]:
-    """Where a create's time goes: the median of each span of its trace."""
+    """The steps of a create: the median of each span of its trace."""
     took: dict[str, list[float]] = {}
     for _ in range(runs):
         _, uid = await stage.create()
-        await asyncio.sleep(0.5)  # spans are told after the deed
+        await asyncio.sleep(0.5)  # spans are published after the answer
         request = {"uid": uid, "spans": True}
         page = await stage.bus.request("virtbus.api.v1.vm.events", request, timeout_s=5)
         for item in page["items"]:
@@ -102,7 +102,7 @@ async def ten_at_once(stage: Stage, raw: RawVirt, runs: int) -> list[Figure]:
 
 
 def _raw_burst(raw: RawVirt, threads: int) -> float:
-    """Seconds of ten raw starts, so many at a time."""
+    """Return the seconds of ten raw starts, with so many at a time."""
     xmls = [raw.prepare() for _ in range(10)]
     begun = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
@@ -126,14 +126,14 @@ async def _together(stage: Stage, count: int) -> list[str]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU of a process and of its ended children."""
+    """Return the CPU time of a process and of its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # ns, ended threads included
     return own + sum(int(field) for field in fields[13:15]) / TICK
 
 
 def pss_mib(pid: int) -> float:
-    """Proportional set size."""
+    """Return the proportional set size."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return (
         next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
@@ -150,7 +150,7 @@ async def cpu_per_create(stage: Stage, network: str, runs: int, bound: float) ->
     idle = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
     idle_s = time.perf_counter() - idle_begun
     spent = dict.fromkeys(pids, 0.0)
-    for _ in range(runs):  # few deletes in between: netd tidies up for seconds after a release
+    for _ in range(runs):  # few deletes in between: netd cleans up for seconds after a release
         before = {name: cpu_s(pid) for name, pid in pids.items()}
         begun = time.perf_counter()
         await stage.create(network)
@@ -185,7 +185,7 @@ async def cpu_per_create(stage: Stage, network: str, runs: int, bound: float) ->
 
 
 def wrapper_start_ms(stage: Stage, runs: int = 40) -> float:
-    """CPU of one start of the wrapper beyond that of what it becomes: its probe path to `true`."""
+    """CPU of a start of the wrapper without its successor: the wrapper's probe path runs `true`."""
     wrapper = next(stage.folder.rglob("libexec/vmwrapper"), None)
     if wrapper is None:
         return 0.0
@@ -203,7 +203,7 @@ def wrapper_start_ms(stage: Stage, runs: int = 40) -> float:
 
 
 async def memory(stage: Stage, count: int) -> list[Figure]:
-    """PSS of each process, and what one more VM adds to all of ours."""
+    """PSS of each process, and the growth of all our processes per VM."""
     before = {name: pss_mib(pid) for name, pid in stage.pids().items()}
     uids = await _together(stage, count)
     await asyncio.sleep(1)
@@ -231,7 +231,7 @@ async def bus_hops(stage: Stage, runs: int = 200) -> list[Figure]:
 
 
 async def command(stage: Stage, raw: RawVirt, runs: int) -> list[Figure]:
-    """The whole `virtbus vm create --wait running` against raw and virt-install's own share."""
+    """The whole `virtbus vm create --wait running` against raw plus virt-install's overhead."""
     creds = next(stage.folder.rglob("bus.creds"))
     env = {**os.environ, "VIRTBUS_CREDS": str(creds)}
     over = []

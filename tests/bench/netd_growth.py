@@ -1,4 +1,4 @@
-"""netd at the 300th VM against the 10th: attachments only, asked over the bus."""
+"""netd at the 300th VM against the 10th: attachments only, requested over the bus."""
 
 import asyncio
 import statistics

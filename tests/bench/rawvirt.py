@@ -16,7 +16,7 @@ OVERLAY = ["qemu-img", "create", "-q", "-f", "qcow2"]
 
 @dataclass
 class RawVirt:
-    """Domains made from a platform VM's own XML; `folder` must be passable for QEMU's user."""
+    """Domains made from a platform VM's own XML; QEMU's user must be able to traverse `folder`."""
 
     folder: Path
     template: str
@@ -24,7 +24,7 @@ class RawVirt:
     seed: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        """Keep the seed of the template's VM, which will be gone."""
+        """Keep the seed of the template's VM, which will be deleted."""
         self.connection = libvirt.open("qemu:///system")
         for disk in ET.fromstring(self.template).iter("disk"):
             source = disk.find("source")
@@ -32,7 +32,7 @@ class RawVirt:
                 self.seed = Path(source.get("file", "")).read_bytes()
 
     def prepare(self) -> str:
-        """XML of a new domain whose disks exist: made outside the timer."""
+        """Return the XML of a new domain and make its disks, outside the timer."""
         domain = ET.fromstring(self.template)
         uid = str(uuid.uuid4())
         _text(domain, "name", f"vbraw-{uid}")
@@ -59,14 +59,14 @@ class RawVirt:
         return serial
 
     def start(self, xml: str) -> tuple[float, libvirt.virDomain]:
-        """Seconds of define and create."""
+        """Return the seconds of define and create."""
         begun = time.perf_counter()
         domain = self.connection.defineXML(xml)
         domain.create()
         return time.perf_counter() - begun, domain
 
     def destroy(self, domain: libvirt.virDomain) -> float:
-        """Seconds of destroy; then the domain is forgotten and its files go."""
+        """Return the seconds of destroy; then undefine the domain and remove its files."""
         begun = time.perf_counter()
         domain.destroy()
         took = time.perf_counter() - begun
@@ -74,7 +74,7 @@ class RawVirt:
         return took
 
     def forget(self, domain: libvirt.virDomain) -> None:
-        """Of a domain that does not run nothing is left."""
+        """Remove everything of a domain that does not run."""
         uid = domain.UUIDString()
         domain.undefine()
         for path in [*self.folder.glob(f"{uid}*"), *LIBVIRT_LOGS.glob(f"vbraw-{uid}.log*")]:
@@ -94,7 +94,7 @@ def _remove(parent: ET.Element, tag: str) -> None:
 
 
 def _own_disk(disk: ET.Element, stem: Path, seed: bytes) -> None:
-    """An overlay of the same base, or a copy of the seed."""
+    """Make an overlay of the same base, or a copy of the seed."""
     source, target = disk.find("source"), disk.find("target")
     backing = disk.find("backingStore/source")
     assert source is not None

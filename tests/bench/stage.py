@@ -47,7 +47,7 @@ class Stage:
     made: list[str] = field(default_factory=list)
 
     async def create(self, network: str = "default", name: str = "") -> tuple[float, str]:
-        """Seconds from the request until this client is told Running, and the uid."""
+        """Return the seconds until this client learns that the VM is Running, and the uid."""
         uid = uuid7()
         loop = asyncio.get_running_loop()
         running = self.watch.expect(uid, lambda vm: vm.get("state") == "Running")
@@ -66,7 +66,7 @@ class Stage:
         return ended - begun, uid
 
     async def delete(self, uid: str) -> float:
-        """Seconds from the request until this client is told that it is gone."""
+        """Return the seconds until this client learns that the VM is gone."""
         gone = self.watch.expect(uid, lambda vm: bool(vm.get("gone")))
         begun = asyncio.get_running_loop().time()
         await self.bus.request("virtbus.api.v1.vm.delete", {"uid": uid, "grace_s": 0}, timeout_s=30)
@@ -76,12 +76,12 @@ class Stage:
         return ended - begun
 
     async def clear(self) -> None:
-        """Delete what is left."""
+        """Delete all remaining VMs."""
         for uid in list(self.made):
             await self.delete(uid)
 
     def pids(self) -> dict[str, int]:
-        """The platform's processes by service."""
+        """Return the platform's processes by service."""
         found = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -97,7 +97,7 @@ class Stage:
 
 
 class Watch:
-    """One watch over all VMs; expectations are told when they come true, by the loop's clock."""
+    """One watch over all VMs; it records, by the loop's clock, when an expectation comes true."""
 
     def __init__(self, bus: NatsBus) -> None:
         self._bus = bus
@@ -111,7 +111,7 @@ class Watch:
 
     @property
     def expected(self) -> set[str]:
-        """The uids of all VMs that anything was ever expected of."""
+        """The uids of all VMs with an expectation, past or present."""
         return set(self._expected)
 
     async def run(self) -> None:
@@ -144,9 +144,9 @@ class Watch:
 
 @asynccontextmanager
 async def stage(guest: Path | None = None, **environment: str) -> AsyncIterator[Stage]:
-    """A platform for as long as the context is open; nothing of it stays.
+    """Run a platform while the context is open, and remove everything of it afterwards.
 
-    `guest` is the image of its VMs, instead of the one that halts.
+    `guest` is the image of its VMs, instead of the guest that halts.
     """
     folder = Path(tempfile.mkdtemp(prefix="virtbus-bench-", dir="/var/tmp"))
     folder.chmod(0o711)
@@ -191,7 +191,7 @@ async def stage(guest: Path | None = None, **environment: str) -> AsyncIterator[
                 await here.clear()
                 running.cancel()
     except Exception:
-        sys.stderr.write((folder / "up.log").read_text())  # the only witness of what went wrong
+        sys.stderr.write((folder / "up.log").read_text())  # the only evidence of a failure
         raise
     finally:
         process.terminate()

@@ -1,7 +1,8 @@
-"""`make chaos MINUTES=n SEED=s`: random faults under load on one host, and what held.
+"""`make chaos MINUTES=n SEED=s`: injects random faults under load on one host.
 
-The schedule of a seed is the same each time (what the machine makes of it is not). Exit code 0:
-all held; 1: a violation, with its lines and the seed to repeat. SIMULATE=1 leaves QEMU out.
+A seed always has the same schedule; the machine's timing differs. Exit code 0: no violation.
+Exit code 1: a violation, printed with its lines and the seed to repeat. SIMULATE=1 runs without
+QEMU.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ SWEEPS = {"VIRTBUS_SWEEP_INTERVAL_S": "2", "VIRTBUS_ORPHAN_GRACE_S": "5"}
 
 
 class Run:
-    """One run of a seed; `say` writes a line with the time since its begin."""
+    """One run of a seed; `say` writes a line with the time since its start."""
 
     def __init__(self, seed: int, minutes: float, *, simulate: bool) -> None:
         self.seed, self.seconds, self.simulate = seed, minutes * 60, simulate
@@ -36,7 +37,7 @@ class Run:
         sys.stdout.flush()
 
     async def on(self, field: Field) -> Holding:
-        """Strike a started field under load until the time is over; then all must be well."""
+        """Inject faults on a loaded field until the time is over; then check recovery."""
         lives = Lives(self.seed, self.simulate)
         holding = Holding(field, lives)
         striking = Strikes(field, lives, self.say)
@@ -46,7 +47,7 @@ class Run:
             hearing = group.create_task(striking.hear())
             with awake(field):
                 await self._strike(striking, living)
-            self.say("no more faults; what is under way ends")
+            self.say("no more faults; running faults end")
             lives.over.set()
             await living
             await holding.at_the_end(bus)
@@ -65,7 +66,7 @@ class Run:
 
 
 def run(seed: int, minutes: float, *, simulate: bool) -> list[str]:
-    """What was broken; empty when all held."""
+    """Violations found; empty if there are none."""
     host.refuse_the_machines_own_network()
     one = Run(seed, minutes, simulate=simulate)
     one.say(f"seed {seed}, {minutes:g} min, {'simulated' if simulate else 'real guests'}")

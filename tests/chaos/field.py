@@ -1,7 +1,6 @@
-"""One node that reaches its bus over a wire which can be hurt; the rest as `virtbus up` runs it."""
+"""One node behind a link that can fail; everything else runs as with `virtbus up`."""
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from tests.chaos.link import Link
 from tests.chaos.simulated import MIB, Simulated
 from tests.e2e import host
-from tests.e2e.platform import NODE, Platform, tiny_image, until
+from tests.e2e.platform import NODE, Platform, until
 
 from virtbus.bus.access import BusSettings
 from virtbus.bus.client import connect
@@ -42,26 +41,23 @@ class Field(Simulated):
     def _creds(self, user: str) -> Path:
         return self.bus_dir / "run" / f"{user}.creds"
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run both, until the node is ready."""
-        sources = self.state_dir / "images" / "src"
-        if not sources.exists():
-            sources.mkdir(parents=True)
-            shutil.copy(tiny_image(), sources / "tiny.qcow2")
+        self.lay_out_images()
         self.start_bus()
         self.start_node()
         if whole:
             self.wait_whole()
 
     def start_bus(self) -> None:
-        """`virtbus up --no-node`, until the API answers."""
+        """Run `virtbus up --no-node` until the API answers."""
         argv = ("up", "--no-node", "--nodes", NODE, "--port", str(self._port))
         self._up = self._run(*argv, "--data", str(self.bus_dir))
         until(lambda: self.try_cli("vm", "list").returncode == 0, "the API")
 
     def start_node(self) -> None:
-        """`virtbus node up`; it is ready a moment later."""
+        """Start `virtbus node up`; it becomes ready a moment later."""
         argv = ("--name", NODE, "--creds", str(self._creds(f"node-{NODE}")))
         wire = ("--nats", f"nats://127.0.0.1:{self.link.port}", "--data", str(self.base))
         self._node = self._run("node", "up", *argv, *wire, *self._simulate)
@@ -82,7 +78,7 @@ class Field(Simulated):
         return self._node
 
     def kill_node(self) -> None:
-        """End every process of ours on the node at once, as OOM or a panic of systemd would."""
+        """Kill all our processes on the node at once, as OOM or a panic of systemd would."""
         pids = [self.node_up.pid, *host.children(self.node_up.pid)]
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -103,14 +99,14 @@ class Field(Simulated):
         super().stop()
 
     def wait_whole(self, within_s: float = 60) -> None:
-        """Return once the API answers and what runs on the node is ready."""
+        """Return once the API answers and the running services of the node are ready."""
         if self.simulate:
             super().wait_whole(within_s)
         else:
             Platform.wait_whole(self, within_s)
 
     def pids(self) -> dict[str, int]:
-        """Services of both, by name."""
+        """Return the services of both, by name."""
         found = super().pids()
         if self._node is not None:
             for pid, argv in host.children(self._node.pid).items():
@@ -120,7 +116,7 @@ class Field(Simulated):
 
     @asynccontextmanager
     async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
-        """A connection past the wire."""
+        """Connect without the link."""
         settings = BusSettings(creds=self._creds("bus" if user == "client" else user))
         async with connect(settings, name="test") as bus:
             yield bus

@@ -13,12 +13,12 @@ from virtbus.bus.natsbus import NatsBus
 
 LOOK_S = 0.5
 CONVERGED_S = 90.0
-"""I8's 60 s, and a boot on a busy machine without KVM."""
+"""The 60 s of I8, and a boot on a busy machine without KVM."""
 
 
 @dataclass
 class Holding:
-    """`broken` has a line for each violation; `looks` counts what was looked at, by invariant."""
+    """`broken` has a line for each violation; `looks` counts the checks of each invariant."""
 
     ground: Field
     lives: Lives
@@ -33,7 +33,7 @@ class Holding:
             self.broken.append(f"{invariant}: {what}")
 
     async def watch(self) -> None:
-        """Look at the host until cancelled."""
+        """Check the host until cancelled."""
         while True:
             if not self.ground.simulate:
                 self._look_at(await asyncio.to_thread(self._emulators))
@@ -57,7 +57,7 @@ class Holding:
                 self._must("I4 guests run on", before in pids, f"{life.name} ended: {before}")
 
     async def at_the_end(self, bus: NatsBus) -> None:
-        """After the last fault: all is as accepted, and then nothing is left."""
+        """After the last fault: all is as accepted, and after the deletes nothing is left."""
         await asyncio.to_thread(self.ground.wait_whole)
         await self._converged(bus)
         await self._accepted(bus)
@@ -68,7 +68,7 @@ class Holding:
         await asyncio.to_thread(self._nothing_left)
 
     async def _converged(self, bus: NatsBus) -> None:
-        """I8: every VM is what was last accepted of it."""
+        """I8: every VM has the state of its last accepted request."""
         wrong: list[str] = ["?"]
         try:
             async with asyncio.timeout(CONVERGED_S):
@@ -87,7 +87,7 @@ class Holding:
         self._must("I8 converged", not wrong, "; ".join(wrong))
 
     async def _accepted(self, bus: NatsBus) -> None:
-        """I2: no accepted VM is missing, and none is there that nobody asked for."""
+        """I2: no accepted VM is missing, and no VM exists that nobody requested."""
         page = await insist(bus, "list", {"limit": 500})
         shown = {item["uid"] for item in page.get("items", ())}
         lives = self.lives.known
@@ -100,7 +100,7 @@ class Holding:
         self._must("I3 deleted stays deleted", shown <= set(lives), f"{shown - set(lives)}")
 
     def _nothing_left(self) -> None:
-        """I5: the census is what it was without VMs, and so are the keys of the bus."""
+        """I5: the census and the keys of the bus are the same as without VMs."""
         self.ground.uids.update(self.lives.known)
         try:
             self.ground.wait_quiet()

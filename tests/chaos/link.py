@@ -1,7 +1,7 @@
-"""The wire between a node and its bus, to be hurt: a TCP proxy in user space.
+"""A link between a node and its bus that can fail: a TCP proxy in user space.
 
-This kernel has no netem. What a proxy can do to a stream: cut it (reset, and refuse), let it hang
-half-open (taken, never answered), slow it, and garble it.
+This kernel has no netem. A proxy can reset and refuse connections, hang half-open (accepted,
+never answered), delay, and corrupt bytes.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class State(StrEnum):
-    """What the wire is like."""
+    """The condition of the link."""
 
     WELL = "well"
     CUT = "cut"
@@ -32,7 +32,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Of a slow wire: what each chunk waits, and how often one waits for a retransmission."""
+    """Delays of a slow link: of each chunk, and the chance and length of a retransmission."""
 
     delay_s: float = 0.25
     lost: float = 0.1
@@ -40,7 +40,7 @@ class Slowness:
 
 
 class Link:
-    """One listening port before one server; methods may be called from any thread."""
+    """One listening port in front of one server; methods may be called from any thread."""
 
     def __init__(self, target: tuple[str, int], seed: int = 0) -> None:
         self._target = target
@@ -60,7 +60,7 @@ class Link:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     def become(self, state: State) -> None:
-        """Be so from now on, for connections that are and that come."""
+        """Apply the condition from now on, to existing and new connections."""
         self._call(self._become(state))
 
     async def _become(self, state: State) -> None:
@@ -123,7 +123,7 @@ class Link:
             await writer.drain()
 
     def _garbled(self, chunk: bytes) -> bytes:
-        """One byte of it is another: what TCP's checksum lets through, once in a while."""
+        """Change one byte: a corruption that TCP's checksum occasionally misses."""
         at = self._random.randrange(len(chunk))
         return chunk[:at] + bytes([chunk[at] ^ 0x5A]) + chunk[at + 1 :]
 

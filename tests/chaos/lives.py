@@ -1,7 +1,7 @@
-"""The load under the faults: VMs that are created, stopped, started and deleted without end.
+"""Load during the faults: VMs are created, stopped, started and deleted continuously.
 
-Every request is repeated with the same id while its end is open. What was answered is kept, so
-that at the end nothing accepted may be missing.
+Every request is repeated with the same id while its outcome is unknown. Accepted requests are
+recorded, so that at the end no accepted change may be missing.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from virtbus.bus.ports import BusError
 from virtbus.schemas.errors import Retry, VirtbusError
 
 END_S = 180.0
-"""Within this a request is answered and its VM is as wanted: a strike, its healing, and a boot."""
+"""Limit for a request and its effect: a fault, its repair, and a boot."""
 
 
 class Wanted(StrEnum):
-    """What was last accepted of a VM."""
+    """The last accepted state of a VM."""
 
     RUNNING = "Running"
     STOPPED = "Stopped"
@@ -33,7 +33,7 @@ class Wanted(StrEnum):
 
 @dataclass
 class Life:
-    """One VM. `open`: a request is under way, so that both its ends are right."""
+    """One VM. `open`: a request is in progress, so both outcomes are right."""
 
     uid: str
     name: str
@@ -41,12 +41,12 @@ class Life:
     open: bool = True
     accepted: bool = False
     hurt: bool = False
-    """Its emulator may have ended: by a fault on it, or because it was asked to."""
+    """Its emulator may have ended: by a fault on it, or by a request."""
 
 
 @dataclass
 class Lives:
-    """All there were; `done` counts requests that were answered."""
+    """All VMs that existed; `done` counts answered requests."""
 
     seed: int
     simulate: bool
@@ -55,7 +55,7 @@ class Lives:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, bus: NatsBus, at_once: int) -> None:
-        """Live until `over`; each slot ends where its VM is as wanted."""
+        """Live until `over`; each slot ends with its VM in the requested state."""
         async with asyncio.TaskGroup() as group:
             for slot in range(at_once):
                 group.create_task(self._slot(bus, slot))
@@ -92,7 +92,7 @@ class Lives:
             return
 
     async def _ask(self, bus: NatsBus, life: Life, verb: str, data: Json, to: Wanted) -> None:
-        """Ask, and wait until it is so."""
+        """Send the request, and wait for its effect."""
         life.open, life.hurt = True, life.hurt or verb in {"stop", "delete"}
         life.wanted = to
         await insist(bus, verb, data)
@@ -105,19 +105,21 @@ class Lives:
 
 
 GARBLED_NODE = "no_capacity"
-"""All VMs here fit: a node that never could take one has told so by a heart-beat that came
-garbled, and is believed until the next."""
+"""Retry `no_capacity`: all VMs here fit on the node.
+
+A corrupted heartbeat can make the node look too small until its next heartbeat.
+"""
 
 
 def as_wanted(seen: Json | None, wanted: Wanted) -> bool:
-    """True where the VM is shown as it shall be."""
+    """Return True if the VM is shown in the requested state."""
     if wanted is Wanted.GONE or seen is None:
         return seen is None and wanted is Wanted.GONE
     return bool(seen["state"] == wanted)
 
 
 async def insist(bus: NatsBus, verb: str, data: Json, *, within_s: float = END_S) -> Any:
-    """The answer to a request that is repeated, with the same id, while its end is open.
+    """Return the answer to a request, repeated with the same id while its outcome is unknown.
 
     Raises:
         VirtbusError: a refusal that a repeat does not change.
@@ -130,7 +132,7 @@ async def insist(bus: NatsBus, verb: str, data: Json, *, within_s: float = END_S
                 return await bus.request(f"virtbus.api.v1.vm.{verb}", data, timeout_s=5)
             except VirtbusError as error:
                 if verb == "delete" and error.code == 404 and repeated:
-                    return None  # an earlier try of ours was heard
+                    return None  # an earlier attempt of ours was accepted
                 if error.body.retry is Retry.NEVER and error.reason != GARBLED_NODE:
                     raise
             except BusError:
@@ -140,7 +142,7 @@ async def insist(bus: NatsBus, verb: str, data: Json, *, within_s: float = END_S
 
 
 async def view(bus: NatsBus, uid: str) -> Json | None:
-    """The VM as it is shown; None when it is gone."""
+    """Return the VM as the API shows it; None if it is gone."""
     try:
         found: Json = await insist(bus, "get", {"uid": uid})
     except VirtbusError as error:
@@ -153,7 +155,7 @@ async def view(bus: NatsBus, uid: str) -> Json | None:
 async def until_shown(
     bus: NatsBus, uid: str, right: Callable[[Json | None], bool], *, within_s: float = END_S
 ) -> Json | None:
-    """The VM once it is shown as it shall be; AssertionError with what it stays."""
+    """Return the VM once the API shows the requested state; AssertionError with its last state."""
     seen: Json | None = None
     try:
         async with asyncio.timeout(within_s):

@@ -1,4 +1,4 @@
-"""What a seed means: which fault when, on what, for how long. No clock and no host in here."""
+"""Draws from a seed which fault hits which part, and for how long. It has no clock and no host."""
 
 import random
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """What may be done to a platform; a `KILL` has no end, the others are undone after a while."""
+    """Faults of a platform; a `KILL` has no end, the others are undone after a while."""
 
     KILL = "kill -9"
     KILL_NODE = "kill -9 of all on the node"
@@ -26,7 +26,7 @@ SERVICES = ("controller", "imaged", "netd", "nodeagent", "nats-server")
 SIMULATED = ("controller", "nodeagent", "nats-server")
 GUESTS = frozenset({Fault.KILL_GUEST, Fault.HANG_GUEST})
 LONG_S = 35.0
-"""Longer than every lease: liveness 15 s, singletons 15 s, silence 25 s (F41)."""
+"""Longer than every lease: heartbeat 15 s, leader lease 15 s, silence 25 s (F41)."""
 
 _WEIGHTS: dict[Fault, int] = {
     Fault.KILL: 10,
@@ -45,7 +45,7 @@ _WEIGHTS: dict[Fault, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One fault. `pause_s` after the one before, for `lasts_s`; `draw` in 0-1 picks a guest."""
+    """One fault. `pause_s` after the previous one, for `lasts_s`; `draw` in 0-1 selects a guest."""
 
     pause_s: float
     fault: Fault
@@ -55,7 +55,7 @@ class Strike:
 
 
 def strikes(seed: int, *, simulate: bool) -> Iterator[Strike]:
-    """The strikes of a seed, without end; the same for the same arguments."""
+    """The faults of a seed, without end; the same for the same arguments."""
     rng = random.Random(seed)
     faults = [fault for fault in _WEIGHTS if not (simulate and fault in GUESTS)]
     weights = [_WEIGHTS[fault] for fault in faults]

@@ -1,4 +1,4 @@
-"""A platform without QEMU (`up --simulate`), for faults in which a real guest adds nothing."""
+"""A platform without QEMU (`up --simulate`), for faults that do not need a real guest."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ class Simulated(Platform):
         until(whole, "the agent ready", within_s=within_s)
 
     def own_disk(self, folder: Path, size_bytes: int) -> None:
-        """Give a folder of this platform a small file system of its own; unmounted at its end."""
+        """Mount a small file system on a folder of this platform; it is unmounted at its end."""
         folder.mkdir(parents=True, exist_ok=True)
         host.run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "chaos", str(folder))
         self.at_end.callback(host.run, "umount", "-l", str(folder))
@@ -45,7 +45,7 @@ class Simulated(Platform):
 
 @contextmanager
 def simulated(platform: Platform | None = None) -> Iterator[Simulated]:
-    """A simulated platform, started, and wiped at the end."""
+    """A simulated platform, started, and removed at the end."""
     held = platform if isinstance(platform, Simulated) else Simulated()
     try:
         held.start()
@@ -57,13 +57,13 @@ def simulated(platform: Platform | None = None) -> Iterator[Simulated]:
 
 
 class Ballast:
-    """A file that takes what is free of a disk."""
+    """A file that fills the free space of a disk."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "ballast"
 
     def fill(self) -> None:
-        """Take every byte that is free now."""
+        """Allocate every byte that is free now."""
         descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             for size in (MIB, 4096, 1):
@@ -81,5 +81,5 @@ class Ballast:
                 raise
 
     def free(self) -> None:
-        """Give it all back."""
+        """Free all of it again."""
         self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Doing what a schedule says to a Field, undoing it, and saying both."""
+"""Applies a schedule's faults to a Field, reverts them, and reports both."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ _WIRE = {
 
 
 class Strikes:
-    """The faults of one run; `say` is given a line for each."""
+    """The faults of one run; `say` gets a line for each."""
 
     def __init__(self, field: Field, lives: Lives, say: Callable[[str], None]) -> None:
         self._field = field
@@ -36,7 +36,7 @@ class Strikes:
         self.count = 0
 
     async def strike(self, strike: Strike) -> None:
-        """One fault, from its begin to its end."""
+        """Apply one fault, from its start to its end."""
         self.count += 1
         begun = time.monotonic()
         what = strike.target
@@ -75,7 +75,7 @@ class Strikes:
         return _signal(pid, number) if pid else 0
 
     async def _hurt_guest(self, strike: Strike) -> str:
-        """Hurt the emulator of a VM that runs; nothing where none does."""
+        """Kill or stop the emulator of a running VM; do nothing if none runs."""
         running = [
             (life, pids)
             for life in self._lives.known.values()
@@ -94,7 +94,7 @@ class Strikes:
 
     # --- old messages ---------------------------------------------------------------------
     async def hear(self) -> None:
-        """Keep what the node's services tell each other, to say it again later."""
+        """Record the messages between the node's services, to repeat them later."""
         async with (
             self._field.bus("admin") as bus,
             bus.subscribe(f"virtbus.node.{NODE}.ready.>") as messages,
@@ -103,7 +103,7 @@ class Strikes:
                 self._heard.append(message)
 
     async def _replay(self) -> str:
-        """Everything heard so far, twice, oldest last."""
+        """Repeat every recorded message twice, the oldest last."""
         async with self._field.bus("admin") as bus:
             for message in [*self._heard, *reversed(self._heard)]:
                 with suppress(Exception):
@@ -124,7 +124,7 @@ def _wake(pid: int) -> None:
 
 @contextmanager
 def awake(field: Field) -> Iterator[None]:
-    """Whatever happens, nothing stays stopped, cut or full."""
+    """Undo every stop, cut and full disk after any outcome."""
     try:
         yield
     finally:

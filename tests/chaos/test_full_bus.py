@@ -1,4 +1,4 @@
-"""The bus's disk is full: clients are told, deletes still work, and room alone mends it (F16)."""
+"""A full disk of the bus: clients get an error, deletes work, and free space repairs it (F16)."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ SWEEPS = {"VIRTBUS_SWEEP_INTERVAL_S": "2", "VIRTBUS_ORPHAN_GRACE_S": "2"}
 
 
 def _refusal(act: Callable[[], object]) -> str:
-    """The reason of a refusal; empty when there was none."""
+    """Return the reason of a refusal; empty if there was none."""
     try:
         act()
     except VirtbusError as refused:
@@ -39,7 +39,7 @@ def _create(platform: Simulated, name: str) -> Callable[[], object]:
 
 
 @pytest.mark.timeout(180)
-def test_full_disk_of_the_bus_is_told_and_mends_without_an_operator() -> None:
+def test_a_full_disk_of_the_bus_is_reported_and_recovers_without_an_operator() -> None:
     platform = Simulated(SWEEPS)
     store = platform.state_dir / "nats"
     platform.own_disk(store, DISK_BYTES)

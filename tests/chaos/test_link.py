@@ -1,4 +1,4 @@
-"""The wire between a node and its bus: cut, half-open, slow and garbled, and healed (F20, F22)."""
+"""A broken link between a node and its bus: cut, half-open, slow and corrupting (F20, F22)."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def _field() -> Iterator[Field]:
 
 @pytest.fixture
 def field(_field: Field) -> Iterator[Field]:
-    """The shared one, well before and after, and without VMs."""
+    """The shared platform, whole before and after, and without VMs."""
     yield _field
     _field.link.become(State.WELL)
     _field.wait_whole()
@@ -40,7 +40,7 @@ def field(_field: Field) -> Iterator[Field]:
 
 @contextmanager
 def wire(field: Field, state: State, at_least_s: float = 0.0) -> Iterator[None]:
-    """Hurt the wire until the context ends, `at_least_s` long."""
+    """Break the link until the context ends, for at least `at_least_s`."""
     begun = time.monotonic()
     field.link.become(state)
     try:
@@ -51,7 +51,7 @@ def wire(field: Field, state: State, at_least_s: float = 0.0) -> Iterator[None]:
 
 
 def _accept(field: Field, name: str) -> str:
-    """Have a VM accepted, whatever its node does; its uid."""
+    """Have a VM accepted in any state of its node; return its uid."""
     uid = uuid7()
     field.uids.add(uid)
     data: Json = {"uid": uid, "name": name, "image": "tiny", "memory": "64MiB"}
@@ -60,7 +60,7 @@ def _accept(field: Field, name: str) -> str:
 
 
 @pytest.mark.parametrize("state", [State.CUT, State.HALF_OPEN])
-def test_node_behind_a_broken_wire_rejoins_and_does_what_was_accepted_meanwhile(
+def test_a_node_behind_a_broken_link_rejoins_and_applies_changes_accepted_meanwhile(
     field: Field, state: State
 ) -> None:
     before = field.create("before")
@@ -82,7 +82,7 @@ def test_node_behind_a_broken_wire_rejoins_and_does_what_was_accepted_meanwhile(
 
 
 @pytest.mark.parametrize("state", [State.SLOW, State.GARBLED])
-def test_creates_and_deletes_end_over_a_bad_wire(field: Field, state: State) -> None:
+def test_creates_and_deletes_end_over_a_bad_link(field: Field, state: State) -> None:
     pids = field.pids()
     uids = []
     with wire(field, state, at_least_s=5):

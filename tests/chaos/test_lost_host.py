@@ -1,4 +1,4 @@
-"""What a host or its bus loses at once: a reboot (F23), and a bus that is made anew (F18)."""
+"""Losses of a host or its bus: a reboot (F23), and a bus that is recreated (F18)."""
 
 import json
 import os
@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 from tests.e2e import host
-from tests.e2e.platform import BRIDGE, Json, Platform, address, until
+from tests.e2e.platform import BRIDGE, HALT, Json, Platform, address, until
 
 from virtbus.bus.ids import uuid7
 
 pytestmark = pytest.mark.e2e
 
 
-def create(platform: Platform, name: str, strategy: str) -> Json:
-    """A VM of a run strategy, running."""
-    spec = {"name": name, "image": "tiny", "memory": "128MiB", "spec": {"run_strategy": strategy}}
+def create(platform: Platform, name: str, strategy: str, image: str = "tiny") -> Json:
+    """Create a VM with a run strategy and wait until it runs."""
+    spec = {"name": name, "image": image, "memory": "128MiB", "spec": {"run_strategy": strategy}}
     path = platform.base / f"{name}.json"
     path.write_text(json.dumps(spec))
     return platform.create(name, "-f", str(path))
 
 
 def kill_guests(views: list[Json]) -> None:
-    """What a power cut does to emulators."""
+    """Kill the emulators, as a power cut does."""
     for view in views:
         for pid in host.qemu_pids(view["uid"]):
             os.kill(pid, signal.SIGKILL)
@@ -34,7 +34,7 @@ def kill_guests(views: list[Json]) -> None:
 
 
 def reboot(platform: Platform, views: list[Json]) -> None:
-    """Every process ends, namespaces, links and /run are gone; disks stay."""
+    """End every process, and remove namespaces, links and /run; disks stay."""
     pids = [*host.children(platform.up.pid), platform.up.pid]
     os.kill(platform.up.pid, signal.SIGSTOP)  # so that it starts nothing again
     for pid in pids:
@@ -55,8 +55,8 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 ) -> None:
     always = patient.create("always")
     rerun = create(patient, "rerun", "RerunOnFailure")
-    once = create(patient, "once", "Once")
-    stopped = patient.create("stopped")
+    once = create(patient, "once", "Once", HALT)
+    stopped = patient.create("stopped", "--image", HALT)
     patient.cli("vm", "stop", "stopped", "--grace", "0")
     patient.wait_state("stopped", "Stopped")
     views = [always, rerun, once, stopped]
@@ -68,7 +68,7 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 
     assert patient.wait_state("once", "Failed")["state"] == "Failed"
     for name in ("always", "rerun"):
-        uid = patient.get(name)["uid"]  # its status of before the cut may still say Running
+        uid = patient.get(name)["uid"]  # its status from before the cut may still say Running
         until(partial(host.qemu_pids, uid), f"{name} runs again")
         view = patient.wait_state(name, "Running")
         assert address(view) == addresses[name]
@@ -80,9 +80,9 @@ def test_after_a_host_reboot_vms_come_back_by_run_strategy_with_their_addresses(
 
 
 @pytest.mark.timeout(240)
-def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: Platform) -> None:
+def test_a_recreated_bus_is_rebuilt_from_the_host_and_no_guest_notices(patient: Platform) -> None:
     runs = patient.create("runs")
-    patient.create("stopped")
+    patient.create("stopped", "--image", HALT)
     patient.cli("vm", "stop", "stopped", "--grace", "0")
     patient.wait_state("stopped", "Stopped")
     pids = host.qemu_pids(runs["uid"])
@@ -96,7 +96,7 @@ def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: 
     assert patient.vms() == []
     node = _node(patient)["node"]
     answer = json.loads(patient.cli("bus", "rebuild", "--dry-run", "-o", "json"))
-    assert {vm["step"] for vm in answer["vms"]} == {"unsigned"}  # the key went with the bus
+    assert {vm["step"] for vm in answer["vms"]} == {"unsigned"}  # the key was lost with the bus
     believed = ("--accept-unsigned", node)
     answer = json.loads(patient.cli("bus", "rebuild", *believed, "-o", "json"))
     assert {vm["name"]: vm["step"] for vm in answer["vms"]} == {"runs": "add", "stopped": "add"}
@@ -105,22 +105,22 @@ def test_a_bus_made_anew_is_rebuilt_from_the_host_and_no_guest_notices(patient: 
     assert patient.wait_state("stopped", "Stopped")["state"] == "Stopped"
     assert host.qemu_pids(runs["uid"]) == pids
     assert host.ping(address(patient.get("runs")))
-    patient.create("other")
+    patient.create("other", "--image", HALT)
     patient.cli("vm", "start", "stopped")
     patient.wait_state("stopped", "Running")
 
 
 @pytest.mark.timeout(240)
-def test_a_restored_backup_and_a_rebuild_give_what_the_host_did_last(patient: Platform) -> None:
-    kept = patient.create("kept")
-    patient.create("gone")
-    later = patient.create("later", wait="running")
+def test_a_restored_backup_and_a_rebuild_restore_the_hosts_latest_state(patient: Platform) -> None:
+    kept = patient.create("kept", "--image", HALT)
+    patient.create("gone", "--image", HALT)
+    later = patient.create("later", "--image", HALT, wait="running")
     file = patient.base / "backup"
     patient.cli("bus", "backup", str(file), "--creds", str(patient.run_dir / "admin.creds"))
     patient.delete("gone")
     patient.cli("vm", "stop", "later", "--grace", "0")
     patient.wait_state("later", "Stopped")
-    new = patient.create("new")
+    new = patient.create("new", "--image", HALT)
     pids = [host.qemu_pids(view["uid"]) for view in (kept, new)]
 
     patient.stop()
@@ -141,10 +141,10 @@ def test_a_restored_backup_and_a_rebuild_give_what_the_host_did_last(patient: Pl
     assert host.qemu_pids(later["uid"]) == []
 
 
-def test_an_audit_names_what_has_no_record_and_repairs_only_that(
+def test_an_audit_names_and_repairs_only_objects_without_a_record(
     patient: Platform, tmp_path: Path
 ) -> None:
-    view = patient.create("there")
+    view = patient.create("there", "--image", HALT)
     assert patient.cli("node", "audit") == "all is well: nothing is left over\n"
     uid = uuid7()
     patient.uids.add(uid)

@@ -1,4 +1,4 @@
-"""Two controllers at once: one winner a name, no orphan claim (ADR 0003)."""
+"""Two controllers at once: each name has one winner, and no orphan claim is left (ADR 0003)."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def _controllers(patient: Platform) -> int:
 
 
 def _halted(name: str) -> Json:
-    """A create of a VM that shall not run: its record and name are all that is raced for."""
+    """A create of a halted VM: the race is only about its record and name."""
     return {
         "uid": uuid7(),
         "name": name,
@@ -62,7 +62,7 @@ def _halted(name: str) -> Json:
 
 
 async def _try(bus: NatsBus, data: Json) -> str:
-    """The uid if this create won; an unknown outcome is settled by the same request again."""
+    """Return the uid if this create won; the same request again settles an unknown outcome."""
     for _ in range(6):
         with suppress(OutcomeUnknownError, UnavailableError):
             try:
@@ -76,7 +76,7 @@ async def _try(bus: NatsBus, data: Json) -> str:
 
 
 async def _orphans(patient: Platform) -> tuple[int, list[str]]:
-    """How many claims there are, and those whose uid has no record."""
+    """Return the number of claims, and the claims whose uid has no record."""
     async with patient.bus("admin") as admin:
         records = await standing(admin, "$KV.vm.>")
     uids = {key.rsplit(".", 1)[1] for key in records if "._name." not in key and "._" not in key}
@@ -85,7 +85,7 @@ async def _orphans(patient: Platform) -> tuple[int, list[str]]:
 
 
 async def _delete(bus: NatsBus, name: str) -> None:
-    """Delete a VM and wait until it is gone: halted ones count as well for what a node can hold."""
+    """Delete a VM and wait until it is gone: halted VMs also count in a node's capacity."""
     await bus.request("virtbus.api.v1.vm.delete", {"name": name}, timeout_s=30)
     async with asyncio.timeout(30):
         while True:
@@ -100,7 +100,7 @@ async def _delete(bus: NatsBus, name: str) -> None:
 async def test_hundred_races_for_one_name_have_one_winner_each(patient: Platform) -> None:
     async with patient.bus() as one, patient.bus() as two:
         for number in range(ROUNDS):
-            name = f"race-{number % 3}"  # names are taken again after their VM was deleted
+            name = f"race-{number % 3}"  # names are free again after their VM was deleted
             rivals = [_halted(name) for _ in range(RIVALS)]
             patient.uids.update(rival["uid"] for rival in rivals)
             async with asyncio.TaskGroup() as group:
@@ -123,7 +123,7 @@ async def test_hundred_races_for_one_name_have_one_winner_each(patient: Platform
 async def test_name_is_free_again_after_a_controller_died_between_claim_and_commit(
     patient: Platform, second_controller: subprocess.Popen[bytes]
 ) -> None:
-    """Kill a controller amid a burst of creates; every name can be taken by the other at once."""
+    """Kill a controller during a burst of creates; the other can claim every name at once."""
     burst = [_halted(f"burst-{number}") for number in range(BURST)]
     patient.uids.update(data["uid"] for data in burst)
     async with patient.bus() as bus, asyncio.TaskGroup() as group:

@@ -1,8 +1,9 @@
 """`python -m tests.compare --old COMMIT`: bench, storm and load of two trees in turns.
 
-In each round each program runs in both trees, one directly after the other. Which tree is first
-changes with each program and each round. A figure of a round is the median of the program's own
-repetitions. Finished pairs are kept as JSON lines, so that an interrupted comparison goes on.
+In each round each program runs in both trees, one directly after the other. The order alternates
+with each program and each round. A figure of a round is the median of the program's own
+repetitions. Finished pairs are kept as JSON lines, so that an interrupted comparison can
+continue.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def _key(run: Run) -> tuple[Any, ...]:
 
 
 def planned(rounds: int, programs: Sequence[Program], old: Tree, new: Tree) -> list[Run]:
-    """All runs in their order, without their figures."""
+    """Return all runs in their order, without their figures."""
     return [
         {
             "round": number,
@@ -64,7 +65,7 @@ def planned(rounds: int, programs: Sequence[Program], old: Tree, new: Tree) -> l
 
 
 def comparisons(runs: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
-    """Every figure that both trees have, and the names of those that only one has."""
+    """Return every figure of both trees, and the names of figures that only one tree has."""
     values: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
         for name, value in run["figures"].items():
@@ -82,7 +83,7 @@ def comparisons(runs: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
 
 
 def table(found: Sequence[Comparison]) -> str:
-    """For people."""
+    """Format the result for people."""
     rows = [("FIGURE", "OLD", "NEW", "RATIO", "UPPER 95 %", "N", "")]
     for one in found:
         upper = "" if one.upper is None else f"{one.upper:.3f}"
@@ -140,7 +141,7 @@ def measured(run: Run, tree: Tree) -> Run:
 
 
 def main() -> int:
-    """0 when the bound of every judged figure holds, 1 otherwise."""
+    """Return 0 if the bound of every judged figure holds, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="tests.compare", description=__doc__)
     parser.add_argument("--old", required=True, help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

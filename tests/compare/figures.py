@@ -1,4 +1,4 @@
-"""Reads the figures that bench, storm and load write, and knows which of them are judged."""
+"""Reads the figures of bench, storm and load, and defines which of them are judged."""
 
 import json
 import re
@@ -11,14 +11,14 @@ from tests.compare.ratios import Better
 OURS = ("controller", "imaged", "netd", "nodeagent")
 LOWER, HIGHER, TOLD = Better.LOWER, Better.HIGHER, Better.TOLD
 RULES: tuple[tuple[str, Better], ...] = (
-    # A difference of two times can be zero or negative: its ratio says nothing.
+    # A difference of two times can be zero or negative: its ratio has no meaning.
     (r"bench: (delete .* over raw destroy|memory per VM)", TOLD),
     # A step is a part of a create, which is judged.
     (r"bench: step ", TOLD),
     (r"bench: ", LOWER),
     (r"storm: (starts|creates)\.share", HIGHER),
     (r"storm: starts\.cpu_ms_per_vm\.(ours|nats-server)", LOWER),
-    # Some have a millisecond, told with a tenth of it; their sum is judged.
+    # Some take a millisecond, given to a tenth of it; their sum is judged.
     (r"storm: starts\.cpu_ms_per_vm\.", TOLD),
     (r"load: floor\.(accepted|running)_share$", HIGHER),
     (r"load: (creates|deletes)\.cpu_ms_per_vm\.client", TOLD),
@@ -30,23 +30,23 @@ RULES: tuple[tuple[str, Better], ...] = (
     (r"load: deletes\.gone_ms\.p50", LOWER),
     (r"load: churn\.controller_synced_s", LOWER),
     (r"load: churn\.(running_ms|gone_ms)\.p50", LOWER),
-    # A few milliseconds in five seconds, told with one of them.
+    # A few milliseconds in five seconds, given to one millisecond.
     (r"load: idle full\.(cores\..*|messages_per_s)", TOLD),
 )
-"""The first that matches decides; what none matches is no figure: a size, a count, a maximum.
+"""The first match decides. A value without a match is no figure: a size, a count, a maximum.
 
-Rates without a floor are not judged where their share of the floor is, nor is one measurement
-in another unit.
+Rates without a floor are not judged if their share of the floor is judged. Neither is one
+measurement in another unit.
 """
 
 
 def better_of(name: str) -> Better | None:
-    """None of what is no figure."""
+    """Return None for a value that is no figure."""
     return next((better for pattern, better in RULES if re.match(pattern, name)), None)
 
 
 def read(program: str, text: str) -> dict[str, float]:
-    """Figures by name, from the JSON lines of one run."""
+    """Return figures by name, from the JSON lines of one run."""
     found: dict[str, float] = {}
     for line in filter(None, text.splitlines()):
         values = json.loads(line)
@@ -59,7 +59,7 @@ def read(program: str, text: str) -> dict[str, float]:
 
 
 def read_file(program: str, path: Path) -> dict[str, float]:
-    """The same of a file; without it there are none."""
+    """Return the figures of a file; nothing if there is no file."""
     return read(program, path.read_text()) if path.exists() else {}
 
 

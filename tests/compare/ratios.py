@@ -17,7 +17,7 @@ BOUND = 1.10
 
 
 class Better(Enum):
-    """The direction in which a figure improves; one that is only told is not judged."""
+    """The direction in which a figure improves; a figure without one is not judged."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -35,18 +35,18 @@ class Comparison:
     ratios: tuple[float, ...]
     ratio: float
     upper: float | None
-    """Of the median, by CONFIDENCE; None of too few rounds."""
+    """The upper bound of the median, by CONFIDENCE; None with too few rounds."""
 
     @property
     def holds(self) -> bool | None:
-        """None while nothing can be said, and of what is only told."""
+        """The verdict; None if there are too few rounds or the figure is not judged."""
         if self.better is Better.TOLD or self.upper is None:
             return None
         return self.upper <= BOUND
 
     @property
     def verdict(self) -> str:
-        """For the table."""
+        """Return a row of the table."""
         if self.better is Better.TOLD:
             return "told"
         return "" if self.holds is None else "ok" if self.holds else "WORSE"
@@ -63,7 +63,7 @@ def upper_bound(values: Sequence[float]) -> float | None:
 
 
 def worse_by(old: float, new: float, better: Better) -> float:
-    """How many times worse the new value is."""
+    """Return the factor by which the new value is worse."""
     if better is Better.HIGHER:
         old, new = new, old
     if old == new:
@@ -74,7 +74,7 @@ def worse_by(old: float, new: float, better: Better) -> float:
 def compare(
     name: str, better: Better, old: Mapping[int, float], new: Mapping[int, float]
 ) -> Comparison | None:
-    """Values by round; a round counts only if both trees have it. None if no round does."""
+    """Return values by round; a round counts only if both trees have it. None if no round does."""
     rounds = sorted(old.keys() & new.keys())
     if not rounds:
         return None

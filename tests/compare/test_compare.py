@@ -13,7 +13,7 @@ OLD, NEW = Tree("old", HERE, "a"), Tree("new", HERE, "b")
 
 @pytest.mark.parametrize(("count", "place"), [(5, 5), (8, 7), (12, 10), (13, 10), (20, 15)])
 def test_the_bound_is_the_order_statistic_of_the_sign_test(count: int, place: int) -> None:
-    """The places are those of printed tables of one-sided 95 % limits of a median."""
+    """The positions are those of printed tables of one-sided 95 % limits of a median."""
     assert upper_bound([float(n) for n in range(count, 0, -1)]) == place
 
 

@@ -17,7 +17,7 @@ SOURCES = (".venv/lib", "bus", "cli", "schemas", "services", "tests")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run in each tree. An `extra` one is run only where it is named."""
+    """The programs of each tree. An `extra` one runs only if it is named."""
 
     name: str
     module: str
@@ -41,15 +41,15 @@ PROGRAMS = (
     _bench("bench ten", "ten", extra=True),
     _bench("bench netd", "netd", extra=True),
 )
-"""All but the extra ones take about 106 s of two quiet cores, a tree and round.
+"""All programs except the extra ones take about 106 s of two quiet cores per tree and round.
 
-Of the bench, the steps are parts of creates. Ten creates at once are a storm too, so they and the
-300 attachments of netd are left to who asks for them.
+The steps of the bench are parts of creates. Ten creates at once are similar to a storm. So they,
+and the 300 attachments of netd, run only by name.
 """
 
 
 def chosen(only: str) -> list[Program]:
-    """The programs whose name holds the word; without one, all but the extra."""
+    """Return the programs whose name contains the word; without one, all except the extra ones."""
     return [one for one in PROGRAMS if (only in one.name if only else not one.extra)]
 
 
@@ -68,14 +68,14 @@ def _git(*words: str, folder: Path = HERE) -> str:
 
 
 def this_tree() -> Tree:
-    """The clone as it is, changes included."""
+    """Return the clone in its current state, with uncommitted changes."""
     changes = _git("diff", "HEAD")
     mark = f"+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else ""
     return Tree("new", HERE, _git("rev-parse", "HEAD") + mark)
 
 
 def tree_of(commit: str) -> Tree:
-    """A worktree of a commit in the cache, made if it is not there."""
+    """Return a worktree of a commit in the cache; make it if it is missing."""
     full = _git("rev-parse", "--verify", f"{commit}^{{commit}}")
     folder = CACHE / full[:12]
     if not (folder / ".git").exists():
@@ -86,15 +86,16 @@ def tree_of(commit: str) -> Tree:
 
 
 def prepare(tree: Tree) -> None:
-    """Its locked packages, and bytecode of everything, so that no run compiles."""
+    """Install its locked packages, and compile everything, so that no run compiles."""
     subprocess.run(["tools/uv", "sync", "--locked", "--quiet"], cwd=tree.folder, check=True)
     words = [".venv/bin/python", "-m", "compileall", "-q", "-q", *SOURCES]
-    subprocess.run(words, cwd=tree.folder, check=False)  # some packages ship files of newer Pythons
+    # some packages ship files for newer Pythons
+    subprocess.run(words, cwd=tree.folder, check=False)
 
 
 @contextmanager
 def locked(path: Path | None) -> Iterator[None]:
-    """Nobody else who takes this file's lock measures meanwhile."""
+    """Hold a lock, so that only one measurement runs on this machine."""
     if path is None:
         yield
         return
@@ -104,10 +105,10 @@ def locked(path: Path | None) -> Iterator[None]:
 
 
 def run(tree: Tree, program: Program) -> Path:
-    """Run a program of a tree in a network namespace of its own; returns its JSON lines.
+    """Run a program of a tree in a network namespace of its own; return its JSON lines.
 
-    An exit code of 1 says that one of the program's own bounds was missed, which is not judged
-    here. A run that writes no figures raises SystemExit with its log.
+    Exit code 1 means that one of the program's own bounds was missed, which is not judged here.
+    A run that writes no figures raises SystemExit with its log.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     figures = CACHE / f"{tree.name}-{program.name.replace(' ', '-')}.jsonl"

@@ -1,7 +1,7 @@
-"""docker-compose.yml as a new user runs it: a guest boots and outlives what is replaced under it.
+"""docker-compose.yml as a new user runs it: a guest boots and survives replaced containers.
 
-Runs wherever a Docker engine with its compose plugin answers. The services use the engine's network
-and a node id of their own. BASE names another image than debian:bookworm-slim.
+This runs if a Docker engine with its compose plugin answers. The services use the engine's
+network and a node id of their own. BASE names another image than debian:bookworm-slim.
 """
 
 import json
@@ -28,7 +28,7 @@ PID = "for pid in $(cat /run/libvirt/qemu/vb-*.pid); do [ ! -d /proc/$pid ] || e
 
 @cache
 def engine() -> str:
-    """Why no engine can be used; empty if one can."""
+    """Return the reason why no engine can be used; empty if one can."""
     for command in (("docker", "info"), ("docker", "compose", "version")):
         try:
             done = subprocess.run(command, capture_output=True, timeout=20, check=False)
@@ -91,7 +91,7 @@ class Compose:
         return all(found[name]["Health"] == "healthy" for name in (*SERVICES, "libvirt"))
 
     def qemu(self) -> int:
-        """The process of the one guest; 0 if there is none."""
+        """Return the process of the one guest; 0 if there is none."""
         return int(self.run("exec", "-T", "libvirt", "sh", "-c", PID).strip() or 0)
 
 
@@ -107,7 +107,7 @@ def compose() -> Iterator[Compose]:
     if why := engine():
         pytest.skip(f"no Docker engine: {why}")
     folder = Path(tempfile.mkdtemp(prefix="virtbus-compose-", dir="/var/tmp"))
-    folder.chmod(0o755)  # QEMU's user passes through
+    folder.chmod(0o755)  # QEMU's user must be able to traverse it
     source = folder / "state" / "images" / "src"
     source.mkdir(parents=True)
     shutil.copy(IMAGE, source)

@@ -147,7 +147,7 @@ def page_prose(source: str) -> Iterator[Text]:
         words.append(text)
 
 
-# --- judging -----------------------------------------------------------------------------------
+# --- verdict -----------------------------------------------------------------------------------
 def sentences(text: str) -> list[str]:
     """Split prose at full stops, and at blank lines; code spans count as one word."""
     plain = re.sub(r"`[^`]*`|\(https?://[^)]*\)", "X", text)

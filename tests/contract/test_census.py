@@ -1,4 +1,4 @@
-"""The census notices what a VM may leave behind, and nothing else."""
+"""The census detects everything that a VM may leave behind, and nothing else."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_an_unchanged_host_has_an_empty_diff(tmp_path: Path, before: Path) -> No
     assert ours == []
 
 
-def test_a_left_overlay_is_reported_as_new(tmp_path: Path, before: Path) -> None:
+def test_a_leftover_overlay_is_reported_as_new(tmp_path: Path, before: Path) -> None:
     disk = tmp_path / "state" / "disks" / "uid" / "root.qcow2"
     disk.parent.mkdir(parents=True)
     disk.touch()

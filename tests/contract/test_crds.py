@@ -1,7 +1,7 @@
-"""The manifests of the CRDs in the tree are those that the code makes."""
+"""The CRD manifests in the tree equal the generated ones."""
 
 from virtbus.schemas.generate import ROOT, differences, kubernetes_files
 
 
-def test_the_manifests_are_what_the_code_says() -> None:
+def test_the_manifests_match_the_code() -> None:
     assert differences(kubernetes_files(ROOT), ROOT) == []

@@ -1,4 +1,4 @@
-"""What the documents say can be done, can; and every decision has the same five parts."""
+"""Commands in documents exist, and every decision has the same five parts."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ def name(path: Path) -> str:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The lines of a page's `sh` blocks, continued ones joined."""
+    """Yield the lines of a page's `sh` blocks, with continued lines joined."""
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             yield from (part.strip() for part in re.split(r"&&|;|\|", line.split(" #")[0]))
@@ -33,7 +33,7 @@ def said(program: str) -> list[str]:
 
 
 def verb(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that `virtbus <words>` runs, and what is left for it."""
+    """Return the command that `virtbus <words>` runs, and the remaining words."""
     command: click.Command = virtbus
     while isinstance(command, click.Group):
         while words and words[0].startswith("-"):
@@ -59,14 +59,14 @@ def test_a_line_of_make_names_a_target(line: str) -> None:
     assert {word for word in line.split()[1:] if "=" not in word} <= TARGETS
 
 
-def test_the_readme_shows_how_to_begin() -> None:
+def test_the_readme_shows_the_first_commands() -> None:
     lines = list(commands(ROOT / "README.md"))
     assert any(line.startswith("make demo") for line in lines)
     assert any(line.startswith("virtbus vm create") for line in lines)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_within_the_tree_lead_somewhere(page: Path) -> None:
+def test_links_within_the_tree_resolve(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     inside = [
         target for target in targets if "://" not in target and not target.startswith("mailto")

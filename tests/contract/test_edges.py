@@ -1,8 +1,9 @@
 """Clocks, randomness, files and processes stay in `edge/`.
 
-import-linter holds `core/`; this holds every other module of a service, by its syntax tree. What
-is allowed nevertheless stands in ALLOWED with the reason. The controller's `edge/` is held too:
-the bus is its only outside, and its clock, randomness and ids are the bus's `sources`.
+import-linter checks `core/`. This module checks every other module of a service by its syntax
+tree. Exceptions are in ALLOWED with the reason. The controller's `edge/` is checked too: it
+reaches the outside only through the bus, and uses the bus's `sources` for clock, randomness and
+ids.
 """
 
 import ast
@@ -36,7 +37,7 @@ FILE_METHODS = {
     *("is_symlink", "lstat"),
 }
 PATH_QUESTIONS = {"exists", "is_file", "is_dir", "stat", "resolve"}
-"""Of pathlib's Path too, where they are asked without an argument."""
+"""Methods of pathlib's Path as well, if they are called without an argument."""
 
 ALLOWED: dict[str, dict[str, str]] = {
     "controller/edge/fencing.py": {
@@ -56,7 +57,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "time.monotonic_ns": "a program of its own, run by libvirt with the system's interpreter",
     },
 }
-"""Module below services/ → what it uses → why."""
+"""Module below services/ → what it uses → the reason."""
 
 
 def dotted(node: ast.expr) -> str:
@@ -71,7 +72,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def used(tree: ast.AST) -> Iterator[str]:
-    """What a module imports or calls that belongs to an edge."""
+    """Return the imports and calls of a module that belong to an edge."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names):
@@ -139,7 +140,7 @@ def test_a_planted_effect_is_found(source: str) -> None:
 @pytest.mark.parametrize(
     "source", ["import os.path\nos.path.join(a, b)", "import asyncio\nloop.time()", "self.open(x)"]
 )
-def test_what_is_no_effect_is_not_found(source: str) -> None:
+def test_code_without_effects_is_not_found(source: str) -> None:
     assert list(used(ast.parse(source))) == []
 
 
@@ -151,12 +152,12 @@ SOURCES = sorted(
 )
 YAML_DOOR = "yaml_text.py"
 GENERATORS = "generate"
-"""Run at development: what they read is ours."""
+"""They run during development and read only our own files."""
 YAML_WRITERS = {"dump", "safe_dump", "SafeDumper", "CSafeDumper", "YAMLError"}
 
 
 def yaml_read(tree: ast.AST) -> Iterator[str]:
-    """What a module uses of PyYAML beside what writes."""
+    """Return the uses of PyYAML in a module, except for writing."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names):

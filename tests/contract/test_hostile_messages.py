@@ -1,6 +1,6 @@
-"""Whatever is sent on whatever a service hears: it lives, and requesters are answered (ADR 0028).
+"""A service survives every message to it, and every requester gets an answer (ADR 0028).
 
-netd needs a host: `services/netd/tests/test_hostile_messages.py`.
+netd needs a host: see `services/netd/tests/test_hostile_messages.py`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from virtbus.schemas import subjects
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_the_controller_survives_whatever_is_sent_to_it() -> None:
+def test_the_controller_survives_every_message() -> None:
     async def scenario() -> None:
         async with world(controllers=1, nodes=1) as made:
             assert not unheard(made.server, "api", "")
@@ -31,7 +31,7 @@ def test_the_controller_survives_whatever_is_sent_to_it() -> None:
     run(scenario)
 
 
-async def test_an_agent_survives_whatever_is_sent_to_it(tmp_path: Path) -> None:
+async def test_an_agent_survives_every_message(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
     async with node.agent():
@@ -52,7 +52,7 @@ async def test_an_agent_survives_whatever_is_sent_to_it(tmp_path: Path) -> None:
         await eventually(in_state(node, "Running"))
 
 
-async def test_imaged_survives_whatever_is_sent_to_it(tmp_path: Path) -> None:
+async def test_imaged_survives_every_message(tmp_path: Path) -> None:
     server = MemoryServer()
     async with serving_imaged(tmp_path, server) as desk:
         assert not unheard(server, "rpc", "imaged.")
@@ -66,7 +66,7 @@ def test_core_messages_are_decoded_in_the_guards_of_the_bus_only() -> None:
     assert [str(one) for one in sources if "open_envelope" in one.read_text()] == []
 
 
-async def test_of_parts_that_come_before_their_record_only_so_many_are_kept(tmp_path: Path) -> None:
+async def test_early_ready_events_are_kept_in_a_bounded_number(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
     async with node.agent() as agent:

@@ -1,6 +1,6 @@
-"""Each service can be run in every way that virtbus is run: by systemd and by compose.
+"""Each service can run under systemd and under compose.
 
-The bridge is run by the cluster that it serves (deploy/kubernetes), and by nothing else.
+The bridge runs only in the cluster that it serves (deploy/kubernetes).
 """
 
 import subprocess
@@ -34,7 +34,7 @@ def test_install_and_uninstall_know_a_service(service: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSE)
-def test_what_compose_starts_has_a_dockerfile(name: str) -> None:
+def test_every_compose_service_has_a_dockerfile(name: str) -> None:
     assert (ROOT / COMPOSE[name]["build"]["dockerfile"]).is_file()
 
 
@@ -58,7 +58,7 @@ def _unit(service: str) -> dict[str, str]:
 
 
 def _binds(service: dict[str, Any]) -> dict[str, str]:
-    """Target → source of what a service mounts."""
+    """Return target → source of a service's mounts."""
     pairs = {}
     for mount in service.get("volumes", []):
         if isinstance(mount, dict):
@@ -98,12 +98,12 @@ def test_compose_gives_a_service_the_state_of_its_unit() -> None:
     for name, folders in own.items():
         sources = [s for s in _binds(COMPOSE[name]).values() if s.startswith("/var/lib/virtbus")]
         assert {source.removeprefix("/var/lib/virtbus/") for source in sources} == folders
-    # the agent's is the whole node's, but the folder with the passwords of the bus
+    # the agent has the whole node's folder, except the folder with the passwords of the bus
     assert "/var/lib/virtbus/nats:mode=0" in COMPOSE["nodeagent"]["tmpfs"]
     assert _binds(COMPOSE["nats"])["/var/lib/virtbus"] == "/var/lib/virtbus/nats"
 
 
-def test_compose_runs_as_root_only_what_its_unit_runs_as_root() -> None:
+def test_compose_runs_as_root_only_services_whose_unit_does() -> None:
     root = {name for name in SERVICES if "user" not in COMPOSE[name]}
     assert root == {name for name in SERVICES if _unit(name).get("User") == "root"}
     folders = COMPOSE["folders"]["command"][0]
@@ -146,7 +146,7 @@ def test_no_image_carries_a_package_cache(path: Path) -> None:
 
 @pytest.mark.parametrize("owner", ["existing", "new"])
 def test_qemu_joins_the_group_of_the_device_in_the_container(tmp_path: Path, owner: str) -> None:
-    """With stand-ins for what changes users: the entrypoint is run as it is."""
+    """Run the unchanged entrypoint with replacements for the commands that change users."""
     gid = 4242
     for name, text in {
         "stat": f"echo {gid}",

@@ -1,4 +1,4 @@
-"""What no linter knows of the tree: sizes, names, docstrings, and the one configuration."""
+"""Rules that no linter checks: sizes, names, docstrings, and the one configuration."""
 
 import ast
 import tomllib
@@ -22,7 +22,7 @@ MODULES = sorted(
 PACKAGES = [path for path in MODULES if path.name == "__init__.py"]
 LINES = 400
 LINES_OF_TESTS = 600
-"""Sentences side by side are read one by one; a module of tests may hold more of them."""
+"""A module of tests may be longer: its tests are independent and read one by one."""
 NAMES_OF_EVERYTHING = {
     "utils",
     "util",
@@ -68,12 +68,12 @@ def test_every_member_is_a_dependency_of_the_root() -> None:
 
 
 def test_no_member_hides_the_others() -> None:
-    """`virtbus` is a namespace (PEP 420): one `virtbus/__init__.py` and the rest are gone."""
+    """`virtbus` is a namespace (PEP 420): a single `virtbus/__init__.py` hides all members."""
     assert [name(path) for path in PACKAGES if path.parent.name == "virtbus"] == []
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=name)
-def test_a_package_says_what_belongs_in_it(path: Path) -> None:
+def test_a_package_defines_its_content(path: Path) -> None:
     said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     assert len(said.split()) >= 4
 

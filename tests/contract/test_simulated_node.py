@@ -1,4 +1,4 @@
-"""A simulated node answers whatever is asked of a real one's imaged."""
+"""A simulated node answers every request to a real node's imaged."""
 
 from contextlib import suppress
 
@@ -19,11 +19,11 @@ PINNED = f"sha256:{'0' * 64}"
 async def test_every_verb_of_imaged_is_served(verb: str) -> None:
     bus = MemoryBus(MemoryServer(), "client")
     async with SimulatedNode(bus, "n1").serve():
-        with suppress(VirtbusError):  # the request says nothing; without a server: BusError
+        with suppress(VirtbusError):  # the request has no content; without a server: BusError
             await bus.request(subjects.rpc("n1", "imaged", verb), {}, timeout_s=1)
 
 
-def test_what_was_pulled_is_listed_until_it_is_deleted() -> None:
+def test_a_pulled_image_is_listed_until_it_is_deleted() -> None:
     images = SimulatedImages()
     tiny, debian = images.pull("tiny"), images.pull(f"{DEBIAN}@{PINNED}")
     assert debian.digest == PINNED
@@ -36,7 +36,7 @@ def test_what_was_pulled_is_listed_until_it_is_deleted() -> None:
     assert refused.value.code == Code.NOT_FOUND
 
 
-def test_what_is_no_image_is_refused() -> None:
+def test_an_invalid_image_reference_is_refused() -> None:
     with pytest.raises(VirtbusError) as refused:
         SimulatedImages().pull("ftp://x")
     assert refused.value.code == Code.INVALID

@@ -1,4 +1,4 @@
-"""The table of threats: every credential has a row, and the tests that it names are there."""
+"""The table of threats: every credential has a row, and the named tests exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ _TEST = re.compile(r"`([\w/.]+\.py)::(\w+)`")
 
 
 def _rows() -> dict[str, str]:
-    """Actor to what stands under "Shown by"."""
+    """Return the column "Shown by" by actor."""
     found = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

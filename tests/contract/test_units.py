@@ -1,4 +1,4 @@
-"""The systemd units: valid, sandboxed as measured, and netd's mounts still reach the host."""
+"""The systemd units are valid and sandboxed as measured, and netd's mounts reach the host."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ def test_every_unit_has_an_exposure_limit() -> None:
 
 
 @pytest.mark.parametrize("service", EXPOSURE)
-def test_systemd_finds_nothing_to_say_about_the_unit(service: str, tmp_path: Path) -> None:
+def test_systemd_verifies_the_unit_without_a_message(service: str, tmp_path: Path) -> None:
     programs = re.findall(rf"^ExecStart={PREFIX}(\S+)", unit(service), re.MULTILINE)
     assert len(programs) == 1
     for name in programs:
@@ -63,7 +63,7 @@ def test_netd_shares_the_mounts_of_the_host() -> None:
 
 @pytest.mark.parametrize("service", EXPOSURE)
 def test_memory_that_runs_out_ends_guests_before_services(service: str) -> None:
-    """An emulator has libvirt's 0; the kernel takes the highest score first."""
+    """An emulator has libvirt's 0; the kernel kills the highest score first."""
     score = re.search(r"^OOMScoreAdjust=(-?\d+)$", unit(service), re.MULTILINE)
     assert score is not None
     assert int(score[1]) <= -500

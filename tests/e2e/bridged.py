@@ -1,4 +1,4 @@
-"""Real guests, a real API server, and the bridge between them, as its manifests install it."""
+"""Real guests, a real API server, and the bridge between them, installed by its manifests."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ from virtbus.schemas.generate_manifests import NAMESPACE
 
 SEED = ROOT / "services/kubebridge/tests/kubevirt-smoke-fedora.yaml"
 IMAGE = "kubevirt/fedora-cloud-container-disk-demo"
-"""Of the seed's manifest."""
+"""The name in the seed's manifest."""
 VM_S = 120.0
 
 Json = dict[str, Any]
 
 
 class Bridged:
-    """What a test has. `base` is a namespace of Kubernetes, that virtbus has too."""
+    """The parts of a test. `base` is a namespace of Kubernetes and of virtbus."""
 
     def __init__(self, cluster: Cluster, platform: Platform, namespace: str) -> None:
         self.cluster = cluster
@@ -48,15 +48,15 @@ class Bridged:
         return self.cluster.get(kind, name, "-n", self.namespace)
 
     def wait(self, *argv: str, within_s: float = VM_S) -> None:
-        """`kubectl wait`."""
+        """Run `kubectl wait`."""
         self.kubectl("wait", *argv, f"--timeout={within_s:g}s")
 
     def log(self, name: str) -> str:
-        """What the guest wrote to its console."""
+        """Return the output of the guest's console."""
         return self.platform.cli("vm", "logs", name, "-n", self.namespace)
 
     def said(self, name: str, word: str, *, times: int = 1, within_s: float = VM_S) -> None:
-        """Until the guest's console has shown `word` so often."""
+        """Wait until the guest's console has shown `word` this often."""
         until(
             lambda: self.log(name).count(word) >= times,
             lambda: self.log(name)[-3000:],
@@ -65,7 +65,7 @@ class Bridged:
 
     @asynccontextmanager
     async def virtctl(self) -> AsyncIterator[Virtctl]:
-        """Its calls, as the administrator."""
+        """Make virtctl's calls, as the administrator."""
         authority = self.cluster.authority
         context = virtctl.login(
             authority, authority.sign("root", "root", groups=["system:masters"])
@@ -75,7 +75,7 @@ class Bridged:
 
 
 def manifest(name: str, user_data: str = "#cloud-config\n", **domain: Any) -> Json:
-    """The seed's manifest for the guest `tiny`: smaller, and its user data another."""
+    """Return the seed's manifest for the guest `tiny`: smaller, with other user data."""
     made: Json = yaml.safe_load(SEED.read_text())
     made["metadata"]["name"] = name
     spec = made["spec"]["template"]["spec"]
@@ -90,7 +90,7 @@ def manifest(name: str, user_data: str = "#cloud-config\n", **domain: Any) -> Js
 
 @contextmanager
 def bridged(stage: Stage, cluster: Cluster, disk: Path, place: Path) -> Iterator[Bridged]:
-    """All of it, ready; the seed's image is `disk`, in a registry of this machine."""
+    """Yield all parts, ready; the seed's image is `disk`, in a registry of this machine."""
     registry = Debian(place)
     with registry.running():
         images = Registry(Web())

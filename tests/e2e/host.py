@@ -1,4 +1,4 @@
-"""The host that a platform under test runs on: a network namespace, and what is ours on it."""
+"""The host of a platform under test: a network namespace and our objects in it."""
 
 import os
 import subprocess
@@ -9,10 +9,12 @@ from pathlib import Path
 from tests import census
 
 LIBVIRTD_PID = Path("/run/libvirtd.pid")
+BOX = Path("/run/virtbus-box")
+"""Only a host that tests made for themselves has it (tests/hosts/box.sh)."""
 OWN_NETNS = Path("/proc/self/ns/net")
 UID_CHARS = 36
 PLATFORMS = "/var/tmp/virtbus-"
-"""How the folder of each platform begins."""
+"""The prefix of each platform's folder."""
 CNI_NETWORK = f"e2e-{os.getpid()}"
 """The CNI network of these tests: other files below /var/lib/cni are not ours."""
 
@@ -25,6 +27,8 @@ def refuse_the_machines_own_network() -> None:
     if os.geteuid() != 0:
         msg = "these tests boot real guests: run them as root, by `sudo make e2e`"
         raise RuntimeError(msg)
+    if BOX.exists():
+        return
     if _libvirtd_is_here() or run("ip", "route", "show", "default"):
         msg = (
             "these tests change the network of the host they run on, and this is the machine's"
@@ -34,7 +38,7 @@ def refuse_the_machines_own_network() -> None:
 
 
 def _libvirtd_is_here() -> bool:
-    """True when libvirtd, which always has the machine's own network, shares ours."""
+    """Return True if libvirtd, which always has the machine's own network, shares ours."""
     try:
         pid = LIBVIRTD_PID.read_text().strip()
         return os.readlink(f"/proc/{pid}/ns/net") == os.readlink(OWN_NETNS)
@@ -43,7 +47,7 @@ def _libvirtd_is_here() -> bool:
 
 
 def run(*argv: str, timeout_s: float = 60, check: bool = True) -> str:
-    """What a command printed; its errors are in the exception."""
+    """Return the output of a command; its errors are in the exception."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     if check and done.returncode != 0:
         msg = f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
@@ -52,7 +56,7 @@ def run(*argv: str, timeout_s: float = 60, check: bool = True) -> str:
 
 
 def ping(address: str, *, wait_s: float = 5) -> bool:
-    """True when the address answers within `wait_s`."""
+    """Return True if the address answers within `wait_s`."""
     deadline = time.monotonic() + wait_s
     argv = ["ping", "-n", "-q", "-c", "1", "-W", "1", address]
     while subprocess.run(argv, capture_output=True, check=False).returncode != 0:
@@ -63,10 +67,10 @@ def ping(address: str, *, wait_s: float = 5) -> bool:
 
 
 def take_census(state_dir: Path, run_dir: Path, uids: Collection[str]) -> list[str]:
-    """The census of this namespace without what other platforms on this machine have.
+    """Return the census of this namespace without other platforms on this machine.
 
-    A machine's libvirt, /run/netns, mounts and process table are shared: of lines that carry a VM's
-    uid only those of `uids` are ours, of processes only those in our network namespace.
+    The machine's libvirt, /run/netns, mounts and process table are shared. Of lines with a VM's
+    uid only those of `uids` are ours. Of processes only those in our network namespace are ours.
     """
     lines = [line for line in census.take(state_dir, run_dir) if not line.startswith("process ")]
     lines += [f"process {name}" for name in _processes_here()]
@@ -86,7 +90,7 @@ def _is_ours(line: str, uids: Collection[str], state_dir: Path) -> bool:
 
 
 def _processes_here() -> Iterator[str]:
-    """Programs of ours in this network namespace, and QEMUs of VMs, which live in libvirt's."""
+    """Return our programs in this network namespace, and QEMUs of VMs, which run in libvirt's."""
     here = os.readlink(OWN_NETNS)
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -102,12 +106,12 @@ def _processes_here() -> Iterator[str]:
 
 
 def is_qemu(argv: Sequence[str]) -> bool:
-    """True for the emulator of a domain."""
+    """Return True for the emulator of a domain."""
     return bool(argv) and Path(argv[0]).name.startswith("qemu-system-")
 
 
 def qemu_pids(uid: str) -> list[int]:
-    """The emulators that run a VM; more than one would be a broken promise (I1)."""
+    """Return the emulators that run a VM; more than one would violate I1."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -121,7 +125,7 @@ def qemu_pids(uid: str) -> list[int]:
 
 
 def children(pid: int) -> dict[int, list[str]]:
-    """The living children of a process and their command lines."""
+    """Return the living children of a process and their command lines."""
     found = {}
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in listed.read_text().split():
@@ -135,7 +139,7 @@ def children(pid: int) -> dict[int, list[str]]:
 
 
 def domains_with_disks_below(folder: Path) -> list[str]:
-    """Names of libvirt's domains whose definition names a file below `folder`."""
+    """Return the names of libvirt's domains whose definition names a file below `folder`."""
     virsh = ("virsh", "-q", "-c", "qemu:///system")
     names = run(*virsh, "list", "--all", "--name", check=False).split()
     return [n for n in names if f"{folder}/" in run(*virsh, "dumpxml", n, check=False)]

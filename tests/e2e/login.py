@@ -1,4 +1,4 @@
-"""Logging in to a guest."""
+"""Logins to a guest."""
 
 import os
 from pathlib import Path
@@ -14,11 +14,11 @@ MIRROR = (
     "while True: data, sender = s.recvfrom(9000); s.sendto(data[::-1], sender)' >&/dev/null & "
     f"until grep -q ':{MIRROR_PORT:X} ' /proc/net/udp; do sleep 1; done"
 )
-"""A command of a guest with bash and Python: when it ends, each datagram is answered, reversed."""
+"""A command in a guest with bash and Python. When it exits, each datagram is answered, reversed."""
 
 
 class Login:
-    """Commands in a guest, over ssh with a key that its seed names."""
+    """Commands in a guest, over ssh with a key from its seed."""
 
     def __init__(self, folder: Path, user: str = "root") -> None:
         self._key = folder / "key"
@@ -27,14 +27,14 @@ class Login:
             *("-i", str(self._key)),
             *("-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={os.devnull}"),
             *("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "LogLevel=ERROR"),
-            # a guest whose address answers is ready; its sshd may be a moment behind
+            # a guest whose address answers is ready; its sshd may start a moment later
             *("-o", "ConnectionAttempts=15"),
         ]
         host.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._key))
 
     @property
     def public_key(self) -> str:
-        """The file to name in `--ssh-key`."""
+        """The file for `--ssh-key`."""
         return f"{self._key}.pub"
 
     def __call__(self, view: Json, command: str) -> str:

@@ -1,4 +1,4 @@
-"""A whole virtbus under test: `virtbus up` with directories of its own, as a user would run it."""
+"""A whole virtbus under test: `virtbus up` with folders of its own, as a user would run it."""
 
 import asyncio
 import functools
@@ -25,7 +25,7 @@ from virtbus.bus.ids import uuid7
 from virtbus.bus.natsbus import NatsBus
 from virtbus.bus.ports import BusError, Entry, EntryKind, WatchMark
 from virtbus.nodeagent.edge.kvm_probe import usable
-from virtbus.schemas.api import NodePage
+from virtbus.schemas.api import NodePage, VmPage
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.node import NodeState, NodeWish
@@ -39,9 +39,14 @@ from virtbus.schemas.subjects import (
     SIGNING,
     WISH_KEY,
 )
+from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import read
 
 NODE = "e2e"
+HALT = "halt"
+"""A guest that is running at once and costs no CPU, for tests that never talk to it."""
+_HALTS = (b"\xfa\xf4\xeb\xfd").ljust(510, b"\0") + b"\x55\xaa"
+"""A boot sector: cli; hlt; jmp."""
 BRIDGE = "virtbus0"
 QEMU = Path("/usr/bin/qemu-system-x86_64")
 SERVICES = ("controller", "imaged", "netd", "nodeagent")
@@ -60,14 +65,14 @@ def tiny_image() -> Path:
 
 @functools.cache
 def _accelerator() -> str:
-    """What the agent's probe finds, found once: where KVM hangs it takes seconds a start."""
+    """The cached result of the agent's KVM probe: if KVM hangs, a probe takes seconds."""
     return "auto" if asyncio.run(usable(QEMU)) else "tcg"
 
 
 def until(
     condition: Callable[[], Any], what: str | Callable[[], str], *, within_s: float = 60.0
 ) -> Any:
-    """The first true value of `condition`, looked at ten times a second."""
+    """Return the first true value of `condition`, checked ten times a second."""
     deadline = time.monotonic() + within_s
     while True:
         value = condition()
@@ -80,7 +85,7 @@ def until(
 
 
 class Refused(AssertionError):  # noqa: N818  what a refusal is called everywhere else
-    """A command that ended with an error; `error` is what `-o json` printed of it."""
+    """A command that ended with an error; `error` is its `-o json` output."""
 
     def __init__(self, argv: tuple[str, ...], done: "subprocess.CompletedProcess[str]") -> None:
         super().__init__(f"virtbus {' '.join(argv)}: exit {done.returncode}\n{done.stderr}")
@@ -92,14 +97,14 @@ class Refused(AssertionError):  # noqa: N818  what a refusal is called everywher
 
 
 class Platform:
-    """One `virtbus up` and the means to use, hurt and inspect it. All methods block."""
+    """One `virtbus up`, with methods to use, break and inspect it. All methods block."""
 
     words: tuple[str, ...] = ("up",)
-    """The command that runs it."""
+    """Return the command that runs it."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="virtbus-e2e-", dir="/var/tmp"))
-        self.base.chmod(0o711)  # QEMU's user reaches the disks through it
+        self.base.chmod(0o711)  # QEMU's user must be able to traverse it
         self.state_dir, self.run_dir = self.base / "state", self.base / "run"
         self.log = self.base / "up.log"
         self.environ = {
@@ -111,22 +116,20 @@ class Platform:
             "VIRTBUS_BRIDGE_LINGER_S": "0.2",  # so that a census need not wait for the bridge
             "VIRTBUS_ACCELERATOR": _accelerator(),
             "VIRTBUS_NETWORK_NAMESPACES": '{"*": ["*"]}',
+            "VIRTBUS_NAMES": json.dumps({HALT: f"file://{self.state_dir}/images/src/{HALT}"}),
             **(environ or {}),
         }
         self._up: subprocess.Popen[bytes] | None = None
         self.uids: set[str] = set()
         self.at_end = ExitStack()
-        """What a test did to the host for this platform alone, undone at its end."""
+        """Undo a test's changes of the host for this platform, at its end."""
         self.quiet: list[str] = []
         """The census of this platform without VMs."""
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run `virtbus up` until every service is ready, or only until the API answers."""
-        sources = self.state_dir / "images" / "src"
-        if not sources.exists():
-            sources.mkdir(parents=True)
-            shutil.copy(tiny_image(), sources / "tiny.qcow2")
+        self.lay_out_images()
         said_before = self._times_up()
         with self.log.open("ab") as log:
             self._up = subprocess.Popen(
@@ -142,6 +145,14 @@ class Platform:
             until(self._ended_or(lambda: self.try_cli("vm", "list").returncode == 0), "the API")
         assert self._up.poll() is None, self.log.read_text()[-4000:]
 
+    def lay_out_images(self) -> None:
+        """Put both guests where imaged looks for images."""
+        sources = self.state_dir / "images" / "src"
+        if not sources.exists():
+            sources.mkdir(parents=True)
+            shutil.copy(tiny_image(), sources / "tiny.qcow2")
+            (sources / HALT).write_bytes(_HALTS.ljust(2**20, b"\0"))
+
     def _times_up(self) -> int:
         return self.log.read_text().count("virtbus is up:") if self.log.exists() else 0
 
@@ -155,7 +166,7 @@ class Platform:
         return self._up
 
     def stop(self) -> None:
-        """Stop `virtbus up` as Ctrl-C does; VMs run on."""
+        """Stop `virtbus up` as Ctrl-C does; VMs continue."""
         if self._up is not None and self._up.poll() is None:
             self._up.send_signal(signal.SIGCONT)
             self._up.terminate()
@@ -173,7 +184,7 @@ class Platform:
         self.up.wait(10)
 
     def wipe(self) -> None:
-        """Leave nothing behind, whatever state things are in; for the end and for failures."""
+        """Remove everything in any state; for the end and for failures."""
         with suppress(subprocess.TimeoutExpired):
             self.stop()
         virsh = ("virsh", "-q", "-c", "qemu:///system")
@@ -187,14 +198,14 @@ class Platform:
         self.at_end.close()
         shutil.rmtree(self.base, ignore_errors=True)
 
-    # --- using it -------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------
     def cli(
         self,
         *argv: str,
         input_text: str | None = None,
         timeout_s: float = 200,
     ) -> str:
-        """What `virtbus ARGV…` printed; Refused when it ends with an error."""
+        """Return the output of `virtbus ARGV…`; raise Refused if it ends with an error."""
         done = self.try_cli(*argv, input_text=input_text, timeout_s=timeout_s)
         if done.returncode != 0:
             raise Refused(argv, done)
@@ -203,7 +214,7 @@ class Platform:
     def try_cli(
         self, *argv: str, input_text: str | None = None, timeout_s: float = 200
     ) -> "subprocess.CompletedProcess[str]":
-        """`virtbus ARGV…`, ended, however."""
+        """Run `virtbus ARGV…` and return it after any exit code."""
         return subprocess.run(
             ["virtbus", *argv],
             env=self.environ,
@@ -215,7 +226,7 @@ class Platform:
         )
 
     def start_cli(self, *argv: str) -> "subprocess.Popen[str]":
-        """`virtbus ARGV…`, running; its output is to be read, and it to be ended."""
+        """Start `virtbus ARGV…`; the caller must read its output and end it."""
         return subprocess.Popen(
             ["virtbus", *argv],
             env=self.environ,
@@ -226,7 +237,7 @@ class Platform:
         )
 
     def create(self, name: str, *argv: str, wait: str = "running") -> Json:
-        """A VM of the image tiny by the CLI: its view once it is `wait` (empty: accepted)."""
+        """Create a VM of tiny by the CLI; return its view once it is `wait` (empty: accepted)."""
         uid = uuid7()
         self.uids.add(uid)
         image = () if "--image" in argv or "-f" in argv else ("--image", "tiny")
@@ -249,12 +260,13 @@ class Platform:
         return view
 
     def vms(self) -> list[Json]:
-        """All VMs."""
-        items: list[Json] = json.loads(self.cli("vm", "list", "-o", "json"))["items"]
-        return items
+        """Return all VMs, by a request of this process: the CLI takes ten times the CPU."""
+        page = VmPage.model_validate(self.ask("vm.list", {"limit": 500}))
+        assert page.continue_ is None, "more than one page"
+        return [view.model_dump(mode="json") for view in page.items]
 
     def ask(self, verb: str, data: Json | None = None, *, timeout_s: float = 30) -> Any:
-        """One request to `virtbus.api.v1.<verb>`, in a connection of its own."""
+        """Send one request to `virtbus.api.v1.<verb>`, in a connection of its own."""
 
         async def asked() -> Any:
             async with self.bus() as bus:
@@ -264,18 +276,18 @@ class Platform:
 
     @asynccontextmanager
     async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
-        """A connection with the credentials that this platform printed, or those of a role."""
+        """Connect with the credentials that this platform printed, or those of a role."""
         settings = BusSettings.found(self.run_dir, user)
         async with connect(settings, name="test") as bus:
             yield bus
 
     def wait_state(self, name: str, *states: str, within_s: float = 60) -> Json:
-        """The VM once it is in one of `states`; errors of a bus that is away are waited out."""
+        """Return the VM once it is in one of `states`; retry while the bus is down."""
         seen: list[Json] = []
 
         def reached() -> bool:
-            with suppress(Refused):
-                seen.append(self.get(name))
+            with suppress(BusError, VirtbusError):
+                seen.append(self._look(name))
                 return seen[-1]["state"] in states
             return False
 
@@ -283,26 +295,30 @@ class Platform:
         return seen[-1]
 
     def wait_ready(self, *names: str, within_s: float = 120) -> list[Json]:
-        """The VMs once their guests said that they are ready."""
+        """Return the VMs once their guests have reported that they are ready."""
 
         def ready() -> bool:
-            return all(is_ready(self.get(name)) for name in names)
+            return all(is_ready(self._look(name)) for name in names)
 
         until(ready, f"{names} ready", within_s=within_s)
         return [self.get(name) for name in names]
 
+    def _look(self, name: str) -> Json:
+        """The VM, by a request of this process."""
+        return VmView.model_validate(self.ask("vm.get", {"name": name})).model_dump(mode="json")
+
     def console_log(self, name: str) -> str:
-        """What the guest wrote to its console."""
+        """Return the output of the guest's console."""
         return self.cli("vm", "logs", name)
 
     def events(self, name: str) -> list[str]:
-        """The kinds of a VM's facts, in the order of the stream."""
+        """Return the kinds of a VM's events, in the order of the stream."""
         text = self.cli("vm", "events", name, "-o", "json")
         return [item["kind"] for item in _items(json.loads(text))]
 
-    # --- hurting it -----------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------
     def pids(self) -> dict[str, int]:
-        """The processes of the services that run now, and the bus server's, by name."""
+        """Return the running processes of the services and of the bus server, by name."""
         found = {}
         for pid, argv in host.children(self.up.pid).items():
             if Path(argv[0]).name == "nats-server":
@@ -312,14 +328,14 @@ class Platform:
         return found
 
     def pid(self, service: str) -> int:
-        """The process of a service, or of `up` itself."""
+        """Return the process of a service, or of `up` itself."""
         if service == "up":
             return self.up.pid
         found: int = until(lambda: self.pids().get(service), f"{service} runs", within_s=60)
         return found
 
     def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a service; the pid that got it."""
+        """Send a signal to a service; return the pid that got it."""
         pid = self.pid(service)
         os.kill(pid, number)
         return pid
@@ -335,7 +351,7 @@ class Platform:
         self.wait_whole()
 
     def wait_whole(self, within_s: float = 60) -> None:
-        """Return once the API answers and the node says that all its services are ready."""
+        """Return once the API answers and the node reports all its services as ready."""
 
         def whole() -> bool:
             try:
@@ -351,13 +367,13 @@ class Platform:
 
         until(whole, "every service ready", within_s=within_s)
 
-    # --- inspecting it --------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------
     def census(self) -> list[str]:
-        """What is on this host now of this platform."""
+        """Return the current objects of this platform on this host."""
         return host.take_census(self.state_dir, self.run_dir, self.uids)
 
     def learn_uids(self) -> None:
-        """Take note of every VM there ever was, so that the census tells ours from others'."""
+        """Record every VM that ever existed, so that the census can identify ours."""
         after = 0
         while True:
             page = self.ask("vm.events", {"after": after, "limit": 1000})
@@ -367,17 +383,16 @@ class Platform:
             after = page["next_after"]
 
     def nothing_left(self) -> None:
-        """Delete all VMs; the host is then as it was before the first one."""
-        names = [(vm["namespace"], vm["name"]) for vm in self.vms()]
-        for namespace, name in names:
-            self.cli("vm", "delete", name, "-n", namespace, "--grace", "0", "--no-wait")
+        """Delete all VMs and wait until the host is as before the first one."""
+        for vm in self.vms():
+            self.ask("vm.delete", {"uid": vm["uid"], "grace_s": 0})
         until(lambda: not self.vms(), "all VMs deleted")
         self.learn_uids()
         self.wait_quiet()
         self.wait_no_keys()
 
     def wait_no_keys(self) -> None:
-        """Return once the bus holds no record, claim, secret or status of a VM."""
+        """Return once the bus has no record, claim, secret or status of a VM."""
 
         async def keys() -> list[str]:
             async with self.bus("admin") as admin:
@@ -393,7 +408,7 @@ class Platform:
         until(none_left, lambda: f"no keys of VMs on the bus, but {seen[-1]}", within_s=GONE_S)
 
     def wait_quiet(self, within_s: float = GONE_S) -> None:
-        """Return once the census is what it is without VMs."""
+        """Return once the census equals the one without VMs."""
         changed = ["?"]
         deadline = time.monotonic() + within_s
         while changed:
@@ -404,7 +419,7 @@ class Platform:
 
 
 async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
-    """What stands in a bucket: key to value, purged keys left out."""
+    """Return the content of a bucket: key to value, without purged keys."""
     found: dict[str, bytes] = {}
     async with bus.watch(watched) as watch:
         async for item in watch:
@@ -416,9 +431,10 @@ async def standing(bus: NatsBus, watched: str) -> dict[str, bytes]:
 
 
 def lasts(key: str, value: bytes) -> bool:
-    """True for what is of nodes and controllers, and for what expires by itself.
+    """Return True for keys of nodes and controllers, and for keys that expire by themselves.
 
-    That is tombstones, and wishes for nothing, which keep the ids of their last requests for a day.
+    The latter are tombstones, and desired states of nodes that ask for nothing. These keep the
+    ids of their last requests for a day.
     """
     last = key.rpartition(".")[2]
     if last == WISH_KEY:
@@ -447,12 +463,12 @@ def _any_alive_below(base: Path) -> list[int]:
 
 
 def is_ready(view: Json) -> bool:
-    """True when the guest answered, or said that it is up."""
+    """Return True once the guest has answered, or has reported that it is up."""
     return any(c["type"] == "Ready" and c["status"] for c in view["conditions"])
 
 
 def address(view: Json, nic: int = 0) -> str:
-    """The first address of an interface, without its prefix."""
+    """Return the first address of an interface, without its prefix."""
     found = str(view["interfaces"][nic]["addresses"][0]).partition("/")[0]
     assert _ADDRESS.match(found), view["interfaces"]
     return found
@@ -466,7 +482,7 @@ class Stage:
         self._before: list[str] = []
 
     def get(self) -> Platform:
-        """The platform that most tests share."""
+        """Return the platform that most tests share."""
         if self._held is None:
             self._held = self._begin()
         return self._held
@@ -479,7 +495,7 @@ class Stage:
         *,
         whole: bool = True,
     ) -> Iterator[Platform]:
-        """A platform for one test, with other settings; the shared one ends before it begins."""
+        """Start a platform for one test, with other settings; the shared one ends first."""
         self.end()
         self._held = platform = self._begin(environ, prepare, whole=whole)
         try:
@@ -511,13 +527,13 @@ class Stage:
         return platform
 
     def drop(self) -> None:
-        """End a platform that a test broke, without asking it anything."""
+        """Kill a platform that a test broke, without a request to it."""
         if self._held is not None:
             self._held.wipe()
             self._held = None
 
     def end(self) -> None:
-        """Stop the platform; the host is then what it was before it."""
+        """Stop the platform; the host is then as before it."""
         platform, self._held = self._held, None
         if platform is None:
             return

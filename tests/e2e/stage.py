@@ -16,7 +16,7 @@ _KEEP = "VIRTBUS_E2E_KEEP"
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Let fixtures know whether the test itself failed."""
+    """Tell fixtures whether the test itself failed."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.when == "call":
@@ -33,6 +33,13 @@ def _stage() -> Iterator[None]:
     STAGE.end()
 
 
+@pytest.hookimpl(trylast=True)  # what the test itself used is gone
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the shared platform where no test follows that boots guests."""
+    if nextitem is None or not nextitem.get_closest_marker("e2e"):
+        STAGE.end()
+
+
 @pytest.fixture
 def stage() -> Stage:
     """The stage itself, for platforms with other settings."""
@@ -41,7 +48,7 @@ def stage() -> Stage:
 
 @pytest.fixture
 def patient(request: pytest.FixtureRequest) -> Iterator[Platform]:
-    """The shared platform, to be hurt; after each test it is whole, and nothing of a VM is left."""
+    """The shared platform, which tests may break; after each test it is whole and has no VM."""
     held = STAGE.get()
     yield held
     try:
@@ -52,12 +59,12 @@ def patient(request: pytest.FixtureRequest) -> Iterator[Platform]:
         raise
     if request.node.stash.get(FAILED, False):
         _keep_log(held, request.node.name)
-        STAGE.drop()  # who knows what it is like: the next test gets a new one
+        STAGE.drop()  # its state is unknown: the next test gets a new platform
 
 
 @pytest.fixture
 def platform(patient: Platform) -> Iterator[Platform]:
-    """The shared platform; each of its services outlives the test."""
+    """The shared platform; each of its services survives the test."""
     pids = patient.pids()
     yield patient
     assert patient.pids() == pids, "a service ended in a test that did not end it"

@@ -1,4 +1,4 @@
-"""A VM created over the bus boots for real."""
+"""A VM created over the bus really boots."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def _with(text: str, word: str) -> str:
     return text if word in text else ""
 
 
-def test_delete_ends_with_the_census_it_began_with_and_answers_until_the_halt(
+def test_delete_restores_the_census_and_the_guest_answers_until_its_halt(
     platform: Platform,
 ) -> None:
     view = platform.create("a", wait="ready")
@@ -41,7 +41,7 @@ def test_delete_ends_with_the_census_it_began_with_and_answers_until_the_halt(
         pinging.terminate()
         output, _ = pinging.communicate(timeout=10)
     answered = [line for line in output.splitlines() if "bytes from" in line]
-    # by ACPI it takes more than two seconds to halt, and it answers nearly all the while
+    # a shutdown by ACPI takes more than two seconds, and the guest answers nearly all the time
     assert len(answered) >= 4, output
     assert not host.ping(address(view), wait_s=1)
     platform.wait_quiet(within_s=10)
@@ -69,7 +69,7 @@ def test_three_at_once_are_each_reachable_under_addresses_of_their_own(platform:
     platform.delete("one", "two", "three")
 
 
-def test_the_create_is_told_as_events_in_the_order_in_which_it_happened(platform: Platform) -> None:
+def test_the_events_of_a_create_are_in_order(platform: Platform) -> None:
     view = platform.create("a")
     platform.delete("a")
     kinds = platform.events(view["uid"])

@@ -1,4 +1,4 @@
-"""A host that cannot: each cause is named, the services stay up, and once it is mended VMs run."""
+"""A broken host: each cause is named, services stay up, and after the repair VMs run."""
 
 import re
 
@@ -15,14 +15,14 @@ NO_FLOOR = {"VIRTBUS_MIN_FREE_BYTES": "0", "VIRTBUS_MIN_FREE_RATIO": "0"}
 
 
 def _small_store(platform: Platform) -> None:
-    """An image store on a file system that holds the source, but not its copy beside it."""
+    """An image store on a file system that holds the source, but not a copy next to it."""
     images = platform.state_dir / "images"
     images.mkdir(parents=True)
     host.run("mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "e2e", str(images))
     platform.at_end.callback(host.run, "umount", "-l", str(images))
 
 
-def test_full_disk_fails_the_vm_with_its_cause_and_room_mends_it(stage: Stage) -> None:
+def test_a_full_disk_fails_the_vm_with_its_cause_and_free_space_repairs_it(stage: Stage) -> None:
     with stage.apart(NO_FLOOR, _small_store) as platform:
         pids = platform.pids()
         with pytest.raises(Refused) as refused:

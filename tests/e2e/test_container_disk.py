@@ -1,4 +1,4 @@
-"""Guests that boot from a disk in a container image, out of a registry on this machine."""
+"""Guests that boot from a disk in a container image, from a registry on this machine."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def create(platform: Platform, path: Path, name: str, wait: str, **disk: Any) ->
     return platform.create(name, "-f", str(path), "--timeout", "90", wait=wait)
 
 
-def test_a_container_disk_boots_keeps_its_overlay_and_recovers_when_it_is_mended(
+def test_a_container_disk_boots_keeps_its_overlay_and_recovers_after_a_repair(
     stage: Stage, registry: Debian, tmp_path: Path
 ) -> None:
     tiny, wanted = tiny_image().read_bytes(), tmp_path / "vm.json"
@@ -61,7 +61,7 @@ def test_a_container_disk_boots_keeps_its_overlay_and_recovers_when_it_is_mended
         inode = overlay.stat().st_ino
         platform.cli("vm", "stop", "a", "--grace", "0")
         platform.cli("vm", "start", "a")
-        assert overlay.stat().st_ino == inode  # what the guest wrote is the VM's
+        assert overlay.stat().st_ino == inode  # the guest's writes belong to the VM
         platform.delete("a")
         assert not overlay.exists()
 

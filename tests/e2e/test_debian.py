@@ -1,4 +1,4 @@
-"""The full guest `debian`, from first boot to power-off: it stands for images that users bring."""
+"""The full guest `debian`, from first boot to power-off, as an example of users' images."""
 
 import json
 import os
@@ -34,27 +34,27 @@ runcmd:
 
 
 def debian_image() -> Path:
-    """What `make debian-image` builds."""
+    """The image of `make debian-image`."""
     path = os.environ.get("VIRTBUS_DEBIAN", "/var/lib/virtbus/images/src/debian.qcow2")
     assert Path(path).exists(), f"{path} is not there; build it by `make debian-image`"
     return Path(path)
 
 
 class Terminal:
-    """A piped `virtbus vm console`: what is typed, and what comes."""
+    """A piped `virtbus vm console`, with its input and output."""
 
     def __init__(self, platform: Platform, name: str) -> None:
         self._process = platform.start_cli("vm", "console", name)
         self._seen = b""
 
     def type(self, line: str) -> None:
-        """A line, with its end."""
+        """Send a line, with its end."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def wait_for(self, word: str, within_s: float = 120) -> None:
-        """Return once `word` has come since the last wait."""
+        """Return once `word` has appeared since the last wait."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + within_s
         source = self._process.stdout.fileno()
@@ -87,7 +87,7 @@ def login(tmp_path: Path) -> Login:
 
 @pytest.fixture
 def guest(platform: Platform, login: Login, tmp_path: Path) -> Json:
-    """A VM of the image, whose guest has said that it is ready."""
+    """A VM of the image, whose guest has reported that it is ready."""
     shutil.copy(debian_image(), platform.state_dir / "images/src/debian.qcow2")
     seed = tmp_path / "seed.yaml"
     seed.write_text(SEED)
@@ -103,7 +103,7 @@ def guest(platform: Platform, login: Login, tmp_path: Path) -> Json:
     return platform.get("full")
 
 
-def test_a_full_guest_takes_its_seed_and_is_logged_in_to(
+def test_a_full_guest_applies_its_seed_and_accepts_a_login(
     platform: Platform, login: Login, guest: Json
 ) -> None:
     log = platform.console_log("full")

@@ -1,4 +1,4 @@
-"""What a guest is given: its seed, its disks, its networks, its console."""
+"""The platform's inputs to a guest: its seed, its disks, its networks, its console."""
 
 import os
 import pty
@@ -174,7 +174,7 @@ spec:
     assert host.ping(address(view, 0))
 
 
-def test_console_takes_what_is_typed(platform: Platform) -> None:
+def test_the_console_accepts_typed_input(platform: Platform) -> None:
     platform.create("con", wait="ready")
     until(lambda: "GUEST-READY" in platform.console_log("con"), "its shell")
     done = platform.try_cli(
@@ -221,7 +221,7 @@ def _read_until(descriptor: int, word: bytes, within_s: float = 20) -> None:
         seen += data
 
 
-def test_logs_follow_what_the_guest_writes(platform: Platform) -> None:
+def test_logs_follow_the_guests_output(platform: Platform) -> None:
     platform.create("log", wait="running")
     following = platform.start_cli("vm", "logs", "log", "-f")
     try:
@@ -247,7 +247,7 @@ CONFLIST = f"""{{
 
 @pytest.fixture
 def cni_network() -> Iterator[str]:
-    """A conflist of the real plugins, where netd looks for them."""
+    """A conflist of the real plugins, in netd's search path."""
     path = Path(f"/etc/cni/net.d/{host.CNI_NETWORK}.conflist")
     made = [folder for folder in (path.parent, path.parent.parent) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ def cni_network() -> Iterator[str]:
     try:
         yield host.CNI_NETWORK
     finally:
-        forward.write_text(forwarded)  # the bridge plugin switches it on for good
+        forward.write_text(forwarded)  # the bridge plugin enables it permanently
         path.unlink()
         for folder in made:
             with suppress(OSError):
@@ -289,7 +289,7 @@ def test_guest_on_a_cni_network_takes_the_plugins_address(
     assert left == []
 
 
-def test_a_guest_without_an_agent_is_told_with_the_next_step(platform: Platform) -> None:
+def test_a_guest_without_an_agent_is_reported_with_the_next_step(platform: Platform) -> None:
     platform.create("mute", wait="ready")
     with pytest.raises(Refused) as refused:
         platform.cli("vm", "guest", "mute", "-o", "json")

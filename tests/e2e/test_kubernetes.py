@@ -1,4 +1,4 @@
-"""A user of Kubernetes and their guests: kubectl and the calls of virtctl, on real ones."""
+"""A Kubernetes user and their guests: real kubectl and virtctl's calls, with real guests."""
 
 import asyncio
 import struct
@@ -53,7 +53,7 @@ async def test_virtctls_calls_reach_a_guest(bridge: Bridged, tmp_path: Path) -> 
 
 
 async def test_one_manifest_under_two_names_is_two_guests_of_one_firmware(bridge: Bridged) -> None:
-    """Their disks name no bus, and so are on sata."""
+    """Their disks name no bus, so they are on sata."""
     for name in ("left", "right"):
         made = manifest(name)
         for disk in made["spec"]["template"]["spec"]["domain"]["devices"]["disks"]:
@@ -84,7 +84,7 @@ async def a_display_is_seen(user: Virtctl) -> None:
 
 
 async def rfb_size(display: Socket) -> tuple[int, int]:
-    """The display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update of it."""
+    """Return the display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update."""
     assert await display.exactly(12) == b"RFB 003.008\n"
     await display.write(b"RFB 003.008\n")
     assert await display.exactly(2) == b"\x01\x01"  # one security type: None
@@ -107,7 +107,7 @@ async def rfb_size(display: Socket) -> tuple[int, int]:
 
 async def many_look_and_one_stalls(user: Virtctl) -> None:
     """Ten viewers, one of whom never reads: nine see every byte."""
-    # less than the 64 KiB of the log that others look at
+    # less than the 64 KiB of the log that other tests read
     many = b"for i in $(seq 2000); do echo line-$i-of-many; done; echo the-$((1+1))nd-end\n"
     async with AsyncExitStack() as stack:
         opened = [
@@ -124,7 +124,7 @@ async def many_look_and_one_stalls(user: Virtctl) -> None:
 
 
 async def ssh_through_a_port(user: Virtctl, name: str, key: Path, login: str, command: str) -> str:
-    """What `virtctl ssh` does: what the command printed."""
+    """Do the same as `virtctl ssh`; return the output of the command."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with user.stream(VM, name, "portforward/22/tcp") as port:
@@ -171,7 +171,7 @@ async def it_stops_and_starts(user: Virtctl, bridge: Bridged) -> None:
     before = bridge.kubectl("get", "vmi", "one", "-o", UID)
     assert await user.put(VM, "one", "restart", {"gracePeriodSeconds": 0}) == (202, {})
     until(is_another, "another VMI")
-    bridge.said("one", READY)  # before that it would not hear the power button
+    bridge.said("one", READY)  # before that it would miss the power button
     assert await user.put(VM, "one", "stop") == (202, {})
     bridge.wait("vmi/one", "--for=delete")
     assert await user.put(VM, "one", "start", {"paused": True}) == (202, {})

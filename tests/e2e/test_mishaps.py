@@ -1,4 +1,4 @@
-"""Guests that fail by themselves: a kernel that panics, and a watchdog that nobody resets."""
+"""Guests that fail by themselves: a kernel panic, and a watchdog that nobody feeds."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,10 @@ BITE = """for d in /sys/bus/pci/devices/*; do
     printf '\\004\\000' | dd of=$d/config bs=2 seek=48 conv=notrunc
     printf '\\002' | dd of=$d/config bs=1 seek=104 conv=notrunc
 done"""
-"""Sets the 6300ESB to its fast clock, on which it fires after two seconds, and lets it count: by
-its PCI configuration (60h and 68h), for the tiny guest's kernel has no driver of it."""
+"""Sets the 6300ESB to its fast clock, on which it fires after two seconds, and enables it.
+
+This uses its PCI configuration (60h and 68h), because the tiny guest's kernel has no driver.
+"""
 
 
 def create(platform: Platform, file: Path, login: Login, strategy: str, action: str) -> Json:
@@ -32,7 +34,7 @@ def create(platform: Platform, file: Path, login: Login, strategy: str, action: 
     return platform.create("own", "-f", str(file), wait="ready")
 
 
-def test_a_panic_and_a_watchdog_are_told_apart_from_a_crash(
+def test_panics_and_watchdogs_are_distinguished_from_crashes(
     platform: Platform, tmp_path: Path
 ) -> None:
     login, file = Login(tmp_path), tmp_path / "vm.json"

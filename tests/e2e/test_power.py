@@ -1,4 +1,4 @@
-"""Stopping, starting and changing a VM that exists."""
+"""Stopping, starting and changing an existing VM."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.e2e import host
 from tests.e2e.login import Login
-from tests.e2e.platform import Json, Platform, Refused, address, until
+from tests.e2e.platform import HALT, Json, Platform, Refused, address, until
 
 pytestmark = pytest.mark.e2e
 
@@ -72,7 +72,7 @@ def test_guest_that_powers_off_is_started_again_under_always(
 
 
 def test_killed_emulator_is_started_again_once(platform: Platform) -> None:
-    view = platform.create("hit", wait="running")
+    view = platform.create("hit", "--image", HALT, wait="running")
     (pid,) = host.qemu_pids(view["uid"])
     host.run("kill", "-9", str(pid))
     until(lambda: host.qemu_pids(view["uid"]) not in ([pid], []), "a new one", within_s=20)
@@ -91,7 +91,7 @@ def test_guest_that_ignores_acpi_is_ended_after_its_grace(platform: Platform, lo
 
 
 def test_labels_change_at_once_and_memory_at_the_next_start(platform: Platform) -> None:
-    view = platform.create("up", "--label", "tier=back", wait="running")
+    view = platform.create("up", "--image", HALT, "--label", "tier=back", wait="running")
     changed = platform.ask(
         "vm.update",
         {"uid": view["uid"], "revision": view["revision"], "labels": {"tier": "front"}},
@@ -125,7 +125,7 @@ def _required(view: Json) -> bool:
 
 
 def test_fields_that_cannot_change_are_named(platform: Platform) -> None:
-    view = platform.create("fix", wait="running")
+    view = platform.create("fix", "--image", HALT, wait="running")
     spec = platform.get("fix")["spec"]
     spec["volumes"][0]["image"]["ref"] = "other"
     wanted = {"uid": view["uid"], "revision": view["revision"], "spec": spec}
@@ -139,7 +139,7 @@ def test_fields_that_cannot_change_are_named(platform: Platform) -> None:
 
 
 def test_start_of_a_vm_that_runs_changes_nothing(platform: Platform) -> None:
-    view = platform.create("on", wait="running")
+    view = platform.create("on", "--image", HALT, wait="running")
     (pid,) = host.qemu_pids(view["uid"])
     platform.cli("vm", "start", "on")
     assert host.qemu_pids(view["uid"]) == [pid]

@@ -1,4 +1,4 @@
-"""Bad input: an error with a code, the field or the cause, and the next step; no trace left."""
+"""Bad input gets an error with a code, the field or the cause, and the next step; no trace left."""
 
 import asyncio
 import hashlib
@@ -135,7 +135,7 @@ BODIES: dict[str, tuple[bytes, int]] = {
 
 
 async def _raw(platform: Platform, body: bytes) -> Json:
-    """The answer to bytes as a plain NATS client sends them, with the printed credentials."""
+    """Return the answer to bytes of a plain NATS client, with the printed credentials."""
     import nats
 
     settings = BusSettings.found(platform.run_dir, "client").resolved()
@@ -176,7 +176,7 @@ def _error(data: Json) -> Json:
 def test_json_from_any_nats_client_with_the_printed_credentials_makes_a_vm(
     platform: Platform,
 ) -> None:
-    """The line that `virtbus up` prints, as a client without any of our code sends it."""
+    """Send the line that `virtbus up` prints, from a client without any of our code."""
     printed = re.findall(r"nats --server nats://(\S+):(\S+)@(\S+) req (\S+) '(.*)'", _log(platform))
     user, password, server, subject, body = printed[-1]
     answer = asyncio.run(_printed(user, password, server, subject, body))
@@ -236,7 +236,7 @@ def test_taken_name_and_uid_are_refused_and_the_same_uid_again_is_the_same_vm(
         ({"spec": {"node_selector": {"zone": "mars"}}}, "no_"),
     ],
 )
-def test_what_no_node_can_hold_is_refused_with_the_reason_of_each_node(
+def test_a_vm_that_fits_on_no_node_is_refused_with_the_reason_of_each_node(
     platform: Platform, change: Json, reason: str
 ) -> None:
     with pytest.raises(VirtbusError) as refused:
@@ -257,7 +257,7 @@ def test_what_no_node_can_hold_is_refused_with_the_reason_of_each_node(
         ("vm", "console", "nobody"),
     ],
 )
-def test_missing_vm_ends_the_command_with_3_and_says_where_to_look(
+def test_a_missing_vm_exits_3_and_names_the_next_step(
     platform: Platform, argv: tuple[str, ...]
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -267,11 +267,11 @@ def test_missing_vm_ends_the_command_with_3_and_says_where_to_look(
     assert "virtbus vm list" in refused.value.text
 
 
-# --- accepted, and then the image cannot be had ------------------------------------------------
+# --- accepted, and then the image is unavailable -----------------------------------------------
 
 
 def _qcow2(version: int = 3, backing: str = "", incompatible: int = 0) -> bytes:
-    """A qcow2 header over nothing, as QEMU's docs/interop/qcow2 lays it out."""
+    """A qcow2 header without data, in the layout of QEMU's docs/interop/qcow2."""
     offset = 0x200 if backing else 0
     header = struct.pack(
         ">4sIQIIQIIQQIIQ",
@@ -347,7 +347,7 @@ IMAGES: list[tuple[Callable[[Platform], str], str]] = [
 
 
 @pytest.mark.parametrize(("make", "word"), IMAGES, ids=[make.__name__ for make, _ in IMAGES])
-def test_image_that_cannot_be_had_fails_its_vm_alone_and_says_why(
+def test_an_unavailable_image_fails_only_its_vm_with_the_reason(
     platform: Platform, make: Callable[[Platform], str], word: str
 ) -> None:
     ref = make(platform)
@@ -364,11 +364,11 @@ def test_image_that_cannot_be_had_fails_its_vm_alone_and_says_why(
     platform.delete("bad")
     platform.wait_quiet()
     assert sorted(p.name for p in (platform.state_dir / "images" / "data").glob("*")) == store
-    # one bad tenant never slows another: the next create is as any other
+    # one bad tenant never slows another: the next create takes the usual time
     platform.create("good")
 
 
-def test_pull_of_a_missing_image_says_which_names_there_are(platform: Platform) -> None:
+def test_pull_of_a_missing_image_lists_the_known_names(platform: Platform) -> None:
     done = platform.try_cli("image", "pull", "no-such-image")
     assert done.returncode == 3
     assert "no-such-image" in done.stderr

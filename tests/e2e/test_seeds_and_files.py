@@ -1,4 +1,4 @@
-"""A guest reads what the platform wrote for it, on a disk that only its own login opens."""
+"""A guest reads the platform's files, on a disk that only its own login opens."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""An image whose URL holds a signature: a guest boots from it, and no file tells the signature."""
+"""An image with a signed URL: a guest boots from it, and no file contains the signature."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ QUERY = "X-Amz-Signature=canary-of-a-signature"
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """Shows its one file to those with the signature."""
+    """Serves its one file to requests with the signature."""
 
     def do_GET(self) -> None:
         body = tiny_image().read_bytes() if self.path.endswith(f"?{QUERY}") else b""
@@ -24,7 +24,7 @@ class Bucket(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
 
 
 def telling(folder: Path) -> list[str]:
-    """The files below a folder that hold the signature, or bear it as a name."""
+    """Return the files below a folder that contain the signature, or have it in their name."""
     canary = QUERY.partition("=")[2]
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [
@@ -46,7 +46,7 @@ def telling(folder: Path) -> list[str]:
     ]
 
 
-def test_a_guest_boots_from_a_signed_url_that_stands_in_no_file_but_the_bus(
+def test_a_guest_boots_from_a_signed_url_that_is_in_no_file_except_the_bus(
     stage: Stage, url: str
 ) -> None:
     with stage.apart({"VIRTBUS_IMAGE_ADDRESSES": '["127.0.0.0/8"]'}) as platform:

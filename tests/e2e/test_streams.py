@@ -1,4 +1,4 @@
-"""What travels over the bus between people and a guest: logins, ports, displays."""
+"""Connections over the bus between people and a guest: logins, ports, displays."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def login(tmp_path: Path) -> Login:
 
 def test_ssh_reaches_a_guest_over_the_bus(platform: Platform, login: Login, tmp_path: Path) -> None:
     view = platform.create("web", "--ssh-key", login.public_key, wait="ready")
-    login(view, "true")  # its sshd may be a moment behind its address
+    login(view, "true")  # its sshd may start a moment after its address answers
     platform.environ["HOME"] = str(tmp_path)
     key = login.public_key.removesuffix(".pub")
     known = tmp_path / ".ssh" / "virtbus_known_hosts"
@@ -69,7 +69,7 @@ def document(out: IO[str]) -> Any:
 
 
 def _rfb_size(address: str, port: int) -> tuple[int, int]:
-    """The display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update of it."""
+    """Return the display's size, by RFB's handshake (RFC 6143 §7.1-7.3), and one whole update."""
     with socket.create_connection((address, port), timeout=30) as viewer:
         into = viewer.makefile("rb")
         assert into.read(12) == b"RFB 003.008\n"

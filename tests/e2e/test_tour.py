@@ -1,4 +1,4 @@
-"""From KubeVirt's smoke manifest, unchanged, to a whole Debian, and what virtctl does with it."""
+"""KubeVirt's unchanged smoke manifest with a whole Debian, and virtctl's actions on it."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_smoke_manifest_becomes_a_guest_that_is_logged_in_to(
         bridge.wait(f"vm/{NAME}", "--for=condition=Ready")
         assert "unchanged" in bridge.kubectl("apply", "-f", str(SEED))
         bridge.kubectl("diff", "-f", str(SEED))
-        bridge.said(NAME, READY, within_s=BOOT_S)  # with its first words it has its password
+        bridge.said(NAME, READY, within_s=BOOT_S)  # once it prints, it has its password
         asyncio.run(tour(bridge, tmp_path))
 
 
@@ -54,7 +54,7 @@ def public_key(folder: Path) -> str:
 
 
 async def it_is_logged_in_to(user: Virtctl, key: str) -> None:
-    """With the password of the manifest."""
+    """Log in with the password of the manifest."""
     async with user.stream(VMI, NAME, "console") as console:
         await console.write(b"\n")
         await console.until(b"login: ")

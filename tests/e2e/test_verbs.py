@@ -25,7 +25,7 @@ def test_a_paused_guest_answers_again_after_an_agent_that_died(patient: Platform
     assert {"domain.paused", "domain.resumed"} <= set(patient.events("still"))
 
 
-def test_a_paused_start_runs_no_instruction_before_it_is_let_go(platform: Platform) -> None:
+def test_a_paused_start_runs_no_instruction_before_it_is_resumed(platform: Platform) -> None:
     view = platform.create("late", wait="ready")
     platform.cli("vm", "stop", "late")
     platform.cli("vm", "start", "late", "--paused")
@@ -37,7 +37,7 @@ def test_a_paused_start_runs_no_instruction_before_it_is_let_go(platform: Platfo
     assert platform.console_log("late")
 
 
-def test_a_restart_brings_one_new_guest_with_its_changed_spec(platform: Platform) -> None:
+def test_a_restart_starts_one_new_guest_with_its_changed_spec(platform: Platform) -> None:
     view = platform.create("again", wait="ready")
     (pid,) = host.qemu_pids(view["uid"])
     spec = view["spec"]
@@ -56,7 +56,7 @@ def test_a_restart_brings_one_new_guest_with_its_changed_spec(platform: Platform
     )
 
 
-def test_a_paused_guest_is_deleted_and_what_is_off_is_refused(platform: Platform) -> None:
+def test_a_paused_guest_is_deleted_and_a_stopped_one_is_refused(platform: Platform) -> None:
     platform.create("gone", wait="running")
     platform.cli("vm", "pause", "gone")
     platform.delete("gone", grace_s=None)
@@ -67,7 +67,7 @@ def test_a_paused_guest_is_deleted_and_what_is_off_is_refused(platform: Platform
 
 
 def _boots(platform: Platform, times: int) -> None:
-    """Wait until the console log has told of so many boots."""
+    """Wait until the console log contains this many boots."""
     until(
         lambda: platform.console_log("boots").count(BOOT) >= times,
         lambda: platform.console_log("boots")[-2000:],
@@ -75,7 +75,7 @@ def _boots(platform: Platform, times: int) -> None:
     )
 
 
-def test_a_reset_and_a_soft_reboot_boot_the_same_machine_anew(platform: Platform) -> None:
+def test_a_reset_and_a_soft_reboot_reboot_the_same_machine(platform: Platform) -> None:
     view = platform.create("boots", wait="ready")
     _boots(platform, 1)
     pids = host.qemu_pids(view["uid"])

@@ -1,9 +1,9 @@
-"""`make fuzz MINUTES=n SEED=s`: every credential attacks, and what held.
+"""`make fuzz MINUTES=n SEED=s`: attacks with every credential and reports violations.
 
-The schedule of a seed is the same each time; FROM=turn begins later in it, SHOW=n prints the first
-n turns and sends nothing. Exit code 0: all held; 1: a violation, with its lines, the messages sent
-last and the seed to repeat. The journal of all messages is in build-out/. KEEP_ON=1 attacks on
-after a service has ended.
+A seed always has the same schedule. FROM=turn begins later in it. SHOW=n prints the first n
+turns and sends nothing. Exit code 0: no violation. Exit code 1: a violation, printed with its
+lines, the last messages and the seed to repeat. The journal of all messages is in build-out/.
+KEEP_ON=1 continues the attack after a service has ended.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.fuzz.targets import targets
 
 
 def show(seed: int, count: int) -> None:
-    """The schedule, a line a message."""
+    """Print the schedule, a line per message."""
     for shots in islice(Schedule(seed, targets()).turns(), count):
         for shot in shots:
             message = shot.message

@@ -1,7 +1,7 @@
-"""Attacks of more than chance: what a person would try first, drawn with the rest of the schedule.
+"""Targeted attacks: what a person would try first, drawn with the rest of the schedule.
 
-Each yields a user, a subject and a message; subjects that a user may not send on are dropped by
-the schedule, so that a right that is taken away needs no change here.
+Each yields a user, a subject and a message. The schedule drops subjects that a user may not
+publish, so a removed right needs no change here.
 """
 
 import random
@@ -31,7 +31,7 @@ def _said(what: str, data: Any, **more: Any) -> Message:
 
 
 def _to_the_limit(vm: dict[str, Any], below: int) -> dict[str, Any]:
-    """With so many ssh keys that the request has `below` bytes less than are read."""
+    """Add so many ssh keys that the request is `below` bytes under the limit."""
     room = MAX_MESSAGE_BYTES - below - len(msgpack.packb(vm)) - 300
     keys = [f"{SSH_KEY} {'x' * (room // 64 - len(SSH_KEY) - 6)}"] * 64
     vm = vm | {"ssh_keys": keys}
@@ -41,7 +41,7 @@ def _to_the_limit(vm: dict[str, Any], below: int) -> dict[str, Any]:
 
 
 def full_records(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """A create that is just read, and what makes its record longer."""
+    """A create just below the limit, and requests that make its record longer."""
     uid = pool.uid(rng)
     vm = own_vm(rng, pool) | {"uid": uid, "image": "tiny"}
     vm.pop("user_data", None)
@@ -55,7 +55,7 @@ def full_records(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def annotated(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """Three VMs with as many annotations as there may be: pages of lists grow with them."""
+    """Three VMs with the maximum of annotations: pages of lists grow with them."""
     for _ in range(3):
         notes = {f"example.org/n{n}": "x" * 8000 for n in range(rng.choice((20, 31, 62)))}
         vm = own_vm(rng, pool) | {"annotations": notes, "image": "tiny"}
@@ -102,7 +102,7 @@ def wide_refusals(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def watches(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
-    """Streams that are opened and never read; by observers more than all watches there may be."""
+    """Streams that are opened and never read; observers open more than the limit of watches."""
     user = rng.choice(("observer", "client"))
     times = rng.choice((20, 300, 1100) if user == "observer" else (20, 300))
     said = _said("abandoned watches", {"namespace": NAMESPACE}, times=times)
@@ -111,7 +111,7 @@ def watches(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
 
 
 def consoles(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """Consoles, logs and ports of the attackers' VMs, opened and left."""
+    """Consoles, logs and ports of the attackers' VMs, opened and abandoned."""
     for verb in ("console", "logs", "port", "vnc", "screenshot"):
         data = {"uid": pool.uid(rng), "window": 2**20}
         if verb == "port":
@@ -121,7 +121,7 @@ def consoles(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def statuses(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """A node that says too much of its VMs, and of VMs that it does not have."""
+    """A node that reports too much about its VMs, and about VMs of other nodes."""
     size = rng.choice((1000, 400_000, 1_000_000))
     for uid in rng.sample(pool.uids, 3):
         status = msgpack.unpackb(encode(full(VmStatus))) | {"uid": uid, "message": "m" * size}
@@ -129,7 +129,7 @@ def statuses(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def filled_buckets(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """Statuses and facts until a bucket that all share is full."""
+    """Statuses and events until a shared bucket is full."""
     body = b"\x00" * 1_000_000
     for number in range(rng.choice((2, 12))):
         subject = f"$KV.st.{EVIL}.fill{rng.randrange(10_000)}x{number}"
@@ -140,7 +140,7 @@ def filled_buckets(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def heartbeats(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
-    """A node that is all nodes, has endless room, or a heart-beat nobody can read."""
+    """A node that poses as all nodes, claims endless room, or sends an unreadable heartbeat."""
     record = msgpack.unpackb(encode(full(NodeRecord)))
     record |= {"node": EVIL, "state": "ready", "cpus": 2**20, "memory_bytes": 2**50}
     record |= {"labels": {"kubernetes.io/hostname": NODE, "zone": "a"}, "services": {}}
@@ -165,7 +165,7 @@ def ready_events(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
 
 
 def rebuilds(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
-    """What only operators should ask for."""
+    """Requests that only operators should make."""
     user = rng.choice(("client", "bridge"))
     verb = rng.choice(("bus.rebuild", "node.forget", "node.fence", "node.drain", "node.audit"))
     data = {} if verb == "bus.rebuild" else {"node": EVIL}
@@ -173,7 +173,7 @@ def rebuilds(rng: random.Random, _pool: Pool) -> Iterator[Aimed]:
 
 
 def tidied(rng: random.Random, pool: Pool) -> Iterator[Aimed]:
-    """Deletes, so that the attackers' names are free for more."""
+    """Deletes that free the attackers' names for more."""
     for uid in rng.sample(pool.uids, 6):
         ref = {"uid": uid, "namespace": NAMESPACE, "grace_s": 0}
         yield "client", f"{API}.vm.delete", _said("own VM deleted", ref)

@@ -1,4 +1,4 @@
-"""Sends a schedule with the credentials of its users, and writes down what came of it."""
+"""Sends a schedule with the credentials of its users, and records the results."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ RATE_HZ = 60.0
 BYTES_PER_S = 6_000_000
 """Between messages there is as much time as both allow: a flood of bytes needs no fuzzer."""
 LAST = 12
-"""Messages shown of a culprit; the journal has all."""
+"""Number of a culprit's messages to print; the journal has all."""
 HEARD_S = 5.0
 """Answers come within this after the last message."""
 
@@ -53,7 +53,7 @@ class Attackers:
         self._clients: dict[str, Any] = {}
         self._prefixes: dict[str, str] = {}
         self._targets: dict[str, tuple[str, str]] = {}
-        """By the subject of its answer: which message of the coverage it was."""
+        """The coverage entry of a message, by the subject of its answer."""
         self._begun_s = time.monotonic()
 
     @asynccontextmanager
@@ -94,7 +94,7 @@ class Attackers:
             self.denied += 1
 
     async def _hear(self, message: Any) -> None:
-        """An answer: counted once by its message, and searched for the uid of a VM."""
+        """Handle an answer: count it once per message, and search it for a VM's uid."""
         of = self._targets.get(message.subject)
         if of is None:
             return
@@ -104,9 +104,9 @@ class Attackers:
         if code == "ok" and of[1].startswith(("vm.create", "aimed")):
             self._schedule.pool.seen |= _uids(message.data)
 
-    # --- the attack -----------------------------------------------------------------------
+    # --- attack ---------------------------------------------------------------------------
     async def attack(self, seconds: float, say: Callable[[str], None], first: int = 0) -> None:
-        """Send turns until the time is over or `stop`."""
+        """Send turns until the time is over or `stop` is set."""
         self._begun_s = time.monotonic()
         end_s = self._begun_s + seconds
         for shots in self._schedule.turns(first):
@@ -159,7 +159,7 @@ class Attackers:
             self._journal.flush()
 
     async def heard_out(self) -> None:
-        """Give the last answers their time."""
+        """Wait for the last answers."""
         await asyncio.sleep(HEARD_S)
 
 

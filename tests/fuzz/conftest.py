@@ -1,4 +1,4 @@
-"""The path to what tests share."""
+"""Puts shared test modules on the path."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """`python -m tests.fuzz.frames SEED COUNT TAP MAC ADDRESS GATEWAY`: a guest that sends anything.
 
-Runs in the network namespace of a VM and is its QEMU: it writes to the tap, and reads what comes
-back. Prints how many frames it sent, and how many answers of the DHCP server it read.
+It runs in the network namespace of a VM in place of its QEMU: it writes to the tap and reads the
+replies. It prints the number of frames sent, and of DHCP answers received.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ def ip_frame(mac: bytes, protocol: int, source: bytes, to: bytes, body: bytes) -
 
 
 def dhcp(rng: random.Random, mac: bytes) -> bytes:
-    """A DISCOVER or REQUEST, with options right, cut, repeated, endless or of lying length."""
+    """A DISCOVER or REQUEST whose options are valid, cut, repeated, endless or of false length."""
     kind = rng.choice((1, 1, 3, 3, 4, 7, 8, 0, 255))
     fixed = struct.pack(
         "!BBBBIHH4s4s4s4s16s64s128s",
@@ -107,7 +107,7 @@ def _written(descriptor: int, frame: bytes) -> int:
 
 
 def _answers(descriptor: int) -> int:
-    """DHCP answers among the frames that wait."""
+    """Return the DHCP answers among the received frames."""
     count = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The platform under attack: a whole node, and a node whose credentials the attackers hold.
+"""The platform under attack: an honest node, and a node whose credentials the attackers hold.
 
 `e2e` is a real node: imaged, netd and nodeagent, with libvirt's test driver in place of QEMU, so
 that the attackers can be the guests. `evil` is a simulated node on the same bus. Every service
@@ -32,12 +32,12 @@ PLUGIN = Path(__file__).parent / "plugin" / "virtbus-fuzz"
 NETWORK = "garbage"
 """The CNI network whose only plugin is ours."""
 SWEEPS = {"VIRTBUS_SWEEP_INTERVAL_S": "2", "VIRTBUS_ORPHAN_GRACE_S": "5"}
-"""A sweep meets within seconds what it would meet after a minute."""
+"""A sweep sees within seconds what it would otherwise see after a minute."""
 PSS = "Pss:"
 
 
 class Ground(Platform):
-    """`virtbus up` with both nodes."""
+    """Run `virtbus up` with both nodes."""
 
     def __init__(self) -> None:
         super().__init__(SWEEPS)
@@ -45,7 +45,7 @@ class Ground(Platform):
         self.probes = self.base / "probes"
         self.probes.mkdir()
         self.seen = self.base / "neighbours"
-        """What the neighbours tell of themselves."""
+        """The reports of the neighbours about themselves."""
         self._conf = self.base / "cni"
         self._plugin_log = self.base / "plugin.log"
         self._write_network()
@@ -69,7 +69,7 @@ class Ground(Platform):
         conflist = {"cniVersion": "1.0.0", "name": NETWORK, "plugins": plugins}
         (self._conf / "fuzz.conflist").write_text(json.dumps(conflist))
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self, *, whole: bool = True) -> None:
         """Run both nodes until both are ready."""
         super().start(whole=whole)
@@ -122,9 +122,9 @@ class Ground(Platform):
                 evil.wait(10)
         super().stop()
 
-    # --- inspecting it --------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------
     def services(self) -> dict[str, int]:
-        """Every service of ours with its process; the second agent is `nodeagent-evil`."""
+        """Return each of our services with its process; the second agent is `nodeagent-evil`."""
         found = {name: pid for name, pid in self.pids().items() if name != "nats-server"}
         if self._bridge is not None and self._bridge.poll() is None:
             found["webhooks"] = self._bridge.pid
@@ -135,7 +135,7 @@ class Ground(Platform):
         return found
 
     def slow_callbacks(self) -> list[dict[str, Any]]:
-        """What the probes wrote down."""
+        """Return the records of the probes."""
         found = []
         for path in sorted(self.probes.glob("*.jsonl")):
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -147,7 +147,7 @@ class Ground(Platform):
         return self._plugin_log.read_text() if self._plugin_log.exists() else ""
 
     def login(self, user: str) -> dict[str, Any]:
-        """The content of a role's credentials file."""
+        """Return the content of a role's credentials file."""
         name = "bus" if user == "client" else user
         content: dict[str, Any] = json.loads((self.run_dir / f"{name}.creds").read_text())
         return content
@@ -159,7 +159,7 @@ def _bridge_listens() -> bool:
 
 
 def pss_bytes(pid: int) -> int:
-    """The memory of a process, what it shares counted by its share."""
+    """Return the proportional set size of a process."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
@@ -170,7 +170,7 @@ def pss_bytes(pid: int) -> int:
 
 @contextmanager
 def attacked() -> Iterator[Ground]:
-    """The platform, started, and wiped at the end."""
+    """Yield the started platform, and remove it at the end."""
     host.refuse_the_machines_own_network()
     ground = Ground()
     try:

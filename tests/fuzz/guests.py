@@ -1,4 +1,4 @@
-"""What hostile guests do: frames from their taps, endless consoles, and guest agents that lie."""
+"""Plays hostile guests: frames from their taps, endless consoles, and lying guest agents."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ class Guests:
                 await stack.aclose()
 
     def _networks(self) -> dict[str, Any]:
-        """What netd keeps of the attackers' VMs that have a namespace."""
+        """Return netd's state of the attackers' VMs that have a namespace."""
         found = {}
         for uid in self._pool.uids:
             path = self._ground.state_dir / "netd" / "vms" / f"{uid}.json"
@@ -96,7 +96,7 @@ class Guests:
                 self._coverage.answer(DHCP, "ok")
 
     async def _nic(self, uid: str) -> tuple[str, str, str] | None:
-        """MAC, address and gateway of a VM, as the API shows them."""
+        """Return MAC, address and gateway of a VM, as the API shows them."""
         async with self._ground.bus("client") as bus:
             try:
                 view = await bus.request("virtbus.api.v1.vm.get", {"uid": uid}, timeout_s=5)
@@ -108,7 +108,7 @@ class Guests:
 
     # --- consoles -------------------------------------------------------------------------
     async def _listen(self) -> None:
-        """Be the serial console of VMs that have none, with bytes that never end."""
+        """Play the serial console of VMs that have none, with endless bytes."""
         for uid in self._pool.uids:
             path = self._ground.run_dir / "vms" / uid / "console.sock"
             if uid in self._consoles and not path.exists():
@@ -134,7 +134,7 @@ class Guests:
 
     # --- guest agents ---------------------------------------------------------------------
     def _answers(self) -> None:
-        """What libvirt hands over of a guest agent; the function at the wire is asked."""
+        """Feed guest-agent answers to the function that receives them from libvirt."""
         for _ in range(ANSWERS):
             answers = self._lies()
             begun_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""An image server that lies: URLs and a registry on loopback, each path a way to be hostile."""
+"""A hostile image server: URLs and a registry on loopback; each path is another attack."""
 
 import asyncio
 import gzip
@@ -20,7 +20,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 
 class ImageServer:
-    """Answers by the first part of the path; `asked` counts what came."""
+    """Answers by the first part of the path; `asked` counts the requests."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(f"{seed}/images")
@@ -57,7 +57,7 @@ class ImageServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         parts = request.path.strip("/").split("/")
-        with suppress(ConnectionError):  # who asked has left
+        with suppress(ConnectionError):  # the client has disconnected
             if parts[0] == "v2":
                 return await self._registry(request, parts[1:])
             return await self._ways.get(parts[0], self._garbage)(request)
@@ -68,14 +68,14 @@ class ImageServer:
         return web.Response(body=self._good)
 
     async def _slow(self, request: web.Request) -> web.StreamResponse:
-        """Just fast enough not to be a stall, for a long while."""
+        """Sends just fast enough to avoid the stall limit, for a long while."""
         return await self._stream(request, MIB, 16 * 1024, 0.4)
 
     async def _hang(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, MIB, 1, 1000.0)
 
     async def _huge(self, request: web.Request) -> web.StreamResponse:
-        """Says that it is a terabyte, and sends some of it."""
+        """Announces a terabyte, and sends some of it."""
         return await self._stream(request, 2**40, 64 * 1024, 0.02, pieces=64)
 
     async def _short(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Attacks the bridge's port: hostile manifests, hostile YAML, and connections that say nothing."""
+"""Attacks the bridge's port: hostile manifests, hostile YAML, and silent connections."""
 
 import asyncio
 import json
@@ -98,7 +98,7 @@ class Manifests:
             self._coverage.answer(of, type(error).__name__)
 
     async def _idle(self) -> None:
-        """Hold connections that promise a body and send none."""
+        """Hold connections that announce a body and send none."""
         of = ("anybody", "bridge connections that say nothing")
         head = f"POST {WEBHOOKS[0]} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{{"
         while True:

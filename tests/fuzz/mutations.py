@@ -1,4 +1,4 @@
-"""Hostile bodies: what becomes of a valid message. Pure: the same draw gives the same bytes."""
+"""Mutates valid messages into hostile bodies. Pure: the same draw gives the same bytes."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from virtbus.schemas.generate_examples import full, minimal
 from virtbus.schemas.wire import MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NODES, encode
 
 PAYLOAD_BYTES = 1024 * 1024
-"""What nats-server takes at most, headers included."""
+"""The maximum message of nats-server, headers included."""
 SIZES = (
     *(MAX_MESSAGE_BYTES - near for near in (1, 0, -1, 64, 400, 1024)),
     *(64 * 1024, 64 * 1024 + 1, 256 * 1024, 400_000, PAYLOAD_BYTES - 2048),
@@ -26,7 +26,7 @@ SIZES = (
 COUNTS = (1, 100, 4000, MAX_NODES - 100, MAX_NODES, MAX_NODES + 1)
 DEPTHS = (MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 1000, 100_000)
 BUILT_DEPTHS = (*DEPTHS[:3], 150)
-"""Of values that our own encoders must get through, however deep their caller is."""
+"""A depth that our own encoders must handle, from any stack depth of their caller."""
 FILL = ("a", "\x01", "\x00", "\u00e9", "\U0001f600", '"', "\n", " ", "{", "*")
 WRONG: tuple[Any, ...] = (
     *(None, True, 0, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 1.5, 1e300, float("nan")),
@@ -51,12 +51,12 @@ class Message:
 
 
 def _spoilt(value: Any) -> bytes:
-    """Msgpack of anything, also of text that is none."""
+    """Encode anything as msgpack, even invalid text."""
     return msgpack.packb(value, unicode_errors="surrogatepass")
 
 
 def plain(model: type[BaseModel], rng: random.Random, pool: Pool) -> Json:
-    """A valid example about the attackers' own things."""
+    """Return a valid example about the attackers' own objects."""
     if model is VmCreate and rng.random() < 0.7:
         return own_vm(rng, pool)
     example = (full if rng.random() < 0.7 else minimal)(model)
@@ -65,7 +65,7 @@ def plain(model: type[BaseModel], rng: random.Random, pool: Pool) -> Json:
 
 
 def own_vm(rng: random.Random, pool: Pool) -> Json:
-    """A create that is admitted."""
+    """Return a create that is admitted."""
     vm: Json = {"name": pool.name(rng), "namespace": NAMESPACE, "uid": pool.uid(rng)}
     vm |= {"image": pool.image(rng), "memory": rng.choice(("32MiB", "64MiB"))}
     vm["spec"] = {"node_selector": {"kubernetes.io/hostname": rng.choice(("e2e", "e2e", EVIL))}}
@@ -77,7 +77,7 @@ def own_vm(rng: random.Random, pool: Pool) -> Json:
 
 
 def _own(value: Any, rng: random.Random, pool: Pool, key: str = "") -> Any:
-    """The example with names of the attackers in place of its own."""
+    """Replace the example's names by names of the attackers."""
     match value:
         case dict():
             return {name: _own(inner, rng, pool, name) for name, inner in value.items()}
@@ -102,7 +102,7 @@ def _own(value: Any, rng: random.Random, pool: Pool, key: str = "") -> Any:
 
 # --- mutations of the data ------------------------------------------------------------------
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value inside."""
+    """Yield the path of every value inside."""
     items: Any = ()
     if isinstance(value, dict):
         items = value.items()
@@ -177,7 +177,7 @@ DATA = (*[_replaced] * 6, _long, _wide, _many, _deep, _deep, _less, _less)
 
 # --- mutations of the bytes -----------------------------------------------------------------
 def encoded(data: Any, rng: random.Random) -> tuple[bytes, dict[str, str]]:
-    """Msgpack or JSON, with a header that fits, lies or is missing."""
+    """Encode as msgpack or JSON, with a header that fits, is false or is missing."""
     as_json = rng.random() < 0.4
     try:
         body = json.dumps(data).encode() if as_json else _spoilt(data)
@@ -211,7 +211,7 @@ SPOILT: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def _envelope(data: Any, subject: str, rng: random.Random) -> tuple[str, Json]:
-    """CloudEvents around it, right or wrong."""
+    """Wrap it in CloudEvents, right or wrong."""
     frame: Json = {
         "id": f"fuzz-{rng.randrange(8)}",
         "source": "fuzz",
@@ -227,7 +227,7 @@ def _envelope(data: Any, subject: str, rng: random.Random) -> tuple[str, Json]:
 
 
 def _headers(rng: random.Random, pool: Pool) -> dict[str, str]:
-    """What a client may write above a message, of which some is meant for servers only."""
+    """Headers that a client may write, some of which are reserved for servers."""
     return rng.choice(
         (
             {TRACEPARENT: rng.choice(("00-0-0-0", "x" * 3000, "00-" + "f" * 32 + "-" + "0" * 16))},
@@ -246,7 +246,7 @@ def _headers(rng: random.Random, pool: Pool) -> dict[str, str]:
 def drawn(
     rng: random.Random, pool: Pool, model: type[BaseModel] | None, subject: str, *, enveloped: bool
 ) -> Message:
-    """One message for a subject."""
+    """Return one message for a subject."""
     data: Any = plain(model, rng, pool) if model is not None else _free(rng, pool)
     what, headers, times = "valid", dict[str, str](), 1
     if rng.random() < 0.6:
@@ -274,7 +274,7 @@ def drawn(
 
 
 def _free(rng: random.Random, pool: Pool) -> Any:
-    """The data of a subject without a model: often what JetStream reads."""
+    """Return data for a subject without a model, which JetStream often parses."""
     return rng.choice(
         (
             {"batch": 1_000_000, "expires": 10**18, "no_wait": True},

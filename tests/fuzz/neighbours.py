@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz.neighbours RUN_DIR FILE`: tenants who behave, in a process of their own.
+"""`python -m tests.fuzz.neighbours RUN_DIR FILE`: honest tenants, in their own process.
 
-Each creates a VM on the honest node, waits until it runs, and deletes it. FILE gets a line for each
-life: when it began, how long its create took until the VM ran, or what went wrong. A further task
-looks at what all share: lists, watches, nodes, status, pulls. Ends with SIGTERM, its VMs deleted.
+Each creates a VM on the honest node, waits until it runs, and deletes it. FILE gets a line for
+each life: its start, the time until the VM ran, or the failure. A further task uses shared
+resources: lists, watches, nodes, status, pulls. It ends with SIGTERM, with its VMs deleted.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ Json = dict[str, Any]
 
 
 class Neighbours:
-    """The tenants; `lines` takes what they saw."""
+    """The tenants; `lines` collects their observations."""
 
     def __init__(self, bus: NatsBus, lines: TextIO) -> None:
         self._bus = bus
@@ -106,7 +106,7 @@ class Neighbours:
             await asyncio.sleep(LOOK_S)
 
     async def _ask(self, verb: str, data: Json) -> Any:
-        """The answer; asked again with the same id where a repeat may help."""
+        """Return the answer; repeat the request with the same id if a repeat may help."""
         repeated = False
         while True:
             try:
@@ -122,7 +122,7 @@ class Neighbours:
             repeated = True
             await asyncio.sleep(0.05)
 
-    # --- what all share -------------------------------------------------------------------
+    # --- shared resources -----------------------------------------------------------------
     async def _shared(self) -> None:
         looks: dict[str, Callable[[], Awaitable[None]]] = {
             "vm.list": self._list,
@@ -147,7 +147,7 @@ class Neighbours:
         await self._bus.request(f"virtbus.api.v1.{verb}", {}, timeout_s=10)
 
     async def _pull(self) -> None:
-        """A small image of an honest server, that nobody has yet, comes in time."""
+        """Pull a small new image of an honest server in time."""
         self._pulled += 1
         asked = {"ref": f"{self._images}/{self._pulled}", "node": NODE}
         found = await self._bus.request("virtbus.api.v1.image.pull", asked, timeout_s=14)
@@ -155,7 +155,7 @@ class Neighbours:
             raise BusError(str(found["errors"]))
 
     async def _admitted(self) -> None:
-        """The API server's review of a plain manifest is answered while it waits."""
+        """Send the API server's review of a plain manifest and wait for the answer."""
         from_elsewhere = aiohttp.TCPConnector(local_addr=(HONEST, 0))
         timeout = aiohttp.ClientTimeout(total=10)
         async with (
@@ -176,7 +176,7 @@ class Neighbours:
                 return
 
     async def _watch(self) -> None:
-        """A watch of everything reaches its end of the list."""
+        """Watch everything up to the end of the list."""
         subject = "virtbus.api.v1.vm.watch"
         async with self._bus.request_stream(subject, {}, idle_timeout_s=10) as answers:
             async for answer in answers:
@@ -187,7 +187,7 @@ class Neighbours:
 
 
 async def _insist(look: Callable[[], Awaitable[None]]) -> None:
-    """Look again where it is said that a repeat may help."""
+    """Repeat a check if its error says that a repeat may help."""
     while True:
         try:
             await look()
@@ -207,7 +207,7 @@ def _review() -> bytes:
 
 @asynccontextmanager
 async def _image_server() -> AsyncIterator[None]:
-    """An honest one, at an address of its own."""
+    """An honest image server, at an address of its own."""
     image = qcow2_image(payload=0)
 
     async def answer(_request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Names that the attackers use: a fixed set for each seed, apart from those of the neighbours."""
+"""Names for the attackers: a fixed set for each seed, disjoint from those of the neighbours."""
 
 import random
 import uuid
@@ -9,14 +9,14 @@ from virtbus.schemas.generate_examples import UID
 NAMESPACE = "hostile"
 VMS = 24
 IMAGES_PORT = 18080
-"""Of the hostile image server; the network namespace is the test's own."""
+"""Address of the hostile image server; the network namespace is the test's own."""
 BRIDGE_PORT = 18082
 TOKENS = ("x", "_", "_join", "console", "agent", "1", "KV_vm", "a" * 200, "\u00e9", "PING", "INFO")
 
 
 @dataclass
 class Pool:
-    """VMs, images and tokens of a seed. `seen` has uids that answers told besides."""
+    """VMs, images and tokens of a seed. `seen` adds uids from answers."""
 
     seed: int
     uids: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Pool:
 
     @property
     def all_uids(self) -> set[str]:
-        """Every uid that something of the attackers may have."""
+        """Return every uid that an object of the attackers may have."""
         return {*self.uids, UID, *self.seen}
 
     def uid(self, rng: random.Random) -> str:
@@ -38,11 +38,11 @@ class Pool:
         return f"h-{rng.randrange(VMS)}"
 
     def token(self, rng: random.Random) -> str:
-        """A token of a subject."""
+        """Draw a token of a subject."""
         return rng.choice((*TOKENS, self.uid(rng)))
 
     def image(self, rng: random.Random) -> str:
-        """A reference to the image server of the attackers, or to nothing."""
+        """Draw a reference to the image server of the attackers, or to nothing."""
         base = f"http://127.0.0.1:{IMAGES_PORT}"
         kind = rng.choice(("good", "slow", "garbage", "huge", "hang", "redirect", "short", "lies"))
         return rng.choice(

@@ -1,4 +1,4 @@
-"""One run: a quiet stretch, an attack, the tidying after it, and the verdict."""
+"""One run: a quiet phase, an attack, the clean-up, and the verdict."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ GONE_S = 60.0
 
 
 class Run:
-    """`say` writes a line with the time since its begin; `broken` is the verdict."""
+    """`say` writes a line with the time since the start; `broken` is the verdict."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Run:
         sys.stdout.flush()
 
     def run(self) -> list[str]:
-        """What was broken; empty when all held."""
+        """Violations found; empty if there are none."""
         self._journal.parent.mkdir(exist_ok=True)
         self.say(f"seed {self.seed}, {self.seconds / 60:g} min; journal: {self._journal}")
         try:
@@ -126,7 +126,7 @@ class Run:
             self.say(f"most memory, MiB: {peaks}")
 
     def _cover(self, attackers: Attackers, images: ImageServer, ground: Ground) -> None:
-        """Print what was sent and heard; nothing may be zero in a run that was not cut short."""
+        """Print the counts of sent and received messages; a complete run may have no zero."""
         coverage = attackers.coverage
         keys = sorted({*coverage.sent, *((one.user, one.id) for one in targets())})
         handlers: dict[str, Counter[str]] = {}
@@ -151,7 +151,7 @@ class Run:
             self.held.append(f"coverage: {len(keys)} subjects by credential, none zero")
 
     async def _tidy(self, ground: Ground) -> list[str]:
-        """Delete what the attackers made on the honest node; what cannot be deleted."""
+        """Delete the attackers' objects on the honest node; return those that cannot be deleted."""
         limit_s = time.monotonic() + GONE_S
         left: list[str] = ["?"]
         async with ground.bus() as bus, ground.bus("admin") as admin:
@@ -178,7 +178,7 @@ class Run:
 
 
 async def _deleted(bus: NatsBus, uid: str) -> str:
-    """Ask that a VM goes; empty once it is gone, or is on the node of the attackers."""
+    """Delete a VM; return nothing once it is gone, or is on the node of the attackers."""
     try:
         view = await bus.request("virtbus.api.v1.vm.get", {"uid": uid}, timeout_s=5)
         await bus.request("virtbus.api.v1.vm.delete", {"uid": uid, "grace_s": 0}, timeout_s=5)

@@ -1,6 +1,6 @@
-"""What a seed means: which credential sends what, and in which order. No clock and no host in here.
+"""Draws from a seed which credential sends which message, in which order. Pure.
 
-A turn is drawn from the seed and its number alone, so that any stretch of a run can be repeated.
+A turn is drawn only from the seed and its number, so any part of a run can be repeated.
 """
 
 import functools
@@ -18,9 +18,9 @@ from tests.fuzz.targets import Target, matches
 from virtbus.bus import permissions
 
 AIMED_SHARE = 0.12
-"""Of the turns; each has several messages."""
+"""Shares of the turns; each has several messages."""
 AGAIN_SHARE = 0.04
-"""Turns that say an earlier one again, with its ids."""
+"""Turns that repeat an earlier one, with its ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Schedule:
         self.pool = Pool(seed)
 
     def turns(self, first: int = 0) -> Iterator[list[Shot]]:
-        """Without end, from turn `first` on."""
+        """Yield turns without end, from turn `first` on."""
         number = first
         while True:
             yield self.turn(number)
             number += 1
 
     def turn(self, number: int) -> list[Shot]:
-        """What is sent in one turn."""
+        """Return the messages of one turn."""
         rng = random.Random(f"{self._seed}/{number}")
         share = rng.random()
         shots = [self._drawn(rng, number)]
@@ -65,12 +65,12 @@ class Schedule:
         target = self._dealt(number)
         subject = target.filled(rng, self.pool)
         message = drawn(rng, self.pool, target.message, subject, enveloped=target.enveloped)
-        if number < len(self._targets):  # each handler is heard of once at the least
+        if number < len(self._targets):  # each handler gets at least one message
             message = replace(message, reply="")
         return Shot(number, target.user, target.id, subject, target.asked, message)
 
     def _dealt(self, number: int) -> Target:
-        """Every target once before any twice."""
+        """Yield every target once before any target twice."""
         deal, place = divmod(number, len(self._targets))
         order = random.Random(f"{self._seed}/deal/{deal}").sample(
             range(len(self._targets)), len(self._targets)
@@ -86,7 +86,7 @@ class Schedule:
 
 
 def may_send(user: str, subject: str) -> bool:
-    """True where the credential has the right."""
+    """Return True if the credential has the right."""
     patterns = _rights().get(user, ())
     return any(matches(pattern, subject) for pattern in patterns)
 

@@ -18,7 +18,7 @@ OVERSIZE = ("stalled", "payloads over the server's limit")
 
 
 async def stalled(ground: Ground, pool: Pool, coverage: Coverage) -> None:
-    """Open streams and read nothing of them; again and again until cancelled."""
+    """Open streams and read nothing of them, repeatedly, until cancelled."""
     rng = random.Random(f"{pool.seed}/stalled")
     while True:
         user = rng.choice(USERS)

@@ -1,6 +1,6 @@
-"""Who may send on which subject: derived from the permissions and the catalogue of the bus.
+"""Derives each user's subjects from the permissions and the catalogue of the bus.
 
-A new subject or a new right of a credential is attacked without anyone adding it here.
+A new subject or a new right of a credential is attacked without a change here.
 """
 
 import random
@@ -18,16 +18,18 @@ from virtbus.bus.permissions import Role
 from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
 
 TRUSTED = frozenset({permissions.ADMIN, permissions.CONTROLLER})
-"""They own the streams: whoever holds them needs no attack."""
+"""They own the streams: their holder needs no attack."""
 OF_THE_NODE = (".rpc.imaged.", ".rpc.netd.", ".ready.", ".progress.")
-"""What the credentials of the honest node attack: its services, by each other. The rest of a node's
-rights are about itself, and a node that speaks against itself has no VMs to lose but its own."""
+"""Attacks of the honest node's credentials: its services attack each other.
+
+A node's other rights concern only itself. A node that attacks itself can lose only its own VMs.
+"""
 ASKED = frozenset({Plane.REQUEST, Plane.STREAM})
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One subject that a user may send on. `subject` has `{parameter}` and NATS's wildcards."""
+    """One subject that a user may publish. `subject` has `{parameter}` and NATS's wildcards."""
 
     user: str
     id: str
@@ -36,10 +38,10 @@ class Target:
     message: type[BaseModel] | None
     enveloped: bool
     asked: bool
-    """A handler answers, whatever comes."""
+    """A handler answers every message."""
 
     def filled(self, rng: random.Random, pool: Pool) -> str:
-        """A subject to publish on."""
+        """Fill the parameters of a subject."""
         parts = {"uid": pool.uid(rng), "node": self.node, "verb": "console", "bucket": "st"}
 
         def parameter(found: "re.Match[str]") -> str:
@@ -53,7 +55,7 @@ class Target:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """True where NATS would say that a pattern of an allow-list has the subject."""
+    """Return True if a pattern of an allow-list matches the subject, by NATS's rules."""
     wanted, given = pattern.split("."), subject.split(".")
     for place, token in enumerate(wanted):
         if token == ">":
@@ -64,7 +66,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def targets() -> tuple[Target, ...]:
-    """Every target of every credential that is not trusted."""
+    """Return every target of every untrusted credential."""
     roles = [role for role in permissions.fixed() if role.user not in TRUSTED]
     found = [one for role in roles for one in _of(role, (NODE, EVIL))]
     for role in permissions.node_users(EVIL):
@@ -77,7 +79,7 @@ def targets() -> tuple[Target, ...]:
 
 
 def _of(role: Role, nodes: tuple[str, ...]) -> Iterator[Target]:
-    """Channels first, then what the allow-list has beside them."""
+    """Yield channels first, then the other subjects of the allow-list."""
     known = list(_known(role, nodes))
     yield from known
     for pattern in role.publish:
@@ -115,5 +117,5 @@ def _placed(channel: Channel, node: str) -> str:
 
 
 def _sample(subject: str) -> str:
-    """A literal of a template; kinds of facts are two tokens."""
+    """Fill a template with literals; kinds of events are two tokens."""
     return re.sub(r"\{\w+\}", "x", subject)

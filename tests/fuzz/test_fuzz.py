@@ -1,4 +1,4 @@
-"""The hostile client: short with a fixed seed, longer with one that nobody knows before."""
+"""The hostile client: short with a fixed seed, longer with a random one."""
 
 import json
 import os
@@ -55,7 +55,7 @@ uvloop.run(burn())
 """
 
 
-def test_the_probe_tells_a_callback_that_burns_cpu(tmp_path: Path) -> None:
+def test_the_probe_reports_a_callback_that_uses_too_much_cpu(tmp_path: Path) -> None:
     module = tmp_path / "tests" / "fuzz" / "webhooks.py"
     module.parent.mkdir(parents=True)
     module.write_text(BURNS)
@@ -79,7 +79,7 @@ def test_strangers_with_every_credential_cost_others_nothing(tmp_path: Path) -> 
 @pytest.mark.integration
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_and_not_in_five_minutes_of_a_seed_drawn_now(tmp_path: Path) -> None:
+def test_strangers_cost_others_nothing_in_five_minutes_of_a_random_seed(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     run = Run(seed, LONG_S, journal=tmp_path / "fuzz.jsonl")
     assert not run.run(), f"make fuzz SEED={seed} MINUTES=5"

@@ -1,4 +1,4 @@
-"""Hostile text that somebody parses: user data, network data, manifests."""
+"""Hostile text for parsers: user data, network data, manifests."""
 
 import random
 
@@ -6,7 +6,7 @@ HEAD = "#cloud-config\n"
 
 
 def hostile_text(rng: random.Random) -> str:
-    """A document for a YAML or JSON parser."""
+    """Return a document for a YAML or JSON parser."""
     return rng.choice(
         (
             *(merges(levels) for levels in (12, 24, 200)),

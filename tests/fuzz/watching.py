@@ -1,4 +1,4 @@
-"""What must hold while strangers attack: services, callbacks, memory, and those who behave."""
+"""Checks during an attack: services, callbacks, memory, and honest tenants."""
 
 import asyncio
 import json
@@ -18,18 +18,20 @@ from tests.fuzz.ground import EVIL, Ground, pss_bytes
 
 MIB = 1024**2
 CALLBACK_S = 0.5
-"""Most CPU time that one callback may take of its loop's thread."""
+"""Maximum CPU time of one callback on its loop's thread."""
 GROWTH_BYTES = 20 * MIB
 SETTLED_S = 60.0
-"""Within this after the attack, memory is back."""
+"""Memory must recover within this time after the attack."""
 TRIMMED_S = 10.0
 RATIO = 3.0
 LOOK_S = 0.5
 TAKEN_OVER = "is run by an agent of"
-"""Logged by an agent that ends because another instance has its node's key (ADR 0031). The node's
-own credentials may write that key, so it is no violation on the hostile node."""
+"""Log line of an agent that ends because another instance has its node's key (ADR 0031).
+
+The node's own credentials may write that key, so it is no violation on the hostile node.
+"""
 FEWEST = 20
-"""Creates below which a p99 says nothing."""
+"""With fewer creates a p99 has no meaning."""
 
 Json = dict[str, Any]
 
@@ -41,14 +43,14 @@ def p99(values: Sequence[float]) -> float:
 
 @dataclass
 class Watching:
-    """`broken` has a line for each violation; `held` one for each check that was done."""
+    """`broken` has a line for each violation; `held` one for each passed check."""
 
     ground: Ground
     stop: asyncio.Event
     last: Callable[[], Iterable[str]]
-    """The messages sent last, to be shown beside what broke."""
+    """The last messages, printed with each violation."""
     keep_on: bool = False
-    """Whether an attack goes on after a service has ended."""
+    """True: an attack continues after a service has ended."""
     broken: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     slow: list[Json] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Watching:
     _begun_s: float = 0.0
 
     def begin(self) -> None:
-        """Remember what lives, and how much memory it has."""
+        """Record the living services and their memory."""
         self._begun_s = time.monotonic()
         self._pids = self.ground.services()
         self._before = self.memory()
@@ -67,7 +69,7 @@ class Watching:
         return {name: pss_bytes(pid) for name, pid in self.ground.services().items()}
 
     async def watch(self) -> None:
-        """Look until cancelled; the first service that ends stops the attack."""
+        """Check until cancelled; the first service that ends stops the attack."""
         while True:
             self._look()
             await asyncio.sleep(LOOK_S)
@@ -114,7 +116,7 @@ class Watching:
 
     # --- at the end -----------------------------------------------------------------------
     async def judge(self) -> None:
-        """The services that still live have no more memory than before."""
+        """Check that the living services have no more memory than before."""
         self._look()
         if not any(line.startswith("alive") for line in self.broken):
             self.held.append(f"alive: {len(self._pids)} services, the same processes")
@@ -135,7 +137,7 @@ class Watching:
             self.held.append(f"memory: back to within 20 MiB (MiB: {told})")
 
     async def _trimmed(self, grown: dict[str, int]) -> dict[str, int]:
-        """How much is left of what grew when free memory is given back to the system."""
+        """Return the remaining growth after free memory is returned to the system."""
         files = [self.ground.probes / f"trim-{self._pids[name]}" for name in grown]
         for file in files:
             file.touch()
@@ -154,7 +156,7 @@ class Watching:
 
 
 class Tenants:
-    """The neighbours' process and what it wrote."""
+    """The neighbours' process and its output."""
 
     def __init__(self, ground: Ground) -> None:
         self._file = ground.seen
@@ -164,7 +166,7 @@ class Tenants:
         )
 
     def lines(self, since_s: float = 0.0, until_s: float = math.inf) -> list[Json]:
-        """What they saw in a stretch of time."""
+        """Return their observations in a period."""
         if not self._file.exists():
             return []
         texts = self._file.read_text(encoding="utf-8").splitlines()
@@ -172,7 +174,7 @@ class Tenants:
         return [line for line in found if since_s <= line["at_s"] < until_s]
 
     def end(self) -> None:
-        """Let them delete their VMs and go."""
+        """Let them delete their VMs and exit."""
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGTERM)
             try:
@@ -184,7 +186,7 @@ class Tenants:
     def judge(
         self, begun_s: float, attacked_s: float, over_s: float
     ) -> tuple[list[str], list[str]]:
-        """What broke and what held, of a stretch without and one with attackers."""
+        """Compare a quiet phase with an attacked one: violations and passed checks."""
         before, during = self.lines(begun_s, attacked_s), self.lines(attacked_s, over_s)
         wrong = Counter(
             f"{line.get('what') or 'a VM'}: {line['why']}"

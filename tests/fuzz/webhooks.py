@@ -1,7 +1,8 @@
 """`python -m tests.fuzz.webhooks`: the Kubernetes bridge's port without a Kubernetes behind it.
 
-The routes are the bridge's own: both webhooks and the subresources. Whoever asks is a tenant with
-every right to the verbs, and there is no object to act on: what is attacked is what reads requests.
+The routes are the bridge's own: both webhooks and the subresources. Every caller is a tenant
+with every right to the verbs, and there is no object to act on: the target is the code that
+reads requests.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Boxes: hosts on this machine, each with its own processes, mounts, links, name and cgroups."""
+"""Boxes: simulated hosts on this machine, with their own processes, mounts, links and cgroups."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ RESTART_S = 1.0
 
 
 class Kept:
-    """A command in a box that is started again when it ends, as systemd would."""
+    """A command in a box that is restarted when it ends, as systemd would."""
 
     def __init__(
         self, box: "Box", name: str, argv: Sequence[str], environ: Mapping[str, str]
@@ -44,7 +44,7 @@ class Kept:
             self._over.wait(RESTART_S)
 
     def forget(self) -> None:
-        """Start it no more; what runs runs on."""
+        """Restart it no more; a running process continues."""
         self._over.set()
 
     def join(self) -> None:
@@ -53,7 +53,7 @@ class Kept:
 
 
 class Box:
-    """One box. `base` is its folder here; `path` finds its files as it sees them."""
+    """One box. `base` is its folder here; `path` returns the box's path of a file."""
 
     def __init__(self, boxes: "Boxes", name: str, number: int) -> None:
         self._boxes = boxes
@@ -80,7 +80,7 @@ class Box:
 
     # --- inside ---------------------------------------------------------------------------
     def path(self, inside: str | Path) -> Path:
-        """A file of the box, seen from here."""
+        """Return the path of the box's file on this machine."""
         return Path(f"/proc/{self.pid}/root/{str(inside).lstrip('/')}")
 
     def _enter(self, argv: Sequence[str]) -> list[str]:
@@ -92,7 +92,7 @@ class Box:
     def popen(
         self, *argv: str, environ: Mapping[str, str] | None = None, log: IO[bytes] | None = None
     ) -> "subprocess.Popen[bytes]":
-        """A command in the box; its own pid is another one (see `processes`)."""
+        """Start a command in the box; its own pid is another one (see `processes`)."""
         return subprocess.Popen(
             self._enter(argv),
             env={**os.environ, **(environ or {})},
@@ -104,7 +104,7 @@ class Box:
         )
 
     def run(self, *argv: str, timeout_s: float = 60, check: bool = True) -> str:
-        """What a command in the box printed."""
+        """Return the output of a command in the box."""
         done = subprocess.run(
             self._enter(argv), capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -116,27 +116,27 @@ class Box:
         return done.stdout
 
     def keep(self, name: str, *argv: str, environ: Mapping[str, str] | None = None) -> Kept:
-        """Run a command and start it again whenever it ends, until the power is cut."""
+        """Run a command and restart it whenever it ends, until the power is cut."""
         self._kept[name] = Kept(self, name, argv, environ or {})
         return self._kept[name]
 
     def unkeep(self, name: str) -> None:
-        """Start a kept command no more."""
+        """Stop restarting a kept command."""
         self._kept.pop(name).forget()
 
     def processes(self) -> dict[int, list[str]]:
-        """Command lines of what runs in the box, by the pid that it has here."""
+        """Return the command lines of the box's processes, by their pid on this machine."""
         with suppress(OSError):
             here = os.readlink(f"/proc/{self.pid}/ns/pid")
             return {pid: argv for pid, argv in _all() if _namespace(pid) == here}
         return {}
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal; a process that is gone is no fault."""
+        """Send a signal; a missing process is no error."""
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    # --- its link -------------------------------------------------------------------------
+    # --- link -----------------------------------------------------------------------------
     def cut(self) -> None:
         """Pull the cable to the switch."""
         subprocess.run(["ip", "link", "set", f"vb-{self.name}", "down"], check=True)
@@ -162,7 +162,7 @@ def _namespace(pid: int) -> str:
 
 
 class Boxes:
-    """The holder, as its client. Ends with this process, whatever ends that."""
+    """The client of the holder. The holder ends with this process in any case."""
 
     def __init__(self, seed: Path) -> None:
         self.base = BASE_DIR / f"virtbus-hosts-{os.getpid()}-{time.monotonic_ns() % 10**6}"
@@ -180,7 +180,7 @@ class Boxes:
         self.pid = self._holder.pid
 
     def tell(self, *words: str) -> str:
-        """An order to the holder; the last word of its answer."""
+        """Send an order to the holder; return the last word of its answer."""
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         with self._lock:
@@ -191,7 +191,7 @@ class Boxes:
         return answer.split()[-1]
 
     def end(self) -> None:
-        """Every box is gone on return, and every trace of them."""
+        """Remove all boxes and all their traces before returning."""
         assert self._holder.stdin is not None
         assert self._holder.stdout is not None
         self._holder.stdin.close()
@@ -201,7 +201,7 @@ class Boxes:
 
 @contextmanager
 def boxes(seed: Path) -> Iterator[Boxes]:
-    """A switch without boxes; all that are powered on end with the context."""
+    """A switch without boxes; all powered-on boxes end with the context."""
     held = Boxes(seed)
     try:
         yield held

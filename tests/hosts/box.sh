@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# box.sh NAME BASE SEED: the first process of a box; it makes the namespace a host of its own, then reaps.
+# box.sh NAME BASE SEED [CMD…]: the first process of a box; it makes the namespace a host of its own, runs CMD and reaps.
 #
 # Runs as PID 1 of fresh pid, mount, net, uts and cgroup namespaces. What outlives a power-off is in BASE/NAME/disk, what
 # boxes share (wrapper, libvirt's capability cache, guest image) in SEED. Nothing of the machine's own is written.
 set -euo pipefail
 name=$1 base=$2 seed=$3
+shift 3
+[ $# -gt 0 ] || set -- sleep infinity
 disk=$base/$name/disk
 
 mount --make-rprivate /
 hostname "$name"
 mount -t proc proc /proc
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/lock /run/libvirt /run/netns /run/virtbus
+mkdir -p /run/lock /run/libvirt /run/netns /run/virtbus /run/virtbus-seed
+mount --bind "$seed" /run/virtbus-seed # it may be a folder that the next lines hide
 
 # Each a folder of this box's own, also after it was powered off and on.
 for dir in var/lib/virtbus var/lib/libvirt var/log/libvirt var/cache/libvirt var/lib/cni etc/libvirt etc/virtbus; do
@@ -20,9 +23,12 @@ for dir in var/lib/virtbus var/lib/libvirt var/log/libvirt var/cache/libvirt var
     mount --bind "$disk/$dir" "/$dir"
 done
 for dir in libexec images/src; do
+    [ -d "/run/virtbus-seed/$dir" ] || continue
     mkdir -p "/var/lib/virtbus/$dir"
-    mount --bind "$seed/$dir" "/var/lib/virtbus/$dir"
+    mount --bind "/run/virtbus-seed/$dir" "/var/lib/virtbus/$dir"
 done
+umount /run/virtbus-seed
+mv /run/virtbus-seed /run/virtbus-box # tests/e2e/host.py looks for it
 
 # The machine's sysfs shows the machine's links; cgroups begin at this box.
 mount -t sysfs sysfs /sys
@@ -41,4 +47,4 @@ done </proc/self/cgroup
 
 ip link set lo up
 touch "$base/$name/up"
-exec tini -- sleep infinity
+exec tini -- "$@"

@@ -37,12 +37,14 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node import NodeState, NodeView
 
 SEED = ROOT / "build-out" / "hosts"
-"""What outlives a fleet: the wrapper, libvirt's knowledge of the emulator, the guest's image."""
+"""Data that outlives a fleet: the wrapper, libvirt's cache about the emulator, the guest's
+image.
+"""
 STATE, RUN = Path("/var/lib/virtbus"), Path("/run/virtbus")
 ROUTE_PORT, PORT = 6222, 4222
 READY_S = 120.0
 SWEPT_S = 180.0
-"""What a killed controller left is an orphan after a minute, and gone two sweeps later."""
+"""Remains of a killed controller are orphans after a minute, and gone two sweeps later."""
 PROGRAMS = ("libvirtd", "virtlogd", "nats-server")
 CAPABILITIES = Path("var/cache/libvirt/qemu/capabilities")
 
@@ -55,7 +57,7 @@ class Member:
         self.name = box.name
 
     def pids(self) -> dict[str, int]:
-        """What runs here, by name: services, `up`, nats-server, libvirtd, virtlogd."""
+        """Return the running services by name: services, `up`, nats-server, libvirtd, virtlogd."""
         found = {}
         for pid, argv in self.box.processes().items():
             program = Path(argv[0]).name
@@ -66,7 +68,7 @@ class Member:
         return found
 
     def kill(self, service: str) -> int:
-        """kill -9; the pid that is no more."""
+        """Kill with SIGKILL; return the dead pid."""
         pid: int = until(lambda: self.pids().get(service), f"{service} runs on {self.name}")
         self.box.kill(pid)
         return pid
@@ -76,7 +78,7 @@ class Member:
         self.box.off()
 
     def log(self) -> str:
-        """What `up` printed."""
+        """Return the output of `up`."""
         return (self.box.base / "up.log").read_text(errors="replace")
 
 
@@ -99,12 +101,12 @@ class Host(Member):
         self.start()
 
     def start(self, *, python: str = sys.executable) -> None:
-        """Run `virtbus node up`, with another interpreter's virtbus where one is named."""
+        """Run `virtbus node up`, with another interpreter's virtbus if one is named."""
         argv = (python, "-m", "virtbus.cli", *self._argv)
         self.box.keep("up", *argv, environ=self._environ)
 
     def libvirt_answers(self) -> bool:
-        """True when libvirtd takes calls."""
+        """Return True if libvirtd answers calls."""
         asked = self.box.popen("virsh", "-q", "-c", "qemu:///system", "uri")
         return asked.wait(60) == 0
 
@@ -123,18 +125,18 @@ class Host(Member):
             shutil.copy2(known, disk / CAPABILITIES)
 
     def keep_capabilities(self) -> None:
-        """Let the next fleet's libvirtds begin with what this one learned."""
+        """Give this libvirtd's cache to the next fleet's libvirtds."""
         (SEED / CAPABILITIES.name).mkdir(exist_ok=True)
         for known in (self.box.base / "disk" / CAPABILITIES).glob("*.xml"):
             shutil.copy2(known, SEED / CAPABILITIES.name)
 
     def census(self) -> list[str]:
-        """What is on this host, one line an object."""
+        """Return the objects on this host, one line each."""
         told = self.box.run("python3", str(ROOT / "tools/census"))
         return [line for line in told.splitlines() if not line.startswith(_NOT_OF_VMS)]
 
     def emulators(self) -> dict[int, str]:
-        """The QEMUs of VMs: pid and uid."""
+        """Return the QEMUs of VMs: pid and uid."""
         found = {}
         for pid, argv in self.box.processes().items():
             if machine.is_qemu(argv) and "-uuid" in argv:
@@ -143,7 +145,7 @@ class Host(Member):
         return found
 
 
-# what comes and goes with the services themselves, not with VMs
+# objects that belong to the services themselves, not to VMs
 _NOT_OF_VMS = ("process virtbus", "process python", "process nsenter", "socket /run/virtbus/netd")
 
 
@@ -164,7 +166,7 @@ class Server(Member):
 
 
 class Fleet:
-    """Everything, and the means to use, hurt and inspect it. All methods block."""
+    """The whole fleet, with methods to use, break and inspect it. All methods block."""
 
     def __init__(self, held: Boxes, hosts: int, servers: int, environ: Mapping[str, str]) -> None:
         self.base = held.base
@@ -200,16 +202,16 @@ class Fleet:
         creds = str(self._creds / f"node-{name}.creds")
         return ["node", "up", "--nats", self.urls, "--creds", creds]
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def start(self) -> None:
-        """Power everything on and wait until it is whole."""
+        """Power everything on and wait until it is ready."""
         self._creds.mkdir()
         self._start_servers()
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(Host.on, self.hosts.values()))
         self.wait_whole(within_s=READY_S)
         if self.hosts:
-            # where an image is cached comes first in placement: all are to be alike
+            # placement prefers hosts with a cached image: all should be alike
             self.ask("image.pull", {"ref": "tiny"}, timeout_s=120)
             until(
                 lambda: all(n.get("images") for n in self.ask("node.list")["items"]),
@@ -220,7 +222,7 @@ class Fleet:
             host.keep_capabilities()
 
     def _start_servers(self) -> None:
-        """Power the bus on; the first server's passwords are all servers'."""
+        """Power the bus on; all servers use the first server's passwords."""
         first, *others = self.servers.values()
         first.on()
         passwords = first.box.path(STATE / "bus-passwords.json")
@@ -246,21 +248,21 @@ class Fleet:
         until(whole, lambda: f"every node ready, but {self.ask('node.list')}", within_s=within_s)
 
     def whole(self) -> set[str]:
-        """The nodes of which every service is ready; raises where nobody answers."""
+        """Return the nodes with all services ready; raise if nobody answers."""
         page = NodePage.model_validate(self.ask("node.list", timeout_s=3))
         return {node.node for node in page.items if _whole(node)}
 
-    # --- using it -------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------
     @asynccontextmanager
     async def bus(self, user: str = "client") -> AsyncIterator[NatsBus]:
-        """A connection to any server, in a role."""
+        """Connect to any server, in a role."""
         file = "bus" if user == "client" else user
         settings = BusSettings(url=self.urls, creds=self._creds / f"{file}.creds")
         async with connect(settings, name="test") as bus:
             yield bus
 
     def ask(self, verb: str, data: Json | None = None, *, timeout_s: float = 30) -> Any:
-        """One request to `virtbus.api.v1.<verb>`, in a connection of its own."""
+        """Send one request to `virtbus.api.v1.<verb>`, in a connection of its own."""
 
         async def asked() -> Any:
             async with self.bus() as bus:
@@ -269,7 +271,7 @@ class Fleet:
         return asyncio.run(asked())
 
     def try_cli(self, *argv: str, timeout_s: float = 200) -> "subprocess.CompletedProcess[str]":
-        """`virtbus ARGV…`, ended, however."""
+        """Run `virtbus ARGV…` and return it after any exit code."""
         return subprocess.run(
             ["virtbus", *argv],
             env=self.environ,
@@ -280,13 +282,13 @@ class Fleet:
         )
 
     def cli(self, *argv: str, timeout_s: float = 200) -> str:
-        """What `virtbus ARGV…` printed."""
+        """Return the output of `virtbus ARGV…`."""
         done = self.try_cli(*argv, timeout_s=timeout_s)
         assert done.returncode == 0, f"virtbus {' '.join(argv)}: {done.returncode}\n{done.stderr}"
         return done.stdout
 
     def create(self, name: str, *argv: str, wait: str = "running") -> Json:
-        """A VM of the image tiny: its view once it is `wait` (empty: accepted)."""
+        """Create a VM of the image tiny; return its view once it is `wait` (empty: accepted)."""
         uid = uuid7()
         self.uids.add(uid)
         waiting = ("--wait", wait) if wait else ()
@@ -298,13 +300,13 @@ class Fleet:
         return view
 
     def vms(self) -> list[Json]:
-        """All VMs."""
+        """Return all VMs."""
         items: list[Json] = self.ask("vm.list", {"limit": 500}).get("items", [])
         return items
 
-    # --- inspecting it --------------------------------------------------------------------
+    # --- inspection -----------------------------------------------------------------------
     def nothing_left(self, within_s: float = GONE_S) -> None:
-        """Delete all VMs; the hosts are then as they were, and the bus knows no VM."""
+        """Delete all VMs and wait until the hosts are as before and the bus has no VM."""
         names = [(vm["namespace"], vm["name"]) for vm in self.vms()]
         for namespace, name in names:
             self.cli("vm", "delete", name, "-n", namespace, "--grace", "0", "--no-wait")
@@ -326,7 +328,7 @@ class Fleet:
         )
 
     def keep_logs(self) -> None:
-        """Copy every log to where VIRTBUS_E2E_KEEP says."""
+        """Copy every log to the folder in VIRTBUS_E2E_KEEP."""
         folder = os.environ.get("VIRTBUS_E2E_KEEP")
         if folder:
             for log in self.base.glob("*/*.log"):
@@ -334,7 +336,7 @@ class Fleet:
                 shutil.copy(log, Path(folder, f"{log.parent.name}-{log.name}"))
 
     async def _keys(self) -> list[str]:
-        """What the bus still holds of VMs."""
+        """Return the keys of VMs on the bus."""
         async with self.bus("admin") as admin:
             found = [await standing(admin, f"$KV.{bucket}.>") for bucket in ("vm", "sec", "st")]
         return [key for held in found for key, value in held.items() if not lasts(key, value)]
@@ -355,7 +357,7 @@ def _server_argv(number: int, servers: int, nodes: list[str]) -> list[str]:
 
 
 def prepare() -> None:
-    """Make what fleets share: the wrapper once, so that libvirt need not look at QEMU again."""
+    """Make the shared parts of fleets: the wrapper once, so that libvirt probes QEMU once."""
     sources = SEED / "images/src"
     sources.mkdir(parents=True, exist_ok=True)
     image = tiny_image()

@@ -1,11 +1,11 @@
-"""The process that holds boxes: they end with it, and it ends with whoever started it.
+"""The process that holds boxes: they end with it, and it ends with its starter.
 
     python -m tests.hosts.holder BASE SEED BRIDGE ADDRESS/PREFIX
 
-Reads `on NAME ADDRESS/PREFIX` and `off NAME` on stdin, and answers each with `NAME PID` or
-`NAME -`. At the end of stdin, however its writer ended, every box is killed and every trace of
-them removed. Standard library only. A holder that was itself killed takes its boxes with it; the
-next one sweeps the rest.
+It reads `on NAME ADDRESS/PREFIX` and `off NAME` on stdin, and answers each with `NAME PID` or
+`NAME -`. At the end of stdin, for any cause, it kills every box and removes all their traces. It
+uses only the standard library. A holder that was itself killed takes its boxes with it; the next
+one removes the rest.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ WITHIN_S = 20.0
 
 
 def run(*argv: str) -> None:
-    """A command that must work."""
+    """Run a command that must succeed."""
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
 def hierarchies() -> list[Path]:
-    """Every mounted cgroup hierarchy of the machine."""
+    """Return every mounted cgroup hierarchy of the machine."""
     return [path for path in CGROUPS.iterdir() if (path / "cgroup.procs").exists()]
 
 
@@ -48,7 +48,7 @@ class Holder:
         run("ip", "link", "set", bridge, "up")
 
     def on(self, name: str, address: str) -> int:
-        """Power a box on; the pid of its first process."""
+        """Power a box on; return the pid of its first process."""
         (self._base / name / "disk").mkdir(parents=True, exist_ok=True)
         (self._base / name / "up").unlink(missing_ok=True)
         groups = self._groups(name)
@@ -77,10 +77,11 @@ class Holder:
         """Cut a box's power: every process in it is gone on return; its disk stays."""
         box = self._boxes.pop(name, None)
         if box is not None:
-            box.kill()  # --kill-child: the kernel ends the box's first process, and so all of it
+            # --kill-child: the kernel ends the box's first process, and so the whole box
+            box.kill()
             box.wait()
         with contextlib.suppress(subprocess.CalledProcessError):
-            # the peer goes with the namespace, but only when the last of its sockets does
+            # the peer ends with the namespace, but only when the last of its sockets is closed
             subprocess.run(["ip", "link", "delete", f"vb-{name}"], capture_output=True, check=True)
         deadline = time.monotonic() + WITHIN_S
         while any(self._remove_group(group / name) for group in self._roots()):
@@ -104,14 +105,14 @@ class Holder:
 
     @staticmethod
     def _remove_group(path: Path) -> bool:
-        """Remove an emptied tree of groups; True while something is still in it."""
+        """Remove an emptied tree of groups; return True while something is still in it."""
         for folder, _, _ in os.walk(path, topdown=False):
             with contextlib.suppress(OSError):
                 Path(folder).rmdir()
         return path.exists()
 
     def end(self) -> None:
-        """Leave no trace."""
+        """Remove all traces."""
         for name in list(self._boxes):
             self.off(name)
         for root in self._roots():
@@ -143,9 +144,10 @@ def _answer(*words: object) -> None:
 
 
 def main(base: str, seed: str, bridge: str, address: str) -> None:
-    """Obey stdin until it ends."""
+    """Execute the orders on stdin until it ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of stdin is the one way to end us
+        # the end of stdin is the only way to end this process
+        signal.signal(number, signal.SIG_IGN)
     sweep()
     holder = Holder(Path(base), Path(seed), bridge, address)
     try:

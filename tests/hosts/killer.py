@@ -1,4 +1,4 @@
-"""Kills processes and servers of a fleet by a seed, and says what it did."""
+"""Kills processes and servers of a fleet by a seed, and reports each kill."""
 
 import random
 import threading
@@ -18,29 +18,29 @@ PAUSE_S = (1.0, 4.0)
 LOOK_S = 1.0
 BLOWS = 2
 TOLD_S = 5.0
-"""What a node says of its services is at most as old as a beat, 4 s."""
+"""A node's report of its services is at most as old as a heartbeat, 4 s."""
 DARK_S = 6.0
-"""How long a server of the bus is without power."""
+"""Seconds for which a server of the bus has no power."""
 
 
 class Killer:
-    """One blow after the other, at what can bear it, however slow the machine is.
+    """One kill after the other, on parts that can bear it, on a machine of any speed.
 
-    A server is struck when all are whole: three bear one that is away. A host is struck once more
-    while it recovers, then not before it was whole again.
+    A server is killed while all are up: three tolerate one that is down. A host is killed once
+    more while it recovers, and then only after it was ready again.
     """
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
         self._struck: dict[str, list[float]] = {name: [] for name in fleet.hosts}
-        """When each host was struck since it was last whole."""
+        """The times of the kills of each host since it was last ready."""
         self._random = random.Random(seed)
         self._over = threading.Event()
         self.blows: list[str] = []
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Strike until told to end."""
+        """Kill until `end`."""
         try:
             while not self._over.wait(self._random.uniform(*PAUSE_S)):
                 self._strike()
@@ -59,7 +59,7 @@ class Killer:
         blows[kind]()
 
     def _servers_whole(self) -> bool:
-        """True once every stream has all its copies up to date; False when the blows are over."""
+        """Return True once every stream has all its copies up to date; False after the end."""
         while not self._over.wait(LOOK_S):
             with suppress(BusError, VirtbusError):
                 told = BusStatus.model_validate(self._fleet.ask("bus.status", timeout_s=3))
@@ -75,7 +75,7 @@ class Killer:
             self._kill(self._fleet.hosts[name], OF_A_HOST)
 
     def _note_whole(self) -> None:
-        """Forget the blows on hosts that are whole again, by what they said since."""
+        """Forget the kills of hosts that have reported themselves ready since."""
         with suppress(BusError, VirtbusError):
             for name in self._fleet.whole():
                 struck = self._struck[name]
@@ -91,6 +91,8 @@ class Killer:
         if pid is not None:
             self.blows.append(f"kill -9 {service} of {member.name}")
             member.box.kill(pid)
+            if service == "libvirtd":
+                _end_probes(member)
 
     def _cut_power(self) -> None:
         name = self._random.choice(sorted(self._fleet.servers))
@@ -101,13 +103,13 @@ class Killer:
         server.on()
 
     def end(self) -> None:
-        """No more blows."""
+        """Stop killing."""
         self._over.set()
 
 
 @contextmanager
 def killing(fleet: Fleet, seed: int) -> Iterator[Killer]:
-    """Blows while the context is open; all that was struck is on again at its end."""
+    """Kill while the context is open; all killed parts are up again at its end."""
     killer = Killer(fleet, seed)
     thread = threading.Thread(target=killer.run, name="killer")
     thread.start()
@@ -118,3 +120,16 @@ def killing(fleet: Fleet, seed: int) -> Iterator[Killer]:
         thread.join()
     if killer.failure is not None:
         raise killer.failure
+
+
+def _end_probes(member: Member) -> None:
+    """End the emulator that a killed libvirtd asked for its capabilities.
+
+    libvirt starts it as a daemon, and no later libvirtd knows of it. The next libvirtd takes a
+    second to its first question, so this ends no emulator of that one.
+    """
+    for pid, argv in member.box.processes().items():
+        if "none" in [one.partition(",")[0] for one in argv] and any(
+            "/qmp-" in one for one in argv
+        ):
+            member.box.kill(pid)

@@ -10,7 +10,7 @@ OLDER = ROOT / "build-out" / "older"
 
 
 def python_of(commit: str) -> Path:
-    """The interpreter with virtbus as it was at `commit`; made where it is missing.
+    """Return the interpreter with virtbus of `commit`; make it if it is missing.
 
     Raises:
         CalledProcessError: there is no such commit, or its lock cannot be synced.

@@ -1,4 +1,4 @@
-"""One host whose services are processes of their own, as under systemd, each of any version."""
+"""One host whose services are separate processes, as under systemd, each of any version."""
 
 import shutil
 import signal
@@ -47,7 +47,7 @@ class OneHost(Fleet):
         self.host.quiet = self.host.census()
 
     def run_service(self, service: str) -> None:
-        """Start a service with its present interpreter."""
+        """Start a service with its current interpreter."""
         argv = (str(self.python[service]), "-m", f"virtbus.{service}")
         self.host.box.keep(service, *argv, environ=self._settings(service))
 
@@ -72,7 +72,7 @@ class OneHost(Fleet):
         until(lambda: service not in self.host.pids(), f"{service} ended")
 
     def change(self, service: str, python: Path) -> None:
-        """The service of another version in the place of the present one."""
+        """Replace the running service by another version."""
         self.stop_service(service)
         self.python[service] = python
         self.run_service(service)
@@ -80,13 +80,13 @@ class OneHost(Fleet):
         self.wait_whole(within_s=READY_S)
 
     def service_log(self, service: str) -> str:
-        """What a service said."""
+        """Return the output of a service."""
         return (self.host.box.base / f"{service}.log").read_text(errors="replace")
 
 
 @contextmanager
 def one_host(python: Path) -> Iterator[OneHost]:
-    """The host, ready, all services of `python`'s version."""
+    """The host, ready, with all services of `python`'s version."""
     machine.refuse_the_machines_own_network()
     prepare()
     with boxes(SEED) as held:

@@ -1,4 +1,4 @@
-"""How slow this machine is for what other work goes on: what 1 s is alone takes `slowness` s."""
+"""Measures the slowness of this machine under other load: 1 s of work takes `slowness` s."""
 
 import functools
 import time
@@ -8,7 +8,7 @@ SAMPLE_S = 0.25
 
 @functools.cache
 def slowness() -> float:
-    """At least 1: the time that SAMPLE_S of a CPU takes at the first call, over SAMPLE_S."""
+    """Return at least 1: the duration of SAMPLE_S of CPU at the first call, over SAMPLE_S."""
     began_s, cpu_s = time.monotonic(), time.thread_time()
     while time.thread_time() - cpu_s < SAMPLE_S:
         pass

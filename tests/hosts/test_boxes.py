@@ -1,4 +1,4 @@
-"""Boxes are hosts of their own, and leave no trace, however the test that made them ends."""
+"""Boxes are separate hosts, and leave no trace after any end of their test."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def seed(tmp_path: Path) -> Path:
 
 
 def traces(base: str, holder: str) -> list[str]:
-    """What is there of one holder's boxes; other tests may have theirs."""
+    """Return the traces of one holder's boxes; other tests may have theirs."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     found = [line for line in links.splitlines() if BRIDGE in line or "vb-n1" in line]
     found += [str(path) for path in (Path(base), Path("/proc", holder)) if path.exists()]

@@ -1,6 +1,6 @@
-"""Three hosts and three servers: all that was accepted reaches its end, whatever is killed (I1-I8).
+"""Three hosts and three servers: every accepted change is completed despite kills (I1-I8).
 
-`make hosts-test` does 100 creates and 100 deletes; within `make test` they are fewer.
+`make hosts-test` does 100 creates and 100 deletes; `make test` does fewer.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
 ALIVE = 6
 """VMs at once: without KVM each boots on a core of its own."""
 END_S = 150.0
-"""Within this a create runs, and a delete is gone, blows included, on a machine of our own."""
+"""Limit for a create or a delete, kills included, on a machine without other load."""
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600 + 60 * VMS)]
 
@@ -39,7 +39,7 @@ def platform() -> Iterator[Fleet]:
 
 
 async def one_life(bus: NatsBus, number: int) -> str:
-    """Create a VM, see it run, delete it, see it gone; the node that it ran on."""
+    """Create a VM, see it run, delete it, see it gone; return its node."""
     uid = uuid7()
     within_s = END_S * pace.slowness()
     spec = {"uid": uid, "name": f"vm-{number}", "image": "tiny", "memory": "64MiB"}
@@ -54,7 +54,7 @@ async def one_life(bus: NatsBus, number: int) -> str:
 
 
 async def lives(platform: Fleet) -> Counter[str]:
-    """VMS lives, ALIVE at once, and more until each node had one; how many ran on each."""
+    """Run VMS lives, ALIVE at once, and more until each node had one; return the count per node."""
     free = asyncio.Semaphore(ALIVE)
     ran: Counter[str] = Counter()
     numbers = itertools.count()
@@ -69,7 +69,7 @@ async def lives(platform: Fleet) -> Counter[str]:
             async with asyncio.TaskGroup() as group:
                 for number in itertools.islice(numbers, due):
                     group.create_task(live(bus, number))
-            due = 0 if set(ran) == set(platform.hosts) else ALIVE  # one was away all the while
+            due = 0 if set(ran) == set(platform.hosts) else ALIVE  # one was down all the time
     return ran
 
 

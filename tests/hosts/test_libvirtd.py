@@ -1,4 +1,4 @@
-"""What a host does while parts of its hypervisor are killed or hang, under real guests (F6, F9)."""
+"""A host whose hypervisor is partly killed or hangs, with real guests (F6, F9)."""
 
 import signal
 import sys
@@ -12,10 +12,10 @@ from tests.hosts.one_host import OneHost, one_host
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 BACK_S = 15.0
-"""F6: libvirtd is back until what happened meanwhile, or happens now, is seen to."""
+"""F6: the limit from libvirtd's return until past and current changes are handled."""
 
 UNKNOWN_S = 6.0
-"""Until a list says that nobody knows: two seconds of patience, and the way to the list."""
+"""Limit until a list shows Unknown: two seconds of patience, and the way to the list."""
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +38,18 @@ def pid_of(platform: OneHost, uid: str) -> int:
 
 
 def runs_again(platform: OneHost, name: str) -> bool:
-    """True once it was started again, once."""
+    """Return True once it was started again, exactly once."""
     shown = view(platform, name)
     return shown.get("restarts") == 1 and shown["state"] == "Running"
 
 
-def test_guests_outlive_libvirtd_and_the_agent_hears_and_lists_all_again(platform: OneHost) -> None:
+def test_guests_survive_libvirtd_and_the_agent_subscribes_and_lists_again(
+    platform: OneHost,
+) -> None:
     uids = [platform.create(name)["uid"] for name in ("stays", "dies-then", "dies-after")]
     guests, agent = platform.host.emulators(), platform.host.pids()["nodeagent"]
     platform.host.box.kill(platform.host.pids()["libvirtd"])
-    platform.host.box.kill(pid_of(platform, uids[1]))  # nobody is there to say so
+    platform.host.box.kill(pid_of(platform, uids[1]))  # no service is there to report it
     until(platform.host.libvirt_answers, "libvirtd is back")
     until(
         lambda: runs_again(platform, "dies-then"), "what died meanwhile is listed", within_s=BACK_S
@@ -64,10 +66,10 @@ def test_guests_outlive_libvirtd_and_the_agent_hears_and_lists_all_again(platfor
     platform.nothing_left()
 
 
-def test_a_guest_that_died_with_libvirtd_is_unknown_and_then_told_as_it_is(
+def test_a_guest_that_died_with_libvirtd_is_unknown_and_then_shown_as_ended(
     platform: OneHost,
 ) -> None:
-    """As in a restart of compose's container `libvirt`: the list said Running meanwhile."""
+    """As in a restart of compose's container `libvirt`: the list showed Running meanwhile."""
     uid = platform.create("gone")["uid"]
     box, pid = platform.host.box, pid_of(platform, uid)
     box.unkeep("libvirtd")

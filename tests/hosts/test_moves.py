@@ -1,6 +1,6 @@
-"""Two hosts: a drain, a power cut, a fence, and the host that comes back (ADR 0014; F21, F24, F25).
+"""Two hosts: a drain, a power cut, a fence, and the host's return (ADR 0014; F21, F24, F25).
 
-The emulators of both hosts are counted all the while: no VM ever has two (I1).
+The emulators of both hosts are counted all the time: no VM ever has two (I1).
 """
 
 import json
@@ -25,7 +25,7 @@ def platform() -> Iterator[Fleet]:
 
 @contextmanager
 def single_runners(platform: Fleet) -> Iterator[None]:
-    """Look at all emulators again and again; fails where one VM had two at once."""
+    """Check all emulators repeatedly; fail if one VM had two at once."""
     doubles: list[str] = []
     over = threading.Event()
 
@@ -45,7 +45,7 @@ def single_runners(platform: Fleet) -> Iterator[None]:
 
 
 def create(platform: Fleet, name: str, **spec: str) -> str:
-    """A VM that runs on n1; its uid."""
+    """Create a VM that runs on n1; return its uid."""
     asked = {"name": name, "image": "tiny", "memory": "64MiB", "spec": spec}
     uid = str(platform.ask("vm.create", asked)["vm"]["uid"])
     runs_on(platform, uid, "n1")
@@ -58,7 +58,7 @@ def vm(platform: Fleet, uid: str) -> Json:
 
 
 def runs_on(platform: Fleet, uid: str, node: str) -> None:
-    """Return once the VM is told to run on the node, and its emulator is there."""
+    """Return once the VM is shown as Running on the node, and its emulator exists."""
 
     def there() -> bool:
         shown = vm(platform, uid)
@@ -69,12 +69,12 @@ def runs_on(platform: Fleet, uid: str, node: str) -> None:
 
 
 def traces(platform: Fleet, uid: str, node: str) -> list[str]:
-    """What the host has of a VM."""
+    """Return the host's objects of a VM."""
     return [line for line in platform.hosts[node].census() if uid in line]
 
 
 def outside(platform: Fleet, uid: str) -> list[str]:
-    """What n1 has of a VM beside its quarantine."""
+    """Return n1's objects of a VM without its quarantine."""
     return [line for line in traces(platform, uid, "n1") if "/quarantine/" not in line]
 
 
@@ -85,7 +85,7 @@ def test_vms_change_hosts_and_never_run_twice(platform: Fleet) -> None:
     kept = create(platform, "kept")
     platform.cli("node", "uncordon", "n2")
     with single_runners(platform):
-        # A drain moves who may leave, and lists who stays.
+        # A drain moves VMs that may leave, and lists those that stay.
         drained = platform.try_cli("node", "drain", "n1")
         assert drained.returncode == 1, drained.stderr
         assert "default/free is on n2" in drained.stderr
@@ -97,7 +97,7 @@ def test_vms_change_hosts_and_never_run_twice(platform: Fleet) -> None:
         platform.cli("vm", "move", "free", "--to", "n1")
         runs_on(platform, free, "n1")
 
-        # Silence moves nothing; the word that the host is off does.
+        # Silence moves nothing; a confirmed fence does.
         n1.off()
         refused = platform.try_cli("node", "fence", "n1", "--confirm", "its power is cut")
         assert "was heard" in refused.stderr
@@ -107,7 +107,7 @@ def test_vms_change_hosts_and_never_run_twice(platform: Fleet) -> None:
         runs_on(platform, free, "n2")
         assert vm(platform, kept)["reason"] == "node_fenced"
 
-        # Back with its old disk: it starts nothing, and lets go of what was moved.
+        # Back with its old disk: it starts nothing, and releases moved VMs.
         n1.on()
         until(lambda: _state(platform, "n1") == "ready", "n1 ready", within_s=90)
         until(lambda: not outside(platform, free), "the old copy is in quarantine", within_s=30)
@@ -120,7 +120,7 @@ def test_vms_change_hosts_and_never_run_twice(platform: Fleet) -> None:
         runs_on(platform, kept, "n1")
         runs_on(platform, free, "n2")
     listed = json.loads(platform.cli("node", "quarantine", "list", "n1", "-o", "json"))
-    for entry in listed["entries"]:  # none where the guest had written nothing
+    for entry in listed["entries"]:  # none if the guest had written nothing
         assert (entry["uid"], entry["name"]) == (free, "free")
         platform.cli("node", "quarantine", "purge", "n1", entry["entry"])
     platform.wait_whole()

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(420)]
 
 NODE, OTHER = "n1", "x1"
 ASKS_S = 15.0
-"""A second host asks each 5 s."""
+"""A second host retries every 5 s."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def platform() -> Iterator[Fleet]:
 
 
 def word(host: Host) -> str:
-    """What the host's agent said to its services."""
+    """Return the message of the host's agent to its services."""
     with suppress(OSError):
         return host.box.path(RUN / "instance").read_text().split()[0]
     return ""
@@ -36,7 +36,7 @@ def word(host: Host) -> str:
 
 @contextmanager
 def second(platform: Fleet, *, copied: str) -> Iterator[Host]:
-    """One more host with the credentials of n1, off yet; for `disk` its disk is a copy of n1's."""
+    """Add one more host with n1's credentials, powered off; `disk`: its disk is a copy of n1's."""
     first = platform.hosts[NODE]
     box = Box(first.box._boxes, OTHER, 9)
     host = Host(box, first._environ, first._argv)
@@ -53,7 +53,7 @@ def second(platform: Fleet, *, copied: str) -> Iterator[Host]:
 
 
 class Runners:
-    """Looks on, and notes each moment at which a VM ran on both hosts."""
+    """Records each moment at which a VM ran on both hosts."""
 
     def __init__(self, *hosts: Host) -> None:
         self._hosts = hosts
@@ -93,7 +93,7 @@ ENDS: dict[str, tuple[Callable[[Host], None], Callable[[Host], None]]] = {
 
 @pytest.mark.parametrize("copied", ["credentials", "disk"])
 @pytest.mark.parametrize("end", ENDS)
-def test_a_second_host_starts_no_guest_whatever_becomes_of_the_first(
+def test_a_second_host_starts_no_guest_in_any_state_of_the_first(
     platform: Fleet, end: str, copied: str
 ) -> None:
     first = platform.hosts[NODE]
@@ -129,7 +129,7 @@ def test_a_person_gives_the_node_to_the_second_host_and_the_first_ends_its_guest
         refused = platform.try_cli("node", "takeover", NODE, "--confirm", "it was scrapped")
         assert refused.returncode != 0
         assert "was heard" in refused.stderr
-        first.box.cut()  # a lie: its guests run on
+        first.box.cut()  # a false confirmation: its guests still run
         say = ("node", "takeover", NODE, "--confirm", "it was scrapped")
         until(lambda: platform.try_cli(*say).returncode == 0, "given away", within_s=90)
         until(lambda: uid in other.emulators().values(), other.log, within_s=120)
@@ -139,5 +139,5 @@ def test_a_person_gives_the_node_to_the_second_host_and_the_first_ends_its_guest
         assert word(first) == "refused"
 
 
-def test_the_logs_say_why(platform: Fleet) -> None:
+def test_the_logs_contain_the_cause(platform: Fleet) -> None:
     assert "another host" in Path(platform.hosts[NODE].box.base / "up.log").read_text()

@@ -1,7 +1,8 @@
-"""Each service at an older commit beside the newer, and back, under running guests (F38).
+"""Each service at an older commit next to the newer ones, and back, with running guests (F38).
 
-`make upgrade-test FROM=<commit>`: VMS guests, or as many as the host takes. Within `make test` the
-older commit is the newer one: the restarts are the same, and no other environment has to be built.
+`make upgrade-test FROM=<commit>` runs VMS guests, or as many as the host can hold. In `make
+test` the older commit is the newer one: the restarts are the same, and no other environment is
+built.
 """
 
 import os
@@ -19,7 +20,7 @@ from virtbus.controller.core.placement import CPU_OVERCOMMIT
 
 FROM = os.environ.get("FROM", "")
 ROOM = int((os.cpu_count() or 1) * CPU_OVERCOMMIT) - 1
-"""How many VMs the host takes beside the one that is created and deleted across a restart."""
+"""Return the VMs that fit, besides the one that is created and deleted across a restart."""
 VMS = min(int(os.environ.get("VMS", "2")), ROOM)
 NEWER = Path(sys.executable)
 KEPT = ("uid", "state", "node", "epoch", "generation", "restarts", "interfaces")
@@ -39,7 +40,7 @@ def platform(older: Path) -> Iterator[OneHost]:
 
 
 def shown(platform: OneHost) -> dict[str, Json]:
-    """What the API says of each VM, without what may change."""
+    """Return the API's view of each VM, without fields that may change."""
     return {vm["name"]: {field: vm.get(field) for field in KEPT} for vm in platform.vms()}
 
 
@@ -70,7 +71,7 @@ def test_each_service_is_upgraded_and_rolled_back_under_running_guests(
 
 
 def test_state_of_a_newer_program_is_refused_with_the_next_step(platform: OneHost) -> None:
-    """The guests run on meanwhile, and the right program takes them up again."""
+    """The guests continue meanwhile, and the right program adopts them."""
     platform.create("stays")
     guests = platform.host.emulators()
     version = platform.host.box.path(STATE / "VERSION")

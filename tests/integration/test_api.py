@@ -1,4 +1,4 @@
-"""The API as a stranger's program meets it: pages, and watches that outlive a controller."""
+"""The API as used by a stranger's program: pages, and watches that outlive a controller."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 @asynccontextmanager
 async def platform(place: Path) -> AsyncIterator[NatsBus]:
-    """A client of a simulated platform below `place`; it is ended whatever happens."""
+    """A client of a simulated platform below `place`; the platform ends in any case."""
     said = place / "up.log"
     with said.open("wb") as log:
         up = subprocess.Popen(
@@ -46,7 +46,7 @@ async def platform(place: Path) -> AsyncIterator[NatsBus]:
 
 
 def controller(place: Path) -> int:
-    """The pid of the platform's controller."""
+    """Return the pid of the platform's controller."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             argv = (entry / "cmdline").read_bytes()
@@ -67,7 +67,7 @@ async def create(bus: NatsBus, *names: str) -> None:
 
 
 async def watched(bus: NatsBus, until: Callable[[Json], bool], **want: Any) -> list[Json]:
-    """The replies of a watch up to the one that `until` is true of."""
+    """Return the replies of a watch up to the first one for which `until` is true."""
     heard: list[Json] = []
     async with bus.request_stream("virtbus.api.v1.vm.watch", want, idle_timeout_s=20) as replies:
         async for reply in replies:
@@ -94,7 +94,7 @@ async def test_pages_follow_each_other_and_name_every_vm_once(tmp_path: Path) ->
     assert found == names
 
 
-async def test_a_watch_goes_on_where_it_ended_behind_another_controller(tmp_path: Path) -> None:
+async def test_a_watch_resumes_on_another_controller(tmp_path: Path) -> None:
     async with platform(tmp_path) as bus:
         await create(bus, "kept", "lost")
         running: set[str] = set()

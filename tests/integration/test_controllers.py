@@ -1,6 +1,6 @@
-"""Three controllers on a real bus: racing creates, strict and waiting VMs, a stop and a kill.
+"""Three controllers on a real bus: racing creates, strict and pending VMs, a stop and a kill.
 
-Nothing is given away twice, nothing accepted is lost, nothing stays.
+No room is given away twice, no accepted VM is lost, and nothing is left behind.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ HOLDS = b"holds the lease"
 
 
 class Fleet:
-    """Nodes that answer, and agents that let go of what is deleted, as one admin connection."""
+    """Nodes that answer, and agents that release deleted VMs, on one admin connection."""
 
     def __init__(self, bus: NatsBus) -> None:
         self.bus = bus
         self.records: dict[str, VmRecord] = {}
-        """By uid, as the bus has them."""
+        """Return the records by uid, as the bus has them."""
         self.sums: dict[str, dict[str, Any]] = {}
         self.placed: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -126,7 +126,7 @@ class Controllers:
                 self.processes.append(subprocess.Popen(argv, env=environ, stdout=log, stderr=log))
 
     def holders(self) -> list[int]:
-        """Who ever held the lease, by number."""
+        """Every holder of the lease so far, by number."""
         return [n for n in range(3) if HOLDS in (self._logs / f"c{n}.log").read_bytes()]
 
     def end(self) -> None:
@@ -155,7 +155,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Controllers, NatsB
 
 
 async def ask(bus: NatsBus, verb: str, data: dict[str, Any]) -> Any:
-    """The answer, however often it takes: an unknown outcome is settled by the same request."""
+    """Return the answer after any number of attempts: a repeat settles an unknown outcome."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OutcomeUnknownError, UnavailableError):
@@ -168,7 +168,7 @@ async def ask(bus: NatsBus, verb: str, data: dict[str, Any]) -> Any:
 
 
 async def create(bus: NatsBus, number: int, rival: int) -> str:
-    """The uid if this one got the name; else empty."""
+    """Return the uid if this create got the name; otherwise empty."""
     wanted: dict[str, Any] = {"name": f"v{number}", "uid": uuid7(), "image": "tiny", "cpus": 2}
     if number % 2:
         wanted["spec"] = {"placement": {"overcommit": "strict"}}
@@ -193,7 +193,7 @@ async def until(true: Any, what: str, limit_s: float = 60) -> None:
         raise AssertionError(what) from None
 
 
-async def test_nothing_is_given_twice_or_lost_whoever_stops_or_dies(tmp_path: Path) -> None:
+async def test_nothing_is_given_twice_or_lost_if_a_controller_stops_or_dies(tmp_path: Path) -> None:
     async with stage(tmp_path) as (fleet, controllers, client):
         await until(lambda: controllers.holders(), "somebody holds the lease")
         (holder,) = controllers.holders()
@@ -215,7 +215,7 @@ async def test_nothing_is_given_twice_or_lost_whoever_stops_or_dies(tmp_path: Pa
         assert any(one.node == "_" for one in fleet.records.values()), "some wait for a node"
 
         async def delete(uid: str) -> None:
-            """Once it was placed: with the holder stopped, another one places it."""
+            """Wait until it is placed: while the holder is stopped, another one places it."""
             await until(lambda: fleet.placed[uid], f"{uid} is placed", 120)
             await ask(client, "delete", {"uid": uid, "grace_s": 0})
 
@@ -226,7 +226,8 @@ async def test_nothing_is_given_twice_or_lost_whoever_stops_or_dies(tmp_path: Pa
             controllers.processes[holder].send_signal(signal.SIGCONT)
             second = next(n for n in controllers.holders() if n != holder)
             controllers.processes[second].kill()
-        # a delete that the killed one had begun to end is the next sweep's, a minute later
+        # a delete that the killed controller had begun is finished by the next sweep, a minute
+        # later
         await until(lambda: not fleet.records, "nothing stays", 120)
         assert fleet.problems == []
         await until(lambda: not any(fleet.sums.values()), "nothing is reserved")
@@ -234,7 +235,7 @@ async def test_nothing_is_given_twice_or_lost_whoever_stops_or_dies(tmp_path: Pa
 
 
 async def until_swept(bus: NatsBus) -> None:
-    """No claim and no secret stays."""
+    """Check that no claim and no secret is left."""
     async with asyncio.timeout(60):
         while left := [*await standing(bus, "$KV.vm._name.>"), *await secrets(bus)]:
             assert left
@@ -242,7 +243,7 @@ async def until_swept(bus: NatsBus) -> None:
 
 
 async def secrets(bus: NatsBus) -> list[str]:
-    """The keys of VMs' secrets; the controllers' own stay."""
+    """Return the keys of VMs' secrets; the controllers' own stay."""
     return [key for key in await standing(bus, "$KV.sec.>") if subjects.SIGNING not in key]
 
 

@@ -1,4 +1,4 @@
-"""Whole processes on a real bus, under the worst that the observer and the client can say."""
+"""Whole processes on a real bus, under the worst messages of the observer and the client."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
 async def send(bus: NatsBus, subject: str, body: bytes) -> Raw:
-    """The first answer to raw bytes, which asks for JSON where the body does not say."""
+    """Return the first answer to raw bytes; ask for JSON if the body does not name an encoding."""
     return await bus._link.ask(subject, body, headers={CONTENT_TYPE: JSON}, timeout_s=40)
 
 

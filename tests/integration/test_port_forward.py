@@ -1,6 +1,6 @@
 """`vm port-forward` as a process, a real server with its accounts, the agent's own connections.
 
-The guest is this host's loopback: what matters is what carries the bytes.
+The guest is this host's loopback: the subject of the test is the transport of the bytes.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.subjects import api
 from virtbus.schemas.vm import VmView
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 MANY = bytes(range(256)) * 4096
 
@@ -61,7 +61,7 @@ async def files(tmp_path: Path) -> AsyncIterator[server.ServerFiles]:
 
 @pytest.fixture
 async def echo() -> AsyncIterator[int]:
-    """A service of the guest: says all that it heard, once its client has said all."""
+    """A service of the guest: echoes all its input once its client has closed its side."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer):
@@ -131,7 +131,7 @@ async def test_tcp_and_udp_ports_of_a_guest_are_here(files: server.ServerFiles, 
 
 
 async def document(out: asyncio.StreamReader) -> Any:
-    """The next JSON document, over as many lines as it takes."""
+    """Read the next JSON document, over as many lines as it takes."""
     text = b""
     while True:
         text += await out.readline()
@@ -150,7 +150,7 @@ async def test_stdio_carries_one_connection_and_ends_with_it(
     assert (done.code, done.out) == (0, "cba"), done.err
 
 
-async def test_stdio_says_that_nothing_listens(files: server.ServerFiles) -> None:
+async def test_stdio_reports_a_port_without_a_listener(files: server.ServerFiles) -> None:
     done = await run("vm", "port-forward", "web", "9", "--stdio", env=environment(files))
     assert done.code == 3 or done.code == 1
     assert "nothing listens on port 9 of the guest" in done.err
@@ -163,7 +163,9 @@ async def test_words_that_are_no_ports_are_refused(files: server.ServerFiles) ->
         assert said in done.err
 
 
-async def test_ssh_is_given_the_way_over_the_bus(files: server.ServerFiles, tmp_path: Path) -> None:
+async def test_ssh_gets_a_proxy_command_over_the_bus(
+    files: server.ServerFiles, tmp_path: Path
+) -> None:
     fake = tmp_path / "ssh"
     fake.write_text(f"#!{sys.executable}\nimport sys, json\nprint(json.dumps(sys.argv[1:]))\n")
     fake.chmod(0o755)

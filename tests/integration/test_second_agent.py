@@ -1,4 +1,4 @@
-"""Two real agents with one node's credentials on a real bus: one acts, whatever becomes of it."""
+"""Two real agents with one node's credentials on a real bus: only one acts in every case."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ WITHIN_S = 40.0
 
 
 class Wire:
-    """A cable between an agent and the bus that can be cut."""
+    """A link between an agent and the bus that can be cut."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -41,7 +41,7 @@ class Wire:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> str:
-        """Where the agent finds the bus."""
+        """The address at which the agent finds the bus."""
         self._server = await asyncio.start_server(self._pipe, "127.0.0.1", 0)
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -79,7 +79,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 class Agent:
-    """A nodeagent's process on a host of its own: a state folder, a run directory, a cable."""
+    """A nodeagent's process on a host of its own: a state folder, a run folder, a link."""
 
     def __init__(self, base: Path, creds: Path, port: int) -> None:
         self.state, self.run = base / "state", base / "run"
@@ -118,19 +118,19 @@ class Agent:
 
     @property
     def word(self) -> str:
-        """What it says to its host: `held` or `refused`."""
+        """Return the agent's message to its host: `held` or `refused`."""
         with suppress(OSError):
             return (self.run / "instance").read_text().split()[0]
         return ""
 
     @property
     def alive(self) -> bool:
-        """The process that was started last is there."""
+        """Return True if the last started process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def vms(self) -> list[str]:
-        """What it ever acted on."""
+        """Return the domains on which it ever acted."""
         return [path.name for path in (self.state / "vms").glob("*")]
 
     def log(self) -> str:
@@ -146,7 +146,7 @@ class Site:
         self.agents: list[Agent] = []
 
     def agent(self, state: Path | None = None) -> Agent:
-        """One more host; `state` is the disk that its own is a copy of."""
+        """Add one more host; `state` is the disk that its own is a copy of."""
         base = self._base / f"host{len(self.agents)}"
         if state is not None:
             copytree(state, base / "state")
@@ -164,7 +164,7 @@ class Site:
         return await self.client.request(f"virtbus.api.v1.{verb}", data, timeout_s=20)
 
     async def damage(self, key: str, body: bytes) -> None:
-        """Write past the checks of our own programs."""
+        """Write without the checks of our own programs."""
         answer_of(await self._admin._records._persist(key, body, {}))
 
     async def runs(self, uid: str) -> bool:
@@ -262,7 +262,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize(("end", "copied"), ORDERS)
-async def test_a_second_agent_starts_nothing_whatever_becomes_of_the_first(
+async def test_a_second_agent_starts_nothing_in_any_state_of_the_first(
     tmp_path: Path, end: str, copied: str
 ) -> None:
     async with site(tmp_path) as made:
@@ -281,14 +281,14 @@ async def test_a_second_agent_starts_nothing_whatever_becomes_of_the_first(
         shown = await made.ask("node.get", node=NODE)
         assert len(shown["node"]["rivals"]) == 1
         if end in {"stopped", "killed"}:
-            await first.start()  # while the second asks: it is its own successor at once
+            await first.start()  # while the second asks: it takes its own key over at once
         first.wire.mend()
         await until(lambda: first.word == "held", first.log())
         await until(lambda: made.runs(uid), "the VM runs on")
         assert sorted(second.vms) == before
 
 
-async def test_a_damaged_key_stops_no_agent_that_runs_and_lets_no_second_in(tmp_path: Path) -> None:
+async def test_a_damaged_key_stops_no_running_agent_and_admits_no_second(tmp_path: Path) -> None:
     async with site(tmp_path) as made:
         first, uid = await first_with_a_vm(made)
         holder = await made.holder()
@@ -296,7 +296,7 @@ async def test_a_damaged_key_stops_no_agent_that_runs_and_lets_no_second_in(tmp_
         await made.damage(subjects.node_instance(NODE), b"\xc1")
         await second.start()
         await until(lambda: second.word == "refused", second.log)
-        first.wire.cut()  # it lists anew, and proves the key before
+        first.wire.cut()  # it lists again, and proves the key first
         first.wire.mend()
 
         async def written_anew() -> bool:
@@ -312,7 +312,7 @@ async def test_a_damaged_key_stops_no_agent_that_runs_and_lets_no_second_in(tmp_
 
 
 async def given(made: Site) -> bool:
-    """False while the first agent's goodbye is not read yet."""
+    """Return False until the first agent's goodbye has been read."""
     with suppress(VirtbusError):
         await made.ask("node.takeover", node=NODE, confirm="the host was scrapped")
         return True

@@ -1,6 +1,6 @@
-"""Values damaged in the streams of a real server: all else is served, and nothing restarts.
+"""Values damaged in the streams of a real server: everything else is served, nothing restarts.
 
-Each bucket and each kind of value, beside real controllers and a real agent without a host.
+Each bucket and each kind of value, with real controllers and a real agent without a host.
 """
 
 import asyncio
@@ -61,14 +61,14 @@ KEYS = {
 
 
 def _over(key: str) -> int:
-    """More than anybody reads, and no more than the stream takes."""
+    """Larger than any reader's limit, and no larger than the stream's limit."""
     stream = "KV_" + key.split(".")[1]
     return min(bounds.bound_of(key).read_bytes, bounds.STORED_BYTES[stream] - 1000)
 
 
 @dataclass
 class Stage:
-    """A server, two controllers as processes, an agent, and connections to write and to ask."""
+    """A server, two controllers as processes, an agent, and connections to write and to request."""
 
     admin: NatsBus
     client: NatsBus
@@ -76,7 +76,7 @@ class Stage:
     controllers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     async def damage(self, key: str, body: bytes) -> None:
-        """Write past the checks of our own programs."""
+        """Write without the checks of our own programs."""
         answer_of(await self.admin._records._persist(key, body, {}))
 
     async def ask(self, verb: str, **data: Any) -> Any:
@@ -86,7 +86,7 @@ class Stage:
         return "\n".join((await self.ask("bus.status"))["alarms"])
 
     async def other_vms_are_served(self, number: int) -> None:
-        """A whole life of another VM, with secrets, a name and a place; a whole list, too."""
+        """Run a life of another VM, with secrets, a name and a node; and read a whole list."""
         other, name = uid(number), f"vm-{number}"
         made = await self.ask(
             "vm.create", name=name, image="tiny", uid=other, user_data="#!/bin/sh"
@@ -170,7 +170,8 @@ async def test_every_damaged_value_leaves_all_others_served(tmp_path: Path, how:
         told = await made.alarms()
         assert "more values on the bus cannot be read" in told or RECORD in told
         await asyncio.sleep(4)  # sweeps, and the grace of an orphan
-        made.controllers.append(controller(files, tmp_path / "c3.log"))  # it never knew better
+        # it never had a newer record
+        made.controllers.append(controller(files, tmp_path / "c3.log"))
         await made.other_vms_are_served(90)
         await asyncio.sleep(2)
         assert made.nothing_restarted()

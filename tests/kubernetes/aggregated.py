@@ -1,4 +1,4 @@
-"""An aggregated API of a test cluster: a port of this machine, registered."""
+"""An aggregated API of a test cluster: a port of this machine, registered with the API server."""
 
 import base64
 import json
@@ -13,12 +13,12 @@ GROUP = "subresources.kubevirt.io"
 SERVICE = "virtbus-kubebridge"
 NAMESPACE = "default"
 HOST = f"{SERVICE}.{NAMESPACE}.svc"
-"""Whom the API server expects to meet."""
+"""The host name that the API server expects."""
 
 
 @contextmanager
 def registered(cluster: Cluster, port: int, *versions: str) -> Iterator[None]:
-    """The API server has asked the port what it serves, and asks it from now on."""
+    """Wait until the API server has discovered the port's resources."""
     ca = base64.b64encode(cluster.authority.certificate.read_bytes()).decode()
     service = {
         "apiVersion": "v1",

@@ -16,14 +16,14 @@ _USES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 class Pair(NamedTuple):
-    """Two PEM files."""
+    """The paths of two PEM files."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """One CA in a folder; `<name>.crt` and `<name>.key` are its own, the signed ones lie beside."""
+    """One CA in a folder; `<name>.crt` and `<name>.key` are its own, signed ones lie next to it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Authority:
     def sign(
         self, name: str, user: str, *, groups: Sequence[str] = (), hosts: Sequence[str] = ()
     ) -> Pair:
-        """A pair `<name>.*` for a Kubernetes user of these groups, or a server of these hosts."""
+        """Make a pair `<name>.*` for a Kubernetes user in these groups, or a server of hosts."""
         key = ec.generate_private_key(ec.SECP256R1())
         parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject = x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, user)])
@@ -53,7 +53,7 @@ class Authority:
 
 
 def key_pair(path: Path) -> tuple[Path, Path]:
-    """A private key and its public one, for tokens of service accounts: `<path>.key`, `.pub`."""
+    """Make a private and a public key for tokens of service accounts: `<path>.key`, `.pub`."""
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -1,8 +1,8 @@
 """A real Kubernetes control plane on loopback: etcd, API server, controller manager; no nodes.
 
-It has a certificate authority of its own, TLS, RBAC and aggregation (a front proxy's own CA), is
-ready within seconds, and leaves nothing behind: its programs are ended by their pid, and the
-kernel ends them when the tests' process is killed.
+It has a certificate authority of its own, TLS, RBAC and aggregation (a front proxy's own CA). It
+is ready within seconds and leaves nothing behind. Its programs are ended by their pid, and the
+kernel ends them if the tests' process is killed.
 """
 
 import json
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 def programs() -> Path | None:
-    """The folder of etcd, kube-apiserver, kube-controller-manager and kubectl, if built."""
+    """Return the folder of etcd, kube-apiserver, kube-controller-manager and kubectl, if built."""
     found = subprocess.run([BUILD, "--where"], capture_output=True, text=True, check=False)
     return Path(found.stdout.strip()) if found.returncode == 0 else None
 
@@ -49,12 +49,12 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The pid of the program that runs."""
+        """The pid of the running program."""
         assert self._process is not None, f"{self._argv[0]} does not run"
         return self._process.pid
 
     def start(self) -> None:
-        """Run it; it is not ready yet on return."""
+        """Start it; it is not ready yet on return."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *self._argv],
@@ -66,7 +66,7 @@ class Program:
             )
 
     def ended(self) -> bool:
-        """Whether it ended by itself."""
+        """Return True if it ended by itself."""
         return self._process is not None and self._process.poll() is not None
 
     def kill(self) -> None:
@@ -74,7 +74,7 @@ class Program:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end, and make it end after STOP_S."""
+        """Ask it to end, and kill it after STOP_S."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -101,7 +101,7 @@ class Cluster:
         self.base = Path(tempfile.mkdtemp(prefix="virtbus-k8s-"))
         self.authority = Authority(self.base, "ca")
         self.front_proxy = Authority(self.base, "front-proxy-ca")
-        # Bound, never listened at: nobody else gets the port, whenever the API server is down.
+        # Bound, but never listened on: nobody else gets the port while the API server is down.
         self._port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._port.bind(("127.0.0.1", 0))
@@ -115,15 +115,15 @@ class Cluster:
         self.apiserver = Program(self._apiserver(), self.base / "apiserver.log")
         self.controllers = Program(self._controllers(), self.base / "controllers.log")
         self.ready_s = 0.0
-        """How long the start took, seconds."""
+        """The duration of the start, seconds."""
 
-    # --- its life -------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------
     def __enter__(self) -> Self:
         began = time.monotonic()
         try:
             self.etcd.start()
             self.apiserver.start()
-            self._wait("/readyz")  # the controllers end where that takes more than ten seconds
+            self._wait("/readyz")  # the controllers end if that takes more than ten seconds
             self.controllers.start()
             self.wait_ready()
         except BaseException:
@@ -138,12 +138,12 @@ class Cluster:
     def end(self) -> None:
         """End the programs and remove their files."""
         for program in (self.controllers, self.apiserver, self.etcd):
-            program.kill()  # nothing of them is kept
+            program.kill()  # none of their data is kept
         self._port.close()
         shutil.rmtree(self.base)
 
     def wait_ready(self) -> None:
-        """Until the API server is ready and namespaces get their service accounts."""
+        """Wait until the API server is ready and namespaces get their service accounts."""
         self._wait("/readyz", "/api/v1/namespaces/default/serviceaccounts/default")
 
     def _wait(self, *paths: str) -> None:
@@ -163,25 +163,25 @@ class Cluster:
         except OSError:
             return 0
 
-    # --- using it -------------------------------------------------------------------------
+    # --- use ------------------------------------------------------------------------------
     def kubectl(self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
-        """What `kubectl ARGV…` printed; an AssertionError with all it said when it fails."""
+        """Return the output of `kubectl ARGV…`; raise AssertionError on failure."""
         done = self.try_kubectl(*argv, stdin=stdin, kubeconfig=kubeconfig)
         assert done.returncode == 0, f"kubectl {' '.join(argv)}: {done.stdout}{done.stderr}"
         return done.stdout
 
     @property
     def program(self) -> Path:
-        """kubectl itself."""
+        """The path of kubectl."""
         return self._folder / "kubectl"
 
     def try_kubectl(
         self, *argv: str, stdin: str | None = None, kubeconfig: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """`kubectl ARGV…`, ended, however; as the administrator or whose kubeconfig it is."""
+        """Run `kubectl ARGV…` with any exit code; as the administrator or the kubeconfig's user."""
         return subprocess.run(
             [self.program, "--kubeconfig", kubeconfig or self.kubeconfig, *argv],
-            # Its cache of discovered kinds is of this cluster and goes with it.
+            # Its cache of discovered kinds belongs to this cluster and is removed with it.
             env={"HOME": str(self.base), "PATH": "/usr/bin:/bin"},
             input=stdin,
             capture_output=True,
@@ -190,21 +190,22 @@ class Cluster:
         )
 
     def get(self, *argv: str) -> Json:
-        """The object that `kubectl get ARGV… -o json` printed."""
+        """Return the object that `kubectl get ARGV… -o json` printed."""
         found: Json = json.loads(self.kubectl("get", *argv, "-o", "json"))
         return found
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A namespace of a name that no other test has; on exit it begins to go, with all in it."""
+        """Make a namespace with a unique name; on exit its deletion begins."""
         self.kubectl("create", "namespace", name)
         try:
             yield name
         finally:
-            self.kubectl("delete", "namespace", name, "--wait=false")  # seconds, and nobody waits
+            # it takes seconds, and nobody waits
+            self.kubectl("delete", "namespace", name, "--wait=false")
 
     def kubeconfig_of(self, name: str, pair: Pair) -> Path:
-        """A kubeconfig, `<name>.kubeconfig`, for the user whom a pair of `authority` names."""
+        """Write a kubeconfig, `<name>.kubeconfig`, for the user named by a pair of `authority`."""
         path = self.base / f"{name}.kubeconfig"
         user = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
         server = {"server": self.url, "certificate-authority": str(self.authority.certificate)}
@@ -219,9 +220,10 @@ class Cluster:
         path.write_text(json.dumps(config))
         return path
 
-    # --- its programs ---------------------------------------------------------------------
+    # --- programs -------------------------------------------------------------------------
     def _etcd(self) -> list[str]:
-        # Sockets named `etcd:0` and `peer:0` in its folder: etcd wants host:port even of a file.
+        # Sockets named `etcd:0` and `peer:0` in its folder: etcd requires host:port even for a
+        # file.
         clients, peers = "unix://etcd:0", "unix://peer:0"
         return [
             str(self._folder / "etcd"),
@@ -245,7 +247,7 @@ class Cluster:
             *(
                 "env",
                 "GOGC=400",
-            ),  # else a fifth of its CPU is the heap's; all here share two
+            ),  # otherwise a fifth of its CPU is garbage collection; all here share two CPUs
             str(self._folder / "kube-apiserver"),
             "--etcd-servers=unix://etcd:0",
             "--bind-address=127.0.0.1",

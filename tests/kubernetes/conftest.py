@@ -1,14 +1,18 @@
 """One control plane for all tests of this folder."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.kubernetes.cluster import CRDS, Cluster, programs
 from tests.kubernetes.platform import Platform, bridged
 from tests.kubernetes.test_chart import helm
 
+HERE = Path(__file__).parent
+ENDS = ExitStack()
 READY_S = pytest.StashKey[float]()
-"""How long the control plane's start took, seconds."""
+"""Duration of the control plane's start, seconds."""
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +20,17 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster that is ready. Tests use namespaces of their own and leave nothing in it."""
     folder = programs()
     assert folder is not None, "not built; run: make k8s-tools"
-    with Cluster(folder) as running:
+    with ENDS:
+        running = ENDS.enter_context(Cluster(folder))
         request.config.stash[READY_S] = running.ready_s
         yield running
+
+
+@pytest.hookimpl(trylast=True)  # what the test itself used is gone
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the control plane where no test follows that uses it: it takes CPU from all others."""
+    if nextitem is None or not nextitem.path.is_relative_to(HERE):
+        ENDS.close()
 
 
 @pytest.fixture(scope="session")
@@ -31,13 +43,13 @@ def kubevirt(cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def platform(kubevirt: Cluster) -> Iterator[Platform]:
-    """The cluster with the bridge in it, and virtbus beside it; its webhooks go with a module."""
+    """The cluster with the bridge in it, virtbus next to it; its webhooks end with the module."""
     with bridged(kubevirt) as running:
         yield running
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what else nobody would see; what a fixture prints is shown of failed tests only."""
+    """Print results that are otherwise hidden: pytest shows a fixture's output only on failure."""
     ready_s = terminalreporter.config.stash.get(READY_S, None)
     if ready_s is not None:
         terminalreporter.write_line(f"kubernetes: a control plane was ready after {ready_s:.1f} s")

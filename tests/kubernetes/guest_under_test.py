@@ -1,4 +1,4 @@
-"""A node and its one guest, at the wire of the bus: what the aggregated API asks of them."""
+"""A node and its one guest, at the bus: they answer the aggregated API's requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,10 +28,10 @@ TOLD = GuestInfo(
 
 
 class GuestUnderTest:
-    """`asked` are the verbs, `opened` the streams that were asked for, in order.
+    """`asked` are the verbs, `opened` the streams that were requested, in order.
 
-    Its console, its display and all its ports but 1 say who they are and repeat what they hear;
-    `quit` ends a console. Port 1 is refused.
+    Its console, its display and all its ports except port 1 introduce themselves and echo their
+    input; `quit` ends a console. Port 1 is refused.
     """
 
     def __init__(self, uid: str) -> None:
@@ -41,7 +41,7 @@ class GuestUnderTest:
         self.opened: list[StreamOpen] = []
         self.left = asyncio.Event()
         self.says: Callable[[Stream], Awaitable[None]] | None = None
-        """What a console does instead."""
+        """A replacement for the console's behaviour."""
 
     def bus(self, name: str = "bridge") -> MemoryBus:
         return MemoryBus(self._server, name)

@@ -1,4 +1,4 @@
-"""`deploy/kubernetes` in the test cluster, as its users apply it: only the pods run elsewhere."""
+"""`deploy/kubernetes` in the test cluster, as its users apply it; only the pods run elsewhere."""
 
 import json
 from collections.abc import Iterator
@@ -21,29 +21,29 @@ Json = dict[str, Any]
 
 @contextmanager
 def installed(cluster: Cluster, port: int, *, webhooks: bool = True) -> Iterator[Path]:
-    """The manifests, their Service leading to a port of this machine; gone again on exit.
+    """Apply the manifests, with a port of this machine as their Service; remove them on exit.
 
-    Yields a kubeconfig of the bridge's service account: whatever uses it has its rights, no more.
-    Without webhooks objects are as users made them: a bridge must make do with those too.
+    Yields a kubeconfig of the bridge's service account: its user has exactly that account's
+    rights. Without webhooks objects are as users made them: a bridge must handle those too.
     """
     objects = applied(cluster, port, webhooks=webhooks)
     try:
         yield account(cluster)
     finally:
-        # The namespace stays: its end takes seconds, and the next test makes it again.
+        # The namespace stays: its deletion takes seconds, and the next test would create it again.
         ends = _list([one for one in objects if one["kind"] != "Namespace"])
         cluster.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=ends)
 
 
 def applied(cluster: Cluster, port: int, *, webhooks: bool = True) -> list[Json]:
-    """The same without an end; what was applied."""
+    """Apply the manifests without removal; return the applied objects."""
     objects = [one for one in _here(port) if webhooks or "webhooks" not in one]
     cluster.kubectl("apply", "-f", "-", stdin=_list(objects))
     return objects
 
 
 def account(cluster: Cluster) -> Path:
-    """A kubeconfig of the bridge's service account."""
+    """Write a kubeconfig of the bridge's service account."""
     return cluster.kubeconfig_of(ACCOUNT, cluster.authority.sign(ACCOUNT, USER, groups=GROUPS))
 
 
@@ -52,7 +52,7 @@ def _list(objects: list[Json]) -> str:
 
 
 def _here(port: int) -> Iterator[Json]:
-    """There is no node for pods, and no network of theirs."""
+    """This cluster has no node and no network for pods."""
     for one in yaml.safe_load_all(PLAIN.read_text()):
         kind = one["kind"]
         if kind in {"Deployment", "PodDisruptionBudget"}:

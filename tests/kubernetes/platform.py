@@ -1,4 +1,4 @@
-"""virtbus beside a test cluster: nats-server, controller, simulated nodes, the bridge's program.
+"""virtbus next to a test cluster: nats-server, controller, simulated nodes, the bridge.
 
 All are processes of their own, which tests may kill and start again.
 """
@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 
 class Platform:
-    """What runs. All methods block.
+    """The running parts. All methods block.
 
-    `kubeconfig` and `at` are the bridge's: whose rights it has, and the port where it listens.
+    `kubeconfig` and `at` belong to the bridge: its rights, and its port.
     """
 
     def __init__(self, cluster: Cluster, kubeconfig: Path, at: int, nodes: int = 3) -> None:
@@ -56,14 +56,14 @@ class Platform:
         self.bridge = self.another("bridge", at)
 
     def another(self, name: str, at: int = 0) -> Service:
-        """A bridge, not started yet, at a port (0: any)."""
+        """Make a bridge, not started yet, at a port (0: any)."""
         login = ("--kubeconfig", str(self._kubeconfig), "--namespace", NAMESPACE)
         listen = ("--listen", f"127.0.0.1:{at}")
         return Service(name, "virtbus.kubebridge", self.folder, *login, *listen)
 
     @contextmanager
     def running(self, *, bridge: bool = True) -> Iterator[None]:
-        """All of it, ready; or all but the bridge."""
+        """Run all parts until they are ready; or all except the bridge."""
         services = [self.controller, self.simulated, *([self.bridge] if bridge else [])]
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self.folder)
@@ -76,7 +76,7 @@ class Platform:
             run(self._nodes_ready())
             yield
 
-    # --- the bus --------------------------------------------------------------------------
+    # --- bus ------------------------------------------------------------------------------
     def _nats(self) -> Program:
         self.port, monitor = free_ports(2)
         config = CONFIG.format(
@@ -117,7 +117,7 @@ class Platform:
                 await ensure_node(admin, node, nonce)
 
     async def bus_ready(self) -> None:
-        """Until the server lets users in."""
+        """Wait until the server accepts logins."""
         async with asyncio.timeout(READY_S):
             while not await handshake.logs_in("127.0.0.1", self.port, USER, PASSWORD):
                 await asyncio.sleep(0.05)
@@ -131,7 +131,7 @@ class Platform:
         return connect(BusSettings(creds=creds), name=f"test {user}")
 
     def ask(self, verb: str, **data: Any) -> Any:
-        """What virtbus answers a client."""
+        """Send a request to virtbus as a client; return the answer."""
 
         async def asked() -> Any:
             async with self._connected("client") as client:
@@ -140,7 +140,7 @@ class Platform:
         return run(asked())
 
     def vms(self, namespace: str) -> dict[str, Json]:
-        """The VMs of the bus in a namespace, by name."""
+        """Return the VMs of the bus in a namespace, by name."""
         found: dict[str, Json] = {}
         data: Json = {"namespace": namespace, "limit": 500}
         while True:
@@ -151,17 +151,17 @@ class Platform:
             data["continue"] = page["continue"]
 
     def missing_rights(self) -> list[str]:
-        """What the bridge was not allowed to do, as its log tells it."""
+        """Return the actions that the bridge was forbidden, from its log."""
         return [line for line in self.bridge.complaints() if "is forbidden" in line]
 
     # --- Kubernetes -----------------------------------------------------------------------
     def apply(self, namespace: str, *manifests: Json) -> str:
-        """kubectl apply."""
+        """Run kubectl apply."""
         whole = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         return self.cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(whole))
 
     def find(self, namespace: str, kind: str, name: str) -> Json | None:
-        """The object, or None."""
+        """Return the object, or None."""
         done = self.cluster.try_kubectl("get", kind, name, "-n", namespace, "-o", "json")
         if done.returncode:
             assert "NotFound" in done.stderr, done.stderr
@@ -170,7 +170,7 @@ class Platform:
         return found
 
     def ready(self, namespace: str, name: str) -> None:
-        """`kubectl wait --for=condition=Ready` of the VM."""
+        """Run `kubectl wait --for=condition=Ready` for the VM."""
         argv = ("--for=condition=Ready", f"vm/{name}", "--timeout=30s")
         self.cluster.kubectl("wait", "-n", namespace, *argv)
 
@@ -180,12 +180,12 @@ async def _asked(client: NatsBus, verb: str, data: Json) -> Any:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """In a loop of its own."""
+    """Run it in a loop of its own."""
     return asyncio.run(work)
 
 
 def until(what: str, holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
-    """Until it holds; a failure says what."""
+    """Wait until the condition is true; a failure names it."""
     give_up_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < give_up_s, f"after {timeout_s:g} s: {what}"
@@ -194,11 +194,11 @@ def until(what: str, holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
 
 @contextmanager
 def bridged(cluster: Cluster, nodes: int = 3) -> Iterator[Platform]:
-    """A cluster with deploy/kubernetes as users apply it, and virtbus beside it.
+    """A cluster with deploy/kubernetes as users apply it, and virtbus next to it.
 
-    The bridge has the rights of its service account, so that one that it lacks fails a test (an API
-    server that just began refuses everybody but its masters for a moment). There are no webhooks,
-    for bridges are killed here, and objects are what nobody looked at.
+    The bridge has only the rights of its service account, so a missing right fails a test. (An
+    API server that has just started refuses everybody except its masters for a moment.) There
+    are no webhooks, because bridges are killed here, and objects were never reviewed.
     """
     (at,) = free_ports(1)
     with installed(cluster, at, webhooks=False) as kubeconfig:

@@ -1,4 +1,4 @@
-"""The bridge's webhooks and certificates alone, in a thread: what they need, and no bus."""
+"""The bridge's webhooks and certificates alone, in a thread, without a bus."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ class Webhooks:
 
     @contextmanager
     def serving(self, kubeconfig: Path) -> Iterator[None]:
-        """Until the block ends, with the rights of a kubeconfig."""
+        """Serve until the block ends, with the rights of a kubeconfig."""
         ready = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(self._serve(kubeconfig, ready)))
         thread.start()
@@ -65,7 +65,7 @@ class Webhooks:
             await self._stop.wait()
             kept.cancel()
         await runner.cleanup()
-        await asyncio.sleep(0.1)  # TLS says goodbye
+        await asyncio.sleep(0.1)  # TLS closes its connections
 
     def _show(self, certificate: Path, key: Path) -> None:
         self.context.load_cert_chain(certificate, key)

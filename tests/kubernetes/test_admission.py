@@ -1,4 +1,4 @@
-"""What kubectl shows: defaults, all problems at once, and nothing in the way of an end."""
+"""Admission as kubectl shows it: defaults, all problems at once, and deletes that never wait."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ class Admitting(NamedTuple):
     bridge: Path
 
     def calls(self) -> tuple[int, int]:
-        """How often each webhook was asked until now: the mutating one, the validating one."""
+        """Return the number of calls of each webhook so far: mutating, validating."""
         return self.webhooks.asked[MUTATE], self.webhooks.asked[VALIDATE]
 
 
@@ -61,7 +61,7 @@ def applied(cluster: Cluster, ns: str, text: str, *options: str) -> Any:
 
 
 def ended(cluster: Cluster, ns: str, name: str) -> None:
-    """Let it go, as the bridge does at the end."""
+    """Remove the finalizer, as the bridge does at the end."""
     free = ("--type=merge", "-p", '{"metadata": {"finalizers": null}}')
     cluster.kubectl("patch", "-n", ns, name, *free)
     cluster.kubectl("wait", "-n", ns, "--for=delete", name, "--timeout=60s")
@@ -117,7 +117,7 @@ def test_all_problems_are_shown_at_once(admitting: Admitting) -> None:
         ]
 
 
-def test_a_vmi_stays_what_it_began_as(admitting: Admitting) -> None:
+def test_the_spec_of_a_vmi_is_immutable(admitting: Admitting) -> None:
     cluster = admitting.cluster
     with cluster.namespace("instances") as ns:
         assert applied(cluster, ns, instance()).stdout.endswith(" created\n")
@@ -136,7 +136,7 @@ def test_a_vmi_stays_what_it_began_as(admitting: Admitting) -> None:
 
 
 async def writes(kubeconfig: Path, ns: str) -> None:
-    """What the bridge writes of a VM and its VMI, by its own door."""
+    """The bridge's writes of a VM and its VMI, by its own client."""
     async with connect(kubeconfig) as cluster:
         await cluster.create(kinds.VMI, json.loads(instance()), ns)
         await cluster.patch(kinds.VMI, "one", {"status": {"phase": "Running"}}, ns)
@@ -144,7 +144,7 @@ async def writes(kubeconfig: Path, ns: str) -> None:
         await cluster.patch(kinds.VM, NAME, {"spec": {"running": False}}, ns)
 
 
-def test_the_bridges_own_writes_are_asked_of_no_webhook(admitting: Admitting) -> None:
+def test_no_webhook_is_called_for_the_bridges_own_writes(admitting: Admitting) -> None:
     cluster = admitting.cluster
     with cluster.namespace("own") as ns:
         applied(cluster, ns, smoke())
@@ -178,8 +178,8 @@ def test_a_megabyte_of_annotations_is_refused_with_its_bound(admitting: Admittin
         ended(cluster, ns, VM)
 
 
-def test_without_a_bridge_nothing_begins_and_everything_ends(kubevirt: Cluster) -> None:
-    """The webhooks are there, and nobody answers."""
+def test_without_a_bridge_creates_wait_and_deletes_end(kubevirt: Cluster) -> None:
+    """The webhooks are registered, but no server answers."""
     gone = Webhooks()
     gone.socket.close()
     with kubevirt.namespace("unanswered") as ns:

@@ -1,4 +1,4 @@
-"""The bridge with a real API server and a real bus: what users do to VMs, and what comes of it."""
+"""The bridge with a real API server and a real bus: users' actions on VMs, and the results."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def vm(name: str, **spec: object) -> Json:
 
 @pytest.fixture
 def ns(platform: Platform, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace that holds nothing in the end, on either side."""
+    """A namespace that is empty at the end, on both sides."""
     name = f"b-{abs(hash(request.node.name)) % 10**8}"
     with platform.cluster.namespace(name):
         yield name
@@ -49,7 +49,7 @@ def status(platform: Platform, ns: str, name: str) -> Json:
     return dict(found.get("status", {})) if found else {}
 
 
-def test_the_seeds_manifest_runs_and_goes(platform: Platform, ns: str) -> None:
+def test_the_seeds_manifest_runs_and_is_deleted(platform: Platform, ns: str) -> None:
     cluster = platform.cluster
     assert "created" in cluster.kubectl("apply", "-n", ns, "-f", str(SMOKE))
     platform.ready(ns, NAME)
@@ -90,7 +90,7 @@ def test_the_kubevirt_object_is_observed_as_soon_as_it_changes(platform: Platfor
     until("its change is observed", observed)
 
 
-def test_a_machine_without_a_disk_of_1_mib_runs(platform: Platform, ns: str) -> None:
+def test_a_machine_with_1_mib_and_no_disk_runs(platform: Platform, ns: str) -> None:
     bare = vm("bare")
     bare["spec"]["template"]["spec"] = {
         "domain": {"devices": {}, "resources": {"requests": {"memory": "1Mi"}}}
@@ -99,7 +99,7 @@ def test_a_machine_without_a_disk_of_1_mib_runs(platform: Platform, ns: str) -> 
     platform.ready(ns, "bare")
 
 
-def test_what_rests_is_not_written(platform: Platform, ns: str) -> None:
+def test_an_idle_status_is_not_written(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("still"))
     platform.ready(ns, "still")
     before = [platform.cluster.get("-n", ns, kind, "still") for kind in ("vm", "vmi")]
@@ -107,7 +107,7 @@ def test_what_rests_is_not_written(platform: Platform, ns: str) -> None:
     assert before == [platform.cluster.get("-n", ns, kind, "still") for kind in ("vm", "vmi")]
 
 
-def test_a_users_events_tell_what_happened(platform: Platform, ns: str) -> None:
+def test_events_describe_a_users_vm(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("told"))
     platform.ready(ns, "told")
 
@@ -136,7 +136,7 @@ def test_vms_that_are_deleted_while_they_start_leave_nothing(platform: Platform,
     assert platform.vms(ns) == {}
 
 
-def test_what_is_edited_behind_the_bridge_is_put_right(platform: Platform, ns: str) -> None:
+def test_external_edits_of_the_bridges_objects_are_reverted(platform: Platform, ns: str) -> None:
     cluster = platform.cluster
     platform.apply(ns, vm("edited"))
     platform.ready(ns, "edited")
@@ -160,7 +160,7 @@ def test_what_is_edited_behind_the_bridge_is_put_right(platform: Platform, ns: s
     until("it says again what is", mended)
 
 
-def test_a_vmi_that_was_forced_away_takes_its_vm_along(platform: Platform, ns: str) -> None:
+def test_a_force_deleted_vmi_ends_its_vm(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("forced", running=False))
     bare = {
         "apiVersion": "kubevirt.io/v1",
@@ -185,7 +185,7 @@ def test_a_vmi_that_was_forced_away_takes_its_vm_along(platform: Platform, ns: s
 
 
 def test_a_vmi_that_an_api_server_lost_ends_no_vm(platform: Platform, ns: str) -> None:
-    """As of an etcd that is restored to an older state: nobody told of a delete (ADR 0033)."""
+    """Remove it as a restore of an older etcd does: no watch reports a delete (ADR 0033)."""
     bare = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -220,7 +220,7 @@ def test_a_vmi_that_an_api_server_lost_ends_no_vm(platform: Platform, ns: str) -
     assert platform.vms(ns)["lost"]["uid"] != uid
 
 
-def test_a_vm_that_was_deleted_on_the_bus_is_made_anew(platform: Platform, ns: str) -> None:
+def test_a_vm_deleted_on_the_bus_is_created_again(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("anew"))
     platform.ready(ns, "anew")
     uid = platform.vms(ns)["anew"]["uid"]
@@ -234,7 +234,7 @@ def test_a_vm_that_was_deleted_on_the_bus_is_made_anew(platform: Platform, ns: s
     platform.ready(ns, "anew")
 
 
-def test_vms_of_others_are_let_be(platform: Platform, ns: str) -> None:
+def test_vms_of_others_are_left_unchanged(platform: Platform, ns: str) -> None:
     platform.ask("create", namespace=ns, name="others", image="tiny")
     labels = {"virtbus.io/cluster": "another-cluster"}
     platform.ask("create", namespace=ns, name="anothers", image="tiny", labels=labels)
@@ -250,13 +250,14 @@ def test_vms_of_others_are_let_be(platform: Platform, ns: str) -> None:
         platform.ask("delete", namespace=ns, name=name)
 
 
-def test_annotations_beyond_their_bound_reach_no_vmi_and_hold_nothing_up(
+def test_annotations_beyond_their_bound_reach_no_vmi_and_block_nothing(
     platform: Platform, ns: str
 ) -> None:
     sizes = {"large": 1_000_000, "too-large": 1_450_000}
     for name, size in sizes.items():
         made = vm(name)
-        # A template's annotations may be longer than an object's, which have 256 KiB.
+        # A template's annotations may be longer than those of an object, which are limited to 256
+        # KiB.
         made["spec"]["template"]["metadata"]["annotations"]["note"] = "x" * size
         platform.cluster.kubectl("create", "-n", ns, "-f", "-", stdin=json.dumps(made))
     for name in sizes:
@@ -271,7 +272,7 @@ def test_annotations_beyond_their_bound_reach_no_vmi_and_hold_nothing_up(
     platform.cluster.kubectl("delete", "vm", "--all", "-n", ns, "--timeout=60s")
 
 
-def test_a_secret_is_waited_for(platform: Platform, ns: str) -> None:
+def test_a_start_waits_for_its_secret(platform: Platform, ns: str) -> None:
     made = vm("secretive")
     volumes = made["spec"]["template"]["spec"]["volumes"]
     volumes[-1]["cloudInitNoCloud"] = {"secretRef": {"name": "seed"}}
@@ -283,7 +284,7 @@ def test_a_secret_is_waited_for(platform: Platform, ns: str) -> None:
     platform.ready(ns, "secretive")
 
 
-def test_a_bridge_that_was_away_does_what_was_missed(platform: Platform, ns: str) -> None:
+def test_a_restarted_bridge_handles_missed_changes(platform: Platform, ns: str) -> None:
     platform.apply(ns, vm("stays"), vm("goes"))
     platform.ready(ns, "stays")
     platform.ready(ns, "goes")
@@ -318,9 +319,10 @@ def test_another_bridge_takes_over_within_seconds(platform: Platform, ns: str) -
 
 
 def collected(platform: Platform, ns: str) -> None:
-    """Until Kubernetes' collector knows of VMIs: it looks for new kinds twice a minute.
+    """Wait until Kubernetes' garbage collector knows VMIs: it discovers kinds twice a minute.
 
-    Before that it takes a VMI for no dependent of a VM, and ends it once the VM is gone.
+    Before that it does not treat a VMI as a dependent of a VM, and deletes it once the VM is
+    gone.
     """
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "none", "uid": "none"}
     bare = {
@@ -334,7 +336,7 @@ def collected(platform: Platform, ns: str) -> None:
     until(gone, lambda: platform.find(ns, "vmi", "collected") is None, timeout_s=90)
 
 
-def test_an_orphaned_vmi_goes_on(platform: Platform, ns: str) -> None:
+def test_an_orphaned_vmi_continues(platform: Platform, ns: str) -> None:
     collected(platform, ns)
     platform.apply(ns, vm("left"))
     platform.ready(ns, "left")
@@ -348,8 +350,8 @@ def test_an_orphaned_vmi_goes_on(platform: Platform, ns: str) -> None:
     assert platform.vms(ns) == {}
 
 
-def test_nobody_complains(platform: Platform) -> None:
-    """What the tests before did is told at INFO, but for what a person should know of."""
+def test_the_bridge_logs_no_unexpected_warning(platform: Platform) -> None:
+    """The earlier tests log at INFO, except for messages that a person should see."""
     told = [json.loads(line) for line in platform.bridge.complaints() if line.startswith("{")]
     known = {"orphan", "orphan_held", "lease_lost", "refused"}
     assert [line for line in told if line.get("code") not in known] == []

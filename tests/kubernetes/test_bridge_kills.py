@@ -1,4 +1,4 @@
-"""`kill -9` of the bridge, the API server, etcd and NATS in turn, while VMs come and go."""
+"""`kill -9` of the bridge, the API server, etcd and NATS in turn, during creates and deletes."""
 
 import json
 import threading
@@ -40,14 +40,14 @@ def _nats(platform: Platform) -> None:
 
 
 def _ready(platform: Platform) -> None:
-    """The controllers end by themselves where the API server was away for long."""
+    """The controllers end by themselves if the API server was down for long."""
     if platform.cluster.controllers.ended():
         platform.cluster.controllers.start()
     platform.cluster.wait_ready()
 
 
 def _stubborn(platform: Platform, *argv: str, stdin: str | None = None) -> None:
-    """As a user who repeats what failed."""
+    """Repeat failed requests, as a user would."""
 
     def done() -> bool:
         return platform.cluster.try_kubectl(*argv, stdin=stdin).returncode == 0
@@ -56,7 +56,7 @@ def _stubborn(platform: Platform, *argv: str, stdin: str | None = None) -> None:
 
 
 def _play(platform: Platform, ns: str, count: int, *kills: Callable[[Platform], None]) -> None:
-    """`count` VMs come while as many go, and everything is killed once meanwhile."""
+    """Create `count` VMs and delete as many, while each part is killed once."""
     old, new = ([f"{word}-{number}" for number in range(count)] for word in ("old", "new"))
     platform.apply(ns, *map(vm, old))
     until("the old ones run", lambda: _running(platform, ns) == set(old), timeout_s=200)
@@ -88,7 +88,7 @@ def _play(platform: Platform, ns: str, count: int, *kills: Callable[[Platform], 
 
 
 def _running(platform: Platform, ns: str) -> set[str]:
-    """The VMs there are, if all of them say that they run; else an empty set."""
+    """Return the VMs, if all of them are running; otherwise an empty set."""
     done = platform.cluster.try_kubectl("get", "vm", "-n", ns, "-o", "json")
     vms = json.loads(done.stdout)["items"] if done.returncode == 0 else []
     said = {one["metadata"]["name"]: one.get("status", {}).get("printableStatus") for one in vms}
@@ -107,7 +107,7 @@ def _emptied(platform: Platform, ns: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_whoever_is_killed_meanwhile_what_was_asked_for_is_there(platform: Platform) -> None:
+def test_every_request_is_fulfilled_despite_kills(platform: Platform) -> None:
     with platform.cluster.namespace("kills") as ns:
         _play(platform, ns, 8, _bridge, _nats, _apiserver, _etcd)
         _emptied(platform, ns)
@@ -115,7 +115,7 @@ def test_whoever_is_killed_meanwhile_what_was_asked_for_is_there(platform: Platf
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_hundred_come_and_a_hundred_go_under_kills(platform: Platform) -> None:
+def test_a_hundred_creates_and_deletes_complete_despite_kills(platform: Platform) -> None:
     kills = (_bridge, _nats, _apiserver, _etcd)
     with platform.cluster.namespace("kills-many") as ns:
         _play(platform, ns, 100, *kills, *kills, *kills)

@@ -1,4 +1,4 @@
-"""Each rule in CEL is held by an API server that asks no webhook."""
+"""An API server without webhooks enforces each rule in CEL."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def name(rule: Rule) -> str:
 
 
 def broken(rule: Rule) -> list[dict[str, Any]]:
-    """A VM that breaks the rule, and a VMI where it is about one."""
+    """A VM that breaks the rule, and a VMI if the rule is about one."""
     if rule in VM_RULES:
         return [vm(**OF_VMS[rule.number]) | {"metadata": {"name": name(rule)}}]
     if rule in CROWD_RULES:
@@ -47,7 +47,7 @@ def broken(rule: Rule) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def told(kubevirt: Cluster) -> dict[tuple[str, str], str]:
-    """What kubectl says of each object that breaks a rule, by kind and name."""
+    """Return kubectl's error for each object that breaks a rule, by kind and name."""
     objects = [one for rule in RULES for one in broken(rule)]
     listed = json.dumps({"kind": "List", "apiVersion": "v1", "items": objects})
     done = kubevirt.try_kubectl(
@@ -63,7 +63,7 @@ def test_a_rule_is_held_without_a_webhook(rule: Rule, told: dict[tuple[str, str]
     whose = {"VirtualMachine": "spec." if rule in VM_RULES else "spec.template.spec."}
     if rule not in VM_RULES:
         whose["VirtualMachineInstance"] = "spec."
-    # `requests.memory` is told as `requests[memory]`.
+    # `requests.memory` is reported as `requests[memory]`.
     path = rule.field.split("[]")[0].replace("requests.", "requests[")
     for kind, prefix in whose.items():
         said = told[kind, name(rule)]
@@ -73,5 +73,5 @@ def test_a_rule_is_held_without_a_webhook(rule: Rule, told: dict[tuple[str, str]
             assert all(one in said for one in words), said
 
 
-def test_what_breaks_none_is_taken(kubevirt: Cluster) -> None:
+def test_an_object_that_breaks_no_rule_is_accepted(kubevirt: Cluster) -> None:
     kubevirt.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(SEED))

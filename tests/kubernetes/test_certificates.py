@@ -1,4 +1,4 @@
-"""The bridge's certificates in a real cluster, made and told with the rights that it has there."""
+"""The bridge's certificates in a real cluster, made and published with its rights there."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ PORT = 1
 
 
 class Shown(NamedTuple):
-    """What replicas serve, in the order in which they did."""
+    """The certificates of the replicas, in the order in which they served them."""
 
     certificates: list[str]
 
@@ -52,7 +52,7 @@ def bridge(kubevirt: Cluster) -> Iterator[Path]:
 
 
 def bundles(cluster: Cluster) -> set[str]:
-    """What API servers were told, PEM."""
+    """The CA certificates of the API servers' configuration, PEM."""
     names = [f"{kinds.API_SERVICE.plural}/{name}" for name in API_SERVICES]
     names += [f"{kind.plural}/{WEBHOOKS}" for kind in (kinds.MUTATING, kinds.VALIDATING)]
     told = set()
@@ -63,7 +63,7 @@ def bundles(cluster: Cluster) -> set[str]:
 
 
 async def looks(kubeconfig: Path, shown: Shown, *, days: int = 0, replicas: int = 1) -> None:
-    """One look of each replica, at once, some days from now."""
+    """One reconcile of each replica, at once, some days from now."""
     later = replace(REAL, time_ns=lambda: time.time_ns() + days * DAY_NS)
     async with connect(kubeconfig) as cluster, asyncio.TaskGroup() as group:
         for _ in range(replicas):
@@ -75,7 +75,7 @@ async def look(keeper: Certificates) -> None:
         await keeper.ensure()
 
 
-def test_replicas_that_begin_at_once_make_one(kubevirt: Cluster, bridge: Path) -> None:
+def test_replicas_that_start_at_once_make_one_certificate(kubevirt: Cluster, bridge: Path) -> None:
     shown = Shown([])
     asyncio.run(looks(bridge, shown, replicas=3))
     assert len(shown.certificates) == 3
@@ -85,7 +85,7 @@ def test_replicas_that_begin_at_once_make_one(kubevirt: Cluster, bridge: Path) -
     x509.load_pem_x509_certificate(served.encode()).verify_directly_issued_by(signer)
 
 
-def test_over_the_years_what_is_served_is_always_of_an_authority_that_was_told(
+def test_over_the_years_every_served_certificate_has_a_published_authority(
     kubevirt: Cluster, bridge: Path
 ) -> None:
     shown = Shown([])
@@ -100,7 +100,7 @@ def test_over_the_years_what_is_served_is_always_of_an_authority_that_was_told(
     assert len(set(shown.certificates)) > 4
 
 
-def test_a_secret_that_was_lost_is_made_anew_and_told(kubevirt: Cluster, bridge: Path) -> None:
+def test_a_lost_secret_is_made_again_and_reported(kubevirt: Cluster, bridge: Path) -> None:
     shown = Shown([])
     asyncio.run(looks(bridge, shown))
     before = bundles(kubevirt)
@@ -110,7 +110,9 @@ def test_a_secret_that_was_lost_is_made_anew_and_told(kubevirt: Cluster, bridge:
     assert len(set(shown.certificates)) == 2
 
 
-def test_what_others_keep_is_only_shown(kubevirt: Cluster, bridge: Path, tmp_path: Path) -> None:
+def test_certificates_of_others_are_only_served(
+    kubevirt: Cluster, bridge: Path, tmp_path: Path
+) -> None:
     pair = kubevirt.authority.sign("own", "own", hosts=["virtbus-kubebridge.kubevirt.svc"])
     (tmp_path / "tls.crt").write_bytes(pair.certificate.read_bytes())
     (tmp_path / "tls.key").write_bytes(pair.key.read_bytes())
@@ -132,8 +134,8 @@ def test_what_others_keep_is_only_shown(kubevirt: Cluster, bridge: Path, tmp_pat
     assert kubevirt.try_kubectl("get", "secret", "-n", NAMESPACE, SECRET_NAME).returncode != 0
 
 
-def test_the_bridge_may_touch_no_other_secret_nor_webhook(kubevirt: Cluster, bridge: Path) -> None:
-    """What is not in the role fails here; what is too much of it, too."""
+def test_the_bridge_may_change_no_other_secret_or_webhook(kubevirt: Cluster, bridge: Path) -> None:
+    """A right that the role lacks fails here; so does an excessive right."""
     for asked in (
         ("list", "secrets", "-A"),
         ("update", "secrets/other", "-n", NAMESPACE),

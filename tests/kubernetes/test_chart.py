@@ -1,4 +1,4 @@
-"""The chart and the plain manifests are the same, and every right in them is one that is used."""
+"""The chart and the plain manifests are equal, and the bridge uses every right in them."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def helm() -> str | None:
-    """Helm, where there is one; it is built in a minute, but nothing else needs it."""
+    """The path of Helm, if it is installed; building it takes a minute."""
     return os.environ.get("VIRTBUS_HELM") or shutil.which("helm")
 
 
@@ -44,7 +44,7 @@ def values() -> Json:
 
 
 def chart(given: Json, *options: str) -> dict[tuple[str, str], Json]:
-    """All objects of the chart: by Helm where it is, else as the plain manifests are made."""
+    """Return all objects of the chart: by Helm, or without it as the manifests are made."""
     program = helm()
     if program is None:
         release = {"Values": given, "Release": {"Namespace": NAMESPACE}}
@@ -71,13 +71,13 @@ def test_the_plain_manifests_are_the_chart_and_a_namespace() -> None:
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
     program = helm()
     if program is None:
-        assert (CHART / "Chart.yaml").exists()  # told by conftest: nobody asked Helm
+        assert (CHART / "Chart.yaml").exists()  # conftest reports it: nobody requested Helm
         return
     done = subprocess.run([program, "lint", "--strict", str(CHART)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_a_release_with_own_certificates_mounts_them_and_tells_nobody_of_them() -> None:
+def test_a_release_with_own_certificates_only_mounts_them() -> None:
     given = values()
     given["certificates"] = {"secret": "mine", "injectFrom": "kubevirt/mine"}
     given["bus"]["server"] = "tls://bus.example:4222"
@@ -102,13 +102,13 @@ def test_a_release_with_own_certificates_mounts_them_and_tells_nobody_of_them() 
         assert notes == {"cert-manager.io/inject-ca-from": "kubevirt/mine"}
 
 
-def test_every_object_says_whose_it_is() -> None:
+def test_every_object_has_its_owners_mark() -> None:
     for one in plain().values():
         assert MINE in one["metadata"]["labels"].items(), key(one)
 
 
 def test_the_crds_of_the_chart_are_the_generated_ones() -> None:
-    """`crds/` of a chart is what Helm installs: there is no second copy (tests/contract)."""
+    """Helm installs a chart's `crds/`: there is no second copy (tests/contract)."""
     assert {path.name for path in CRDS.iterdir()} == {
         "virtualmachines.yaml",
         "virtualmachineinstances.yaml",
@@ -117,7 +117,7 @@ def test_the_crds_of_the_chart_are_the_generated_ones() -> None:
 
 
 def allows(rules: list[Json], verb: Verb) -> bool:
-    """RBAC's own matching of one verb of the aggregated API."""
+    """Match one verb of the aggregated API as RBAC does."""
     names = {f"{verb.resource}/{verb.name}", f"{verb.resource}/*"}
     return any(
         "subresources.kubevirt.io" in rule["apiGroups"]
@@ -137,7 +137,7 @@ def test_editors_may_all_verbs_and_viewers_change_and_enter_nothing(verb: Verb) 
     assert viewed == (verb.access == "get" and answers)
 
 
-def test_the_pod_may_nothing_on_its_host() -> None:
+def test_the_pod_has_no_rights_on_its_host() -> None:
     pod = plain()["Deployment", "virtbus-kubebridge"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["securityContext"] == {
@@ -150,7 +150,7 @@ def test_the_pod_may_nothing_on_its_host() -> None:
     assert {"hostNetwork", "hostPID", "hostIPC"} & set(pod) == set()
 
 
-def test_what_the_chart_uses_of_helm_is_read_or_refused() -> None:
+def test_every_helm_feature_of_the_chart_is_rendered_or_refused() -> None:
     given = {"Values": {"a": "1", "b": ""}}
     template = "x: {{ .Values.a }}\n{{- if .Values.b }}\ny: 1\n{{- end }}\nz: 2\n"
     assert rendered(template, given) == "x: 1\nz: 2\n"

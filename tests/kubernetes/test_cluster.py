@@ -1,4 +1,4 @@
-"""The test cluster is a real one: what the bridge's tests rely on, it does."""
+"""The test cluster is real: it has each feature on which the bridge's tests rely."""
 
 import base64
 import http.server
@@ -47,7 +47,7 @@ def test_a_user_without_rights_is_refused_until_a_role_is_bound(cluster: Cluster
         until(lambda: cluster.try_kubectl(*asked, kubeconfig=stranger).returncode == 0, "the role")
 
 
-def test_what_an_object_owns_goes_with_it(cluster: Cluster) -> None:
+def test_the_garbage_collector_deletes_dependents(cluster: Cluster) -> None:
     with cluster.namespace("owners") as ns:
         cluster.kubectl("apply", "-n", ns, "-f", "-", stdin=CONFIG_MAP)
         uid = cluster.get("-n", ns, "configmap", "greeting")["metadata"]["uid"]
@@ -63,7 +63,7 @@ def test_what_an_object_owns_goes_with_it(cluster: Cluster) -> None:
 
 
 class _Heard(http.server.BaseHTTPRequestHandler):
-    """An aggregated API that says, whatever it is asked, who asks by the front proxy's headers."""
+    """An aggregated API that always answers with the user named by the front proxy's headers."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -72,12 +72,12 @@ class _Heard(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"user": self.headers["X-Remote-User"]}).encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's name
-        """Nothing: the test says what went wrong."""
+        """Log nothing: the test reports failures."""
 
 
 @contextmanager
 def aggregated(cluster: Cluster) -> Iterator[int]:
-    """The port of an HTTPS server that only the front proxy may ask."""
+    """The port of an HTTPS server that only the front proxy may call."""
     pair = cluster.authority.sign("heard", "heard", hosts=["heard.default.svc"])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*pair)
@@ -94,7 +94,7 @@ def aggregated(cluster: Cluster) -> Iterator[int]:
             thread.join()
 
 
-def test_an_aggregated_api_is_told_by_the_front_proxy_who_asks(cluster: Cluster) -> None:
+def test_the_front_proxy_names_the_user_to_an_aggregated_api(cluster: Cluster) -> None:
     ca = cluster.authority.certificate.read_bytes()
     with aggregated(cluster) as port:
         service = {

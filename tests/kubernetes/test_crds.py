@@ -1,4 +1,4 @@
-"""A real API server takes KubeVirt's CRDs, and KubeVirt's manifests by them."""
+"""A real API server accepts KubeVirt's CRDs, and KubeVirt's manifests by them."""
 
 import json
 
@@ -15,7 +15,7 @@ VM = f"vm/{NAME}"
 
 
 def instance(**status: object) -> str:
-    """A VMI of the manifest's template, as JSON."""
+    """Return a VMI of the manifest's template, as JSON."""
     template = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]
     made = {
         "apiVersion": "kubevirt.io/v1",
@@ -86,9 +86,9 @@ def test_a_vms_status_is_apart_and_a_vmis_is_written_with_it(kubevirt: Cluster) 
         assert kubevirt.get("-n", ns, "vmi/one")["status"] == {"phase": "Running"}
 
 
-def test_explain_tells_what_fields_mean_and_what_virtbus_refuses(kubevirt: Cluster) -> None:
+def test_explain_describes_fields_and_refusals(kubevirt: Cluster) -> None:
     domain = ("explain", "vm.spec.template.spec.domain")
-    # The API server tells new kinds' documents some time after it takes their objects.
+    # The API server publishes a new kind's schema some time after it accepts its objects.
     until(lambda: kubevirt.try_kubectl(*domain).returncode == 0, "documents of the CRDs")
     said = kubevirt.kubectl(*domain)
     assert "Machine that the guest sees." in said

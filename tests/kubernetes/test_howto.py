@@ -1,4 +1,4 @@
-"""docs/howto/kubernetes.md, done line by line: what stands there works, as it stands there."""
+"""Executes docs/howto/kubernetes.md line by line: each command works as printed."""
 
 import re
 import subprocess
@@ -20,13 +20,13 @@ REFUSED = "# is refused"
 
 
 def blocks() -> list[tuple[str, str]]:
-    """The page's blocks: their language and text, in order."""
+    """Return the page's blocks: their language and text, in order."""
     return BLOCK.findall(PAGE.read_text())
 
 
 @pytest.fixture
 def folder(kubevirt: Cluster, tmp_path: Path) -> Path:
-    """Where a reader stands: the repository's files, the login, the manifest, and a kubectl."""
+    """The reader's folder: the repository's files, the login, the manifest, and a kubectl."""
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     (tmp_path / "first.yaml").write_text(next(text for kind, text in blocks() if kind == "yaml"))
     (tmp_path / "bin").mkdir()
@@ -40,16 +40,16 @@ def folder(kubevirt: Cluster, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def platform(kubevirt: Cluster) -> Iterator[Platform]:
-    """virtbus beside the cluster; the bridge itself is the page's to start."""
+    """virtbus next to the cluster; the page starts the bridge itself."""
     (at,) = free_ports(1)
     made = Platform(kubevirt, account(kubevirt), at)
     with made.running(bridge=False):
         yield made
-        made.bridge.stop()  # again: a test that failed left it
+        made.bridge.stop()  # again: a failed test left it running
 
 
-def test_what_the_page_says_works(platform: Platform, folder: Path) -> None:
-    """Two lines are done otherwise: this cluster has no network of pods, and no node for them."""
+def test_the_commands_of_the_page_work(platform: Platform, folder: Path) -> None:
+    """Two lines are replaced: this cluster has no network of pods, and no node for them."""
     (folder / "bridge.creds").write_bytes((platform.folder / "run" / "bridge.creds").read_bytes())
 
     def begin() -> None:
@@ -78,7 +78,7 @@ def test_what_the_page_says_works(platform: Platform, folder: Path) -> None:
 
 
 def followed(line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """What the shell says to a line; the API server may need a moment for what was just applied."""
+    """Run a line in a shell; the API server may need a moment for freshly applied objects."""
     until_s = time.monotonic() + 30
     while True:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Bad images, by the eyes of a user of kubectl, with a real imaged and real guests."""
+"""Bad images as a user of kubectl sees them, with a real imaged and real guests."""
 
 import asyncio
 import base64
@@ -97,7 +97,7 @@ def qcow2(tmp_path: Path, *more: str) -> bytes:
 
 @pytest.fixture
 def alone() -> Iterator[Cluster]:
-    """A cluster that no other bridge has."""
+    """A cluster without another bridge."""
     host.refuse_the_machines_own_network()
     folder = programs()
     assert folder is not None, "not built; run: make k8s-tools"
@@ -107,7 +107,7 @@ def alone() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_bad_images_are_told_and_recover_when_they_are_mended(
+def test_bad_images_are_reported_and_work_after_a_repair(
     alone: Cluster, registries: tuple[Debian, Debian], tmp_path: Path
 ) -> None:
     openly, private = registries

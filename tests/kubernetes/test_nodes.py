@@ -42,7 +42,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(made))
     listed = [node("marks-a"), node("marks-gone")]
-    now_ns = [time.time_ns()]  # another bridge of this cluster lets be what beats
+    now_ns = [time.time_ns()]  # another bridge of this cluster ignores Nodes with a fresh heartbeat
 
     async def answer(_: Request) -> NodePage:
         return NodePage(items=tuple(listed))
@@ -76,7 +76,7 @@ async def test_nodes_of_the_same_name_are_marked_and_a_renamed_one_leaves_nothin
         while marked("marks-a") != {SCHEDULABLE: "true", OURS: "true", HEARTBEAT: beat}:
             await asyncio.sleep(0.1)
         await asyncio.sleep(1.0)
-        assert client.written == 2  # the one that is there, and a try of the one that is not
+        assert client.written == 2  # the existing one, and an attempt for the missing one
         assert marked("marks-b") == {}
         listed[:] = [node("marks-b")]
         now_ns[0] += 6 * MINUTE_NS

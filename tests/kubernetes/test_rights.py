@@ -1,4 +1,4 @@
-"""A stolen token of the bridge: what RBAC cannot say of its rights, admission policies say (L8)."""
+"""A stolen token of the bridge: admission policies restrict it further than RBAC can (L8)."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ RIGHTS = {
 
 
 class Bridge:
-    """kubectl with the rights of the bridge's service account."""
+    """Run kubectl with the rights of the bridge's service account."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -33,7 +33,7 @@ class Bridge:
         self.said = ""
 
     def may(self, *args: str, stdin: Any = None) -> bool:
-        """Whether the API server took it; what it refuses is refused by a policy or RBAC."""
+        """Return True if the API server accepted it; only a policy or RBAC may refuse it."""
         text = json.dumps(stdin) if stdin is not None else None
         done = self._cluster.try_kubectl(*args, stdin=text, kubeconfig=self._login)
         self.said = done.stderr
@@ -42,7 +42,7 @@ class Bridge:
         return done.returncode == 0
 
     def changes(self, patch: dict[str, Any]) -> bool:
-        """Whether a merge patch of the Node is taken; kubectl would read it before."""
+        """Return True if a merge patch of the Node is accepted; kubectl would read it before."""
 
         async def ask() -> None:
             async with door.connect(self._login) as client:
@@ -80,7 +80,7 @@ def bridge(cluster: Cluster) -> Iterator[Bridge]:
 
 
 def _until_policies_hold(one: Bridge) -> None:
-    """API servers read new roles and policies in some seconds."""
+    """API servers load new roles and policies within some seconds."""
     for wanted, key in ((True, OURS), (False, "try")):
         end_s = time.monotonic() + 20
         attempt = 0
@@ -89,7 +89,7 @@ def _until_policies_hold(one: Bridge) -> None:
             assert time.monotonic() < end_s, f"{key}: {one.said}"
 
 
-def test_of_a_node_the_bridge_changes_its_own_marks(bridge: Bridge) -> None:
+def test_the_bridge_changes_its_own_marks_of_a_node(bridge: Bridge) -> None:
     own = {"labels": {SCHEDULABLE: "true", OURS: "true"}, "annotations": {HEARTBEAT: "now"}}
     assert bridge.changes({"metadata": own})
     gone = {"labels": {SCHEDULABLE: None, OURS: None}, "annotations": {HEARTBEAT: None}}
@@ -110,7 +110,7 @@ def test_of_a_node_the_bridge_changes_its_own_marks(bridge: Bridge) -> None:
     ],
     ids=str,
 )
-def test_of_a_node_the_bridge_changes_nothing_else(bridge: Bridge, patch: dict[str, Any]) -> None:
+def test_the_bridge_changes_nothing_else_of_a_node(bridge: Bridge, patch: dict[str, Any]) -> None:
     assert not bridge.changes(patch)
     assert "the bridge changes" in bridge.said
 

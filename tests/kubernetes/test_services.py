@@ -1,4 +1,4 @@
-"""Services of a real cluster select guests, beside the slices that Kubernetes makes of pods."""
+"""Services of a real cluster select guests, next to the slices that Kubernetes makes for pods."""
 
 import json
 from typing import Any
@@ -36,12 +36,12 @@ def slices(platform: Platform, ns: str, selector: str = SELECTOR) -> list[Json]:
 
 
 def shown(platform: Platform, ns: str) -> dict[str, bool]:
-    """Whether each endpoint of ours is ready, by the name of its VMI."""
+    """Return whether each of our endpoints is ready, by the name of its VMI."""
     ends = [end for one in slices(platform, ns) for end in one["endpoints"]]
     return {end["targetRef"]["name"]: end["conditions"]["ready"] for end in ends}
 
 
-def test_a_service_has_the_guests_that_it_selects_beside_kubernetes_own_slices(
+def test_a_service_has_its_selected_guests_next_to_kubernetes_own_slices(
     platform: Platform,
 ) -> None:
     cluster = platform.cluster
@@ -49,7 +49,7 @@ def test_a_service_has_the_guests_that_it_selects_beside_kubernetes_own_slices(
         platform.apply(ns, service("web"), *vms(6))
         every = {f"vm-{number}": True for number in range(6)}
         until("all are ready", lambda: shown(platform, ns) == every)
-        (theirs,) = slices(platform, ns, STOCK)  # of no pods, and it leaves ours alone
+        (theirs,) = slices(platform, ns, STOCK)  # without pods, and it does not change ours
         assert not theirs.get("endpoints")
         (ours,) = slices(platform, ns)
         addresses = {one["interfaces"][0]["addresses"][0] for one in platform.vms(ns).values()}
@@ -73,7 +73,7 @@ def test_a_service_has_the_guests_that_it_selects_beside_kubernetes_own_slices(
         until("nothing is left on the bus", lambda: not platform.vms(ns))
 
 
-def test_what_was_changed_behind_the_bridge_is_mended_and_a_named_port_is_told(
+def test_external_edits_are_reverted_and_a_named_port_is_reported(
     platform: Platform,
 ) -> None:
     cluster = platform.cluster

@@ -1,4 +1,4 @@
-"""The aggregated API behind a real API server: who may, what is said; the guest is a fake one."""
+"""The aggregated API behind a real API server: rights and answers; the guest is a fake one."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ BLOCK = 64 * 1024
 
 
 class Desk(NamedTuple):
-    """What a test has."""
+    """The parts of a test."""
 
     cluster: Cluster
     namespace: str
@@ -48,7 +48,7 @@ class Desk(NamedTuple):
         return await asyncio.to_thread(self.cluster.kubectl, *argv, stdin=stdin)
 
     async def change(self, kind: str, patch: dict[str, Any], *more: str) -> None:
-        """A merge patch."""
+        """Send a merge patch."""
         text = json.dumps(patch)
         await self.kubectl(
             "patch", "-n", self.namespace, kind, NAME, "--type=merge", "-p", text, *more
@@ -79,7 +79,7 @@ def objects(namespace: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def desk(kubevirt: Cluster) -> AsyncIterator[Desk]:
-    """The bridge's port, registered; a VM and its VMI, which say that they run."""
+    """The bridge's port, registered; a VM and its VMI with the status Running."""
     serving = kubevirt.authority.sign("bridge", "bridge", hosts=[HOST])
     admin = virtctl.login(
         kubevirt.authority, kubevirt.authority.sign("root", "root", groups=["system:masters"])
@@ -125,12 +125,12 @@ def role_of_starter(namespace: str) -> str:
 
 
 def _printed(desk: Desk, path: str) -> str:
-    """What the API server has there, or nothing."""
+    """Return the API server's object, or nothing."""
     return desk.cluster.try_kubectl("get", "--raw", path).stdout
 
 
-# --- what it is ----------------------------------------------------------------------------------
-async def test_virtctl_learns_whose_api_it_is(desk: Desk) -> None:
+# --- kind ----------------------------------------------------------------------------------------
+async def test_virtctl_learns_the_api_version(desk: Desk) -> None:
     assert (await desk.user.version())["gitVersion"] == KUBEVIRT
     async with desk.session.get(f"{desk.cluster.url}/apis/{GROUP}/v1/guestfs") as answer:
         assert (answer.status, await answer.text()) == (501, NO_GUESTFS)
@@ -151,7 +151,7 @@ async def test_kubectl_finds_the_verbs_and_the_api_server_their_documents(desk: 
         assert f"/apis/{GROUP}/{version}/version" in json.loads(said)["paths"]
 
 
-async def test_nobody_but_the_front_proxy_is_heard(desk: Desk) -> None:
+async def test_only_the_front_proxy_is_accepted(desk: Desk) -> None:
     ours, proxys = desk.cluster.authority, desk.cluster.front_proxy
     real = proxys.sign("again", "front-proxy")
     claims = {"X-Remote-User": "root", "X-Remote-Group": "system:masters"}
@@ -177,11 +177,11 @@ async def test_nobody_but_the_front_proxy_is_heard(desk: Desk) -> None:
     assert [await ask(None, path) for path in ("/healthz", "/readyz")] == [200, 200]
 
 
-async def test_rights_are_asked_for_each_user(desk: Desk) -> None:
+async def test_rights_are_checked_for_each_user(desk: Desk) -> None:
     ours = desk.cluster.authority
     pair = ours.sign("viewer", "viewer")
     start = f"/apis/{GROUP}/v1/namespaces/{desk.namespace}/{VM}/{NAME}/start"
-    # Past the API server, which would refuse it itself.
+    # Without the API server, which would refuse it itself.
     proxy = virtctl.login(ours, desk.cluster.front_proxy.sign("direct", "front-proxy"))
     proxy.check_hostname = False
     async with virtctl.session(proxy) as session:
@@ -207,7 +207,7 @@ async def test_rights_are_asked_for_each_user(desk: Desk) -> None:
 
 
 # --- verbs ---------------------------------------------------------------------------------------
-async def test_power_is_a_patch_of_the_vm(desk: Desk) -> None:
+async def test_a_power_verb_is_a_patch_of_the_vm(desk: Desk) -> None:
     await desk.state()
     assert await desk.user.put(VM, NAME, "stop", {"dryRun": ["All"]}) == (202, {})
     assert (await desk.vm())["spec"]["running"] is True
@@ -240,7 +240,7 @@ async def test_verbs_of_the_guest_go_to_the_bus_and_come_back_refused(desk: Desk
     assert (await desk.user.get(VM, NAME, "start"))[0] == 405
 
 
-async def test_what_the_agent_tells_is_told_as_kubevirt_does(desk: Desk) -> None:
+async def test_guest_agent_data_has_kubevirts_format(desk: Desk) -> None:
     await desk.state()
     code, said = await desk.user.get(VMI, NAME, "guestosinfo")
     assert (code, said["message"].rpartition(": ")[2]) == (
@@ -300,7 +300,7 @@ async def test_a_console_is_typed_at_until_the_guest_ends(desk: Desk) -> None:
     await asyncio.wait_for(desk.guest.left.wait(), 30)
 
 
-async def test_a_stream_that_cannot_be_is_refused_before_it_is_one(desk: Desk) -> None:
+async def test_an_impossible_stream_is_refused_before_it_opens(desk: Desk) -> None:
     async def refusal(resource: str, verb: str) -> int:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             async with desk.user.stream(resource, NAME, verb):
@@ -343,7 +343,7 @@ async def test_a_display_and_its_picture(desk: Desk) -> None:
     assert await desk.user.screenshot(NAME) == (200, PICTURE)
 
 
-async def test_a_stalled_viewer_holds_up_its_guest_end_and_nobody_else(desk: Desk) -> None:
+async def test_a_stalled_viewer_delays_only_its_own_stream(desk: Desk) -> None:
     await desk.state()
     sent = 0
 

@@ -1,4 +1,4 @@
-"""The calls that KubeVirt's virtctl makes, as it makes them."""
+"""Makes the same calls as KubeVirt's virtctl."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from tests.kubernetes.certificates import Authority, Pair
 VM, VMI = "virtualmachines", "virtualmachineinstances"
 PROTOCOL = "plain.kubevirt.io"
 WRITE_BYTES = 32 * 1024
-"""What virtctl puts into one message."""
+"""The size of one message of virtctl."""
 
 
 class Virtctl:
@@ -27,32 +27,32 @@ class Virtctl:
     async def put(
         self, resource: str, name: str, verb: str, body: Any = None
     ) -> tuple[int, dict[str, Any]]:
-        """The code, and the Status of a refusal."""
+        """Return the code, and the Status of a refusal."""
         return await self.ask("PUT", f"{self._base}/{resource}/{name}/{verb}", body)
 
     async def get(self, resource: str, name: str, verb: str) -> tuple[int, dict[str, Any]]:
-        """The code, and what there is."""
+        """Return the code and the body."""
         return await self.ask("GET", f"{self._base}/{resource}/{name}/{verb}")
 
     async def expand(self, vm: Any) -> tuple[int, dict[str, Any]]:
-        """`expand --file`."""
+        """Call `expand --file`."""
         return await self.ask("PUT", f"{self._base}/expand-vm-spec", vm)
 
     async def version(self) -> dict[str, Any]:
-        """`version`: by the version that the group prefers."""
+        """Call `version`, by the version that the group prefers."""
         _, group = await self.ask("GET", self._group)
         preferred = group["preferredVersion"]["groupVersion"]
         url = self._group.rpartition("/")[0]
         return (await self.ask("GET", f"{url}/{preferred}/version"))[1]
 
     async def screenshot(self, name: str) -> tuple[int, bytes]:
-        """`vnc screenshot`."""
+        """Call `vnc screenshot`."""
         url = f"{self._base}/{VMI}/{name}/vnc/screenshot?moveCursor=false"
         async with self._session.get(url) as answer:
             return answer.status, await answer.read()
 
     async def ask(self, method: str, url: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-        """Any call; an answer without a body is an empty object."""
+        """Make any call; an answer without a body is an empty object."""
         data = body if isinstance(body, str) else None
         json = None if isinstance(body, str) else body
         async with self._session.request(method, url, json=json, data=data) as answer:
@@ -62,7 +62,7 @@ class Virtctl:
     async def stream(
         self, resource: str, name: str, verb: str, protocol: str = PROTOCOL
     ) -> AsyncIterator["Socket"]:
-        """`console`, `vnc`, `portforward/<port>/<protocol>`; WSServerHandshakeError: refused."""
+        """Open `console`, `vnc` or `portforward/…`; raise WSServerHandshakeError if refused."""
         protocols = (protocol,) if protocol else ()
         async with self._session.ws_connect(
             f"{self._base}/{resource}/{name}/{verb}", protocols=protocols, max_msg_size=0
@@ -80,7 +80,7 @@ class Socket:
 
     @property
     def code(self) -> int | None:
-        """The close code; 1006 where there was none."""
+        """The close code; 1006 if there was none."""
         return self._socket.close_code
 
     async def write(self, data: bytes) -> None:
@@ -88,18 +88,18 @@ class Socket:
             await self._socket.send_bytes(data[begin : begin + WRITE_BYTES])
 
     async def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         await self._socket.close()
 
     async def read(self) -> bytes:
-        """What came next, or nothing at its end."""
+        """Return the next message, or nothing at the end."""
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.BINARY:
             return b""
         return bytes(message.data)
 
     async def until(self, word: bytes) -> bytes:
-        """All up to `word`, and it."""
+        """Read everything up to and including `word`."""
         while word not in self._came:
             data = await self.read()
             assert data, f"{word!r} did not come: {self._came[-2000:]!r}"
@@ -108,7 +108,7 @@ class Socket:
         return found + word
 
     async def exactly(self, size: int) -> bytes:
-        """So many bytes."""
+        """Read this many bytes."""
         while len(self._came) < size:
             data = await self.read()
             assert data, f"{size} bytes did not come: {self._came!r}"
@@ -118,7 +118,7 @@ class Socket:
 
 
 def login(authority: Authority, pair: Pair) -> ssl.SSLContext:
-    """TLS of a user whom `authority` signed, to servers that it signed."""
+    """TLS of a user signed by `authority`, to servers that it signed."""
     context = ssl.create_default_context(cafile=str(authority.certificate))
     context.load_cert_chain(*pair)
     return context
@@ -126,7 +126,7 @@ def login(authority: Authority, pair: Pair) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def session(context: ssl.SSLContext) -> AsyncIterator[aiohttp.ClientSession]:
-    """HTTP by `context`; at its end no connection of it still waits for its peer's goodbye."""
+    """HTTP by `context`; at its end no connection waits for its peer's close."""
     connector = aiohttp.TCPConnector(ssl=context, enable_cleanup_closed=True)
     async with aiohttp.ClientSession(connector=connector) as made:
         yield made

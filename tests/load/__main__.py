@@ -14,7 +14,7 @@ from tests.load.report import plot, table
 from tests.load.world import Shape, World, bus_of, world
 
 FLOOR_CREATES = 10_000
-"""At most; as many as the product makes, or a second's luck of a shared machine would decide."""
+"""At most; as many as the product makes, so that one second of a shared machine decides nothing."""
 BOUND_OF_FLOOR = 0.4
 KIB_PER_VM = 20.0
 SYNCED_S = 10.0
@@ -25,9 +25,10 @@ def say(text: str) -> None:
 
 
 async def floor_of(shape: Shape) -> tuple[float, float, float]:
-    """The bare loop on a bus of its own, declared the same.
+    """Run the bare loop on a bus of its own, with the same declaration.
 
-    All durable writes; without facts; all of them, with one create in flight.
+    It runs with all durable writes, without events, and with all writes but one create in
+    flight.
     """
     count = min(FLOOR_CREATES, shape.vms)
     async with bus_of(shape) as (servers, _, _):
@@ -36,7 +37,7 @@ async def floor_of(shape: Shape) -> tuple[float, float, float]:
 
 
 async def product(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str, Any]], World]:
-    """Every phase on one control plane."""
+    """Run every phase on one control plane."""
     figures: dict[str, dict[str, Any]] = {}
     async with world(shape) as here:
         say(f"{shape.nodes} nodes ready after {here.nodes_ready_s:.1f} s")
@@ -58,7 +59,7 @@ async def product(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str
 
 
 async def run(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str, Any]], World]:
-    """Floor, product, floor: both see the same machine."""
+    """Run floor, product, floor: both see the same machine."""
     say(f"{shape.vms} VMs on {shape.nodes} nodes, {shape.bus}: the floor first")
     before = await floor_of(shape)
     say(f"floor {before[0]:.0f} creates/s, {before[1]:.0f} without facts")
@@ -81,7 +82,7 @@ async def run(shape: Shape, *, to_the_end: bool) -> tuple[dict[str, dict[str, An
 
 
 def verdicts(figures: dict[str, dict[str, Any]], shape: Shape) -> dict[str, bool]:
-    """What issue 4 asks of a run."""
+    """The bounds of a run."""
     controllers_kib = figures["creates"]["pss_kib_per_vm"]["controller"]
     found = {
         "creates of floor": figures["floor"]["accepted_share"] >= BOUND_OF_FLOOR,

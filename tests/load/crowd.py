@@ -1,7 +1,7 @@
-"""A crowd of VMs on one host, and the same domains as libvirt alone has them.
+"""A crowd of VMs on one host, and the same domains by libvirt alone.
 
-Both are asked for everything at once and say how long it took: seconds from the first request
-until the last guest ran, was stopped or was gone.
+Both get all requests at once and return the duration: seconds from the first request until the
+last guest runs, is stopped or is gone.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from virtbus.nodeagent.edge.libvirt_limits import Limits
 STARTS_AT_ONCE = 2 * (os.cpu_count() or 1)
 MOST_STARTS = Limits().max_workers - RESERVED_WORKERS
 PHASE_S = 600.0
-"""What takes longer is stuck."""
+"""A phase that takes longer is stuck."""
 
 Json = dict[str, Any]
 
@@ -88,18 +88,19 @@ def _without_grace(uid: str) -> Json:
 class PlainCrowd:
     """As many domains like the product's own, defined, with their disks, by libvirt alone.
 
-    Starts are in flight as the agent has them (ADR 0007): 2 x cores, not counting those that take
-    over SLOT_S, of which a loaded host has many; so neither side has more of the host's CPU.
+    The number of starts in flight is the agent's (ADR 0007): 2 x cores, not counting those that
+    take over SLOT_S, of which a loaded host has many. So neither side has more of the host's
+    CPU.
     """
 
     def __init__(self, domains: list[str]) -> None:
         self._domains = domains
         self._connections: SimpleQueue[libvirt.virConnect] = SimpleQueue()
-        for _ in range(MOST_STARTS):  # a call that waits holds up the others of its connection
+        for _ in range(MOST_STARTS):  # a waiting call delays the others on its connection
             self._connections.put(libvirt.open("qemu:///system"))
 
     async def start(self) -> float:
-        """Each by one `create`."""
+        """Start each by one `create`."""
         slots = asyncio.Semaphore(STARTS_AT_ONCE)
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
@@ -117,7 +118,7 @@ class PlainCrowd:
             return max(call.result() for call in calls) - begun_s
 
     async def stop(self) -> None:
-        """Each by one `destroy`."""
+        """End each by one `destroy`."""
         async with asyncio.TaskGroup() as group:
             for uuid in self._domains:
                 group.create_task(asyncio.to_thread(self._call, uuid, "destroy"))
@@ -136,7 +137,7 @@ class PlainCrowd:
 
 @contextmanager
 def plain_crowd(raw: RawVirt, guests: int) -> Iterator[PlainCrowd]:
-    """Domains of `raw`'s template; none of them is left when the context is."""
+    """Domains of `raw`'s template; all are removed with the context."""
     domains: list[libvirt.virDomain] = []
     try:
         domains.extend(raw.connection.defineXML(raw.prepare()) for _ in range(guests))

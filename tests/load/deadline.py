@@ -1,4 +1,4 @@
-"""A phase ends in time, or says which VMs are missing and what the bus has of them."""
+"""Ends a phase in time, or reports the missing VMs and their state on the bus."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from virtbus.schemas.wire import decode
 
 SHOWN = 10
 LEFT_OUT = frozenset({"spec", "spec_hash", "traceparent", "interfaces", "conditions"})
-"""Of a record or a status: what never tells why a VM does not go on."""
+"""Fields of a record or a status that never explain a missing VM."""
 
 
 class StuckError(AssertionError):
@@ -26,7 +26,7 @@ async def in_time(world: World, phase: str) -> AsyncIterator[None]:
     """End the body after the shape's `phase_s`.
 
     Raises:
-        StuckError: what is missing then.
+        StuckError: names the missing VMs.
     """
     limit = asyncio.timeout(world.shape.phase_s)
     try:
@@ -40,7 +40,7 @@ async def in_time(world: World, phase: str) -> AsyncIterator[None]:
 
 
 async def missing(world: World) -> list[str]:
-    """Lines about VMs that are not what was asked, watches that ended, what services say."""
+    """Return lines about VMs in a wrong state, watches that ended, and logs of services."""
     vms = [vm for vm in world.population.vms.values() if vm.missing]
     lines = [f"{len(vms)} of {len(world.population.vms)} VMs are waited for"]
     lines += [await _about(world, vm) for vm in vms[:SHOWN]]

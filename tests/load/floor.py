@@ -1,4 +1,4 @@
-"""The floor: a bare loop that does a create's durable writes, and nothing else."""
+"""The floor: a bare loop that only does a create's durable writes."""
 
 import asyncio
 import time
@@ -20,21 +20,23 @@ _EXPECT = "Nats-Expected-Last-Subject-Sequence"
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Durable writes of a create beside its claim and its record."""
+    """Durable writes of a create besides its claim and its record."""
 
     statuses: int
     facts: int
 
 
 BARE = Writes(statuses=1, facts=0)
-"""Without which no client could be told that its VM runs."""
+"""Without it no client could see that its VM runs."""
 SAME = Writes(statuses=1, facts=6)
-"""The product's own, at the least: under load it writes more statuses, and no fewer of either.
-Facts: accepted, scheduled, defined, started, ready, and its spans."""
+"""The minimum of the product: under load it writes more statuses, and never fewer of either.
+
+The events are accepted, scheduled, defined, started, ready, and its spans.
+"""
 
 
 async def one(js: JetStreamContext, node: str, writes: Writes) -> None:
-    """Claim, record, statuses and facts of one VM, with the product's compare-and-set headers."""
+    """Write claim, record, statuses and events of one VM, with the product's headers."""
     uid = uuid7()
     message_id = {"Nats-Msg-Id": uid}
     claim = subjects.name_claim("floor", f"f-{uid[-12:]}")
@@ -61,7 +63,7 @@ async def _fact(js: JetStreamContext, subject: str, headers: dict[str, str]) -> 
 
 
 async def floor(servers: Servers, creates: int, in_flight: int, writes: Writes) -> float:
-    """Creates per second of the bare loop, on streams that are declared."""
+    """Return creates per second of the bare loop, on declared streams."""
     client = Client()
     await client.connect(list(servers.url.split(",")), user=USER, password=PASSWORD)
     js = client.jetstream(timeout=10)

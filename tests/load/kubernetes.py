@@ -1,7 +1,7 @@
-"""`python -m tests.load.kubernetes`: VMs applied to a real API server, the bridge between.
+"""`python -m tests.load.kubernetes`: VMs applied to a real API server, with the bridge between.
 
-JSON lines, then a table. Simulated nodes; every process on this machine. Writes are counted by the
-API server's own metrics: VMs, VMIs and events, but the user's own.
+It prints JSON lines, then a table. The nodes are simulated; every process runs on this machine.
+The API server's own metrics count the writes of VMs, VMIs and events, without the user's own.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Crowd:
-    """VMs by name: when each was asked for, and when its status said Running."""
+    """VMs by name: the time of each request, and the time when its status was Running."""
 
     api: Cluster
     asked_s: dict[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Crowd:
     gone: set[str] = field(default_factory=set)
 
     async def follow(self) -> None:
-        """Note what a user's watch tells; a watch that breaks begins anew."""
+        """Record the events of a user's watch; restart a broken watch."""
         version = (await self.api.list(VM, NAMESPACE)).resource_version
         while True:
             try:
@@ -79,7 +79,7 @@ class Crowd:
 async def creates(
     crowd: Crowd, names: list[str], rate: float, midway: Callable[[], Awaitable[None]] | None
 ) -> float:
-    """Apply them, `rate` a second (0: all at once), until all run; seconds that it took."""
+    """Apply them, `rate` a second (0: all at once), until all run; return the seconds."""
     body = yaml.safe_load(SMOKE.read_text())
     begun = time.monotonic()
     async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as group:
@@ -100,7 +100,7 @@ async def _run(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def phase(platform: Platform, names: list[str], rate: float, *, kill: bool) -> dict[str, Any]:
-    """One crowd from its first apply to all running."""
+    """Run one crowd from its first apply to all running."""
 
     async def killed() -> None:
         await platform.bridge.killed_and_ready()
@@ -129,7 +129,7 @@ async def phase(platform: Platform, names: list[str], rate: float, *, kill: bool
 
 
 def cpu(platform: Platform) -> dict[str, float]:
-    """CPU seconds of each program so far."""
+    """Return the CPU seconds of each program so far."""
     control = platform.cluster
     pids = {
         "apiserver": control.apiserver.pid,
@@ -144,13 +144,13 @@ def cpu(platform: Platform) -> dict[str, float]:
 
 
 async def written(platform: Platform) -> float:
-    """Writes that the API server has seen to these kinds."""
+    """Return the API server's count of writes to these kinds."""
     text = await asyncio.to_thread(platform.cluster.kubectl, "get", "--raw", "/metrics")
     return sum(float(count) for _, _, count in COUNTED.findall(text))
 
 
 async def sets(platform: Platform) -> tuple[set[str], set[str]]:
-    """The uids of the VMIs, and of the VMs on the bus."""
+    """Return the uids of the VMIs, and of the VMs on the bus."""
     async with cluster.connect(platform.cluster.kubeconfig) as api:
         vmis = (await api.list(VMI, NAMESPACE)).items
     found = await asyncio.to_thread(platform.vms, NAMESPACE)
@@ -158,7 +158,7 @@ async def sets(platform: Platform) -> tuple[set[str], set[str]]:
 
 
 def deletes(platform: Platform) -> dict[str, Any]:
-    """Delete all; seconds until nothing is left on either side."""
+    """Delete all; return the seconds until nothing is left on either side."""
     begun = time.monotonic()
     platform.cluster.kubectl("delete", "vm", "--all", "-n", NAMESPACE, "--wait=false")
     until(
@@ -170,7 +170,7 @@ def deletes(platform: Platform) -> dict[str, Any]:
 
 
 def run(platform: Platform, vms: int, rate: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every phase, and what it cost."""
+    """Run every phase, and measure its cost."""
     idle_kib = memory_kib(platform.bridge.pid)
     yield "idle", {"pss_mib": round(idle_kib / 1024, 1)}
     for name, at, kill in (("rate", rate, False), ("at once", 0.0, False), ("killed", rate, True)):
@@ -188,7 +188,7 @@ def run(platform: Platform, vms: int, rate: float) -> Iterator[tuple[str, dict[s
 
 
 def verdicts(figures: dict[str, dict[str, Any]]) -> dict[str, bool]:
-    """What issue 5 asks."""
+    """The bounds of a run."""
     rate = figures["rate"]
     return {
         f"writes a VM <= {WRITES_MAX:g}": rate["writes_per_vm"] <= WRITES_MAX,
@@ -201,7 +201,7 @@ def verdicts(figures: dict[str, dict[str, Any]]) -> dict[str, bool]:
 
 
 def table(figures: dict[str, dict[str, Any]], holds: dict[str, bool]) -> str:
-    """Markdown."""
+    """Format as Markdown."""
     rows = []
     for name, found in figures.items():
         told = ", ".join(f"{key} {value}" for key, value in found.items())
@@ -212,7 +212,7 @@ def table(figures: dict[str, dict[str, Any]], holds: dict[str, bool]) -> str:
 
 @contextmanager
 def world(nodes: int) -> Iterator[Platform]:
-    """A control plane with KubeVirt's CRDs, and virtbus beside it."""
+    """A control plane with KubeVirt's CRDs, and virtbus next to it."""
     folder = programs()
     assert folder is not None, "not built; run: make k8s-tools"
     with ControlPlane(folder) as control:

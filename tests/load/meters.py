@@ -1,4 +1,4 @@
-"""What a run costs: CPU and memory by process, messages and bytes on the bus, percentiles."""
+"""Measures the cost of a run: CPU and memory by process, traffic on the bus, percentiles."""
 
 import json
 import math
@@ -14,18 +14,18 @@ _CPUCLOCK_SCHED = 2
 
 
 def cpu_s(pid: int) -> float:
-    """CPU of a process, ended threads included."""
+    """Return the CPU time of a process, ended threads included."""
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
 
 
 def memory_kib(pid: int, what: str = "Pss") -> int:
-    """Proportional (Pss) or resident (Rss) set size."""
+    """Return the proportional (Pss) or resident (Rss) set size."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{what}:"))
 
 
 def descriptors(pid: int) -> int:
-    """Open files of a process."""
+    """Return the number of open files of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
@@ -39,7 +39,7 @@ class Reading:
     bus: Mapping[str, int]
 
     def since(self, earlier: "Reading", vms: int) -> dict[str, Any]:
-        """What `vms` creates or deletes cost in between, each."""
+        """Return the cost per VM of `vms` creates or deletes between two readings."""
         return {
             "seconds": round(self.at_s - earlier.at_s, 2),
             "cpu_ms_per_vm": {
@@ -54,7 +54,7 @@ class Reading:
 
 
 def percentiles(values_s: Sequence[float]) -> dict[str, float]:
-    """p50, p95, p99 and the most, in milliseconds."""
+    """Return p50, p95, p99 and the maximum, in milliseconds."""
     if not values_s:
         return {}
     ordered = sorted(values_s)
@@ -66,5 +66,5 @@ def percentiles(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def line(figure: str, **values: Any) -> str:
-    """One figure as a line of JSON."""
+    """Format one figure as a line of JSON."""
     return json.dumps({"figure": figure, **values})

@@ -1,4 +1,4 @@
-"""The phases of a run and their figures: creates, churn with a killed controller, deletes."""
+"""Runs the phases and measures them: creates, churn with a killed controller, deletes."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 
 async def creates(world: World, count: int, say: Say) -> Figures:
-    """A closed loop of `count` creates; then until the last one runs."""
+    """Run a closed loop of `count` creates; then wait until the last one runs."""
     population, shape = world.population, world.shape
     there = set(population.vms)
     before, statuses = world.read(), await world.stored("KV_st")
@@ -64,7 +64,7 @@ async def _tell(world: World, say: Say) -> None:
 
 
 async def churn(world: World, say: Say) -> Figures:
-    """Steady state with some deletes and creates; half way a controller is killed, and started."""
+    """Keep a steady state with some deletes and creates; restart a killed controller half way."""
     population, shape = world.population, world.shape
     before, begun = world.read(), time.monotonic()
     victims = iter([vm for vm in population.vms.values() if not vm.delete_asked_s])
@@ -108,7 +108,7 @@ async def churn(world: World, say: Say) -> Figures:
 
 
 async def idle(world: World, seconds: float) -> Figures:
-    """What all costs while nothing is asked for."""
+    """Measure the cost without requests."""
     before = world.read()
     await asyncio.sleep(seconds)
     after = world.read()
@@ -121,7 +121,7 @@ async def idle(world: World, seconds: float) -> Figures:
 
 
 async def deletes(world: World, say: Say) -> Figures:
-    """All at once through the same loop; then until nothing is left on the bus."""
+    """Delete all at once through the same loop; then wait until the bus has no VM."""
     population, shape = world.population, world.shape
     left = [vm for vm in population.vms.values() if not vm.delete_asked_s]
     before, begun = world.read(), time.monotonic()

@@ -1,4 +1,4 @@
-"""The VMs of a run as a client sees them: when asked for, accepted, running, gone."""
+"""The VMs of a run as a client sees them: requested, accepted, running, gone."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 RENEW_S = 10.0
 IDLE_S = 7.0
-"""A watch says something every 5 s; one that does not has lost its controller."""
+"""A watch sends a message every 5 s; a silent one has lost its controller."""
 AGAIN_S = 0.1
 PATIENCE_S = 60.0
 
@@ -31,22 +31,22 @@ class Vm:
     gone_s: float = 0.0
     retries: int = 0
     told: str = ""
-    """The state that the watch told last."""
+    """The last state reported by the watch."""
 
     @property
     def missing(self) -> str:
-        """What was asked for and is not so yet; empty: nothing is waited for."""
+        """The requested state that the VM has not reached; empty: none."""
         if self.delete_asked_s:
             if not self.delete_accepted_s:
                 return "its delete is not accepted"
-            return "" if self.gone_s else "nobody told that it is gone"
+            return "" if self.gone_s else "nobody reported that it is gone"
         if not self.accepted_s:
             return "its create is not accepted"
-        return "" if self.running_s else "nobody told that it runs"
+        return "" if self.running_s else "nobody reported that it runs"
 
 
 class Population:
-    """Makes and ends VMs through the API, and follows them by one watch of the API."""
+    """Creates and deletes VMs through the API, and follows them by one watch of the API."""
 
     def __init__(self, bus: NatsBus, memory: str = "64MiB") -> None:
         self._bus = bus
@@ -55,15 +55,15 @@ class Population:
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
         self.lost: list[str] = []
-        """Why each watch ended."""
+        """The reason for the end of each watch."""
         self.running = 0
         self.gone = 0
         self.samples: list[tuple[float, int, int, int]] = []
-        """Moment, accepted, running, gone: what the plot shows."""
+        """Moment, accepted, running, gone: the data of the plot."""
 
-    # --- the watch ------------------------------------------------------------------------
+    # --- watch ----------------------------------------------------------------------------
     async def follow(self) -> None:
-        """Follow until cancelled; a watch that ends (its controller was killed) is begun anew."""
+        """Follow until cancelled; restart a watch that ended (its controller was killed)."""
         while True:
             try:
                 await self._watch()
@@ -110,14 +110,14 @@ class Population:
             self._changed.set()
 
     def _listed(self, listed: set[str]) -> None:
-        """A list is complete: what was being deleted and is not in it is gone."""
+        """Handle a complete list: VMs that were being deleted and are not in it are gone."""
         self.synced.set()
         for uid, vm in self.vms.items():
             if vm.delete_accepted_s and uid not in listed:
                 self._gone(uid)
 
     async def settled(self, vms: Iterable[Vm]) -> None:
-        """Until all that was asked of `vms` is so."""
+        """Wait until all `vms` have their requested state."""
         left = list(vms)
         while left:
             if left[-1].missing:
@@ -127,7 +127,7 @@ class Population:
                 left.pop()
 
     async def sample(self, each_s: float = 0.25) -> None:
-        """Keep counts over time; never returns by itself."""
+        """Record counts over time; never returns by itself."""
         while True:
             accepted = sum(1 for vm in self.vms.values() if vm.accepted_s)
             self.samples.append((time.monotonic(), accepted, self.running, self.gone))
@@ -135,7 +135,7 @@ class Population:
 
     # --- requests -------------------------------------------------------------------------
     async def create(self) -> Vm:
-        """Ask until it is accepted, with one uid."""
+        """Request a VM until it is accepted, with one uid."""
         vm = Vm(uuid7())
         self.vms[vm.uid] = vm
         vm.asked_s = time.monotonic()
@@ -151,10 +151,10 @@ class Population:
         return vm
 
     async def delete(self, vm: Vm) -> None:
-        """Ask for its end until that is accepted.
+        """Request its delete until that is accepted.
 
-        404 to a repeat: the first request was done and its answer lost. Then the VM is gone, and
-        a watch that began after its end will never tell so.
+        404 to a repeat means: the first request succeeded and its answer was lost. Then the VM
+        is gone, and a watch that began after its end will never report it.
         """
         vm.delete_asked_s, retries = time.monotonic(), vm.retries
         try:
@@ -182,7 +182,7 @@ class Population:
 
 
 async def closed_loop(works: Iterable[Callable[[], Awaitable[object]]], in_flight: int) -> None:
-    """All of `works`, at most `in_flight` at a time: the next begins when one ends."""
+    """Run all of `works`, at most `in_flight` at a time: the next begins when one ends."""
     queue = iter(works)
 
     async def worker() -> None:

@@ -54,7 +54,7 @@ def _each(values: Mapping[str, float]) -> str:
 
 
 def plot(path: Path, shape: Shape, population: Population) -> None:
-    """Counts over time, and the latencies of all creates, as one PNG."""
+    """Plot the counts over time, and the latencies of all creates, as one PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")

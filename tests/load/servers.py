@@ -1,7 +1,7 @@
-"""nats-servers of a run: one or three on loopback, synced by default or always; one user for all.
+"""nats-servers of a run: one or three on loopback, synced by default or always; one user.
 
-Permissions have tests of their own; here every role logs in as the same user, so that a run needs
-no server configuration of two hundred nodes.
+Permissions have tests of their own. Here every role logs in as the same user, so a run needs no
+server configuration for two hundred nodes.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ CLUSTER = 'cluster {{ name: "load", listen: "127.0.0.1:{port}", routes: [{routes
 
 @dataclass(frozen=True)
 class Servers:
-    """Running servers, and the folder with the credentials of whoever connects."""
+    """Running servers, and the folder with the credentials for all clients."""
 
     processes: tuple["subprocess.Popen[bytes]", ...]
     ports: tuple[int, ...]
@@ -77,7 +77,7 @@ class Servers:
         return BusSettings(creds=self.run_dir / f"{user}.creds")
 
     def monitored(self) -> dict[str, int]:
-        """Messages and bytes that clients sent and got, over all servers."""
+        """Return messages and bytes that clients sent and received, over all servers."""
         total = dict.fromkeys(("in_msgs", "out_msgs", "in_bytes", "out_bytes"), 0)
         for port in self.monitors:
             for connection in _get(port, "connz?limit=2048&state=any")["connections"]:
@@ -92,7 +92,7 @@ def _get(port: int, path: str) -> Any:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Return different ports without a listener."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -117,7 +117,7 @@ def _started(folder: Path, index: int, config: str) -> Any:
 
 @asynccontextmanager
 async def serving(folder: Path, *, replicas: int, sync: str) -> AsyncIterator[Servers]:
-    """`replicas` servers below `folder`; `sync` is `always` or `default`."""
+    """Run `replicas` servers below `folder`; `sync` is `always` or `default`."""
     run_dir = folder / "run"
     run_dir.mkdir()
     ports, monitors, routes = (free_ports(3 * replicas)[i::3] for i in range(3))
@@ -147,5 +147,5 @@ async def serving(folder: Path, *, replicas: int, sync: str) -> AsyncIterator[Se
 
 
 def names(prefix: str, count: int) -> Sequence[str]:
-    """The ids that `virtbus.nodeagent.simulate` gives its nodes."""
+    """Return the ids that `virtbus.nodeagent.simulate` gives its nodes."""
     return [f"{prefix}-{number:03d}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""The product's processes of a run: started, known to be ready, killed, started again."""
+"""Starts, kills and restarts the product's processes of a run, and waits for their readiness."""
 
 import asyncio
 import os
@@ -13,15 +13,17 @@ from pathlib import Path
 
 READY_S = 120.0
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")
-"""However a run ends, nothing of it goes on."""
+"""The kernel ends them with the run, after any end of it."""
 YIELDS = ("nice", "-n", "10")
-"""For simulated nodes: they would have CPUs of their own, so the control plane goes first here."""
+"""For simulated nodes: they would have CPUs of their own, so the control plane has priority
+here.
+"""
 PROFILE_ENV = "VIRTBUS_LOAD_PROFILE"
-"""A folder: each service then runs under cProfile and leaves `<name>.prof` there."""
+"""A folder: each service then runs under cProfile and writes `<name>.prof` there."""
 
 
 class Service:
-    """One process of `python -m <module>`; readiness as systemd would hear it."""
+    """One process of `python -m <module>`; it reports readiness as to systemd."""
 
     def __init__(
         self, name: str, module: str, folder: Path, *arguments: str, yields: bool = False
@@ -60,7 +62,7 @@ class Service:
             self._process = subprocess.Popen(self._argv, env=environment, stdout=log, stderr=log)
 
     async def ready(self) -> None:
-        """Until it says READY=1."""
+        """Wait for READY=1."""
         assert self._process is not None
         give_up_s, told = time.monotonic() + READY_S, b""
         while b"READY=1" not in told:
@@ -71,7 +73,7 @@ class Service:
                 told = self._socket.recv(4096)
 
     async def killed_and_ready(self) -> float:
-        """Kill -9, start anew; seconds from the start of the new one until it is ready."""
+        """Kill -9 and restart; return the seconds from the new start until it is ready."""
         os.kill(self.pid, signal.SIGKILL)
         assert self._process is not None
         self._process.wait()
@@ -95,13 +97,13 @@ class Service:
         self._socket.close()
 
     def complaints(self) -> list[str]:
-        """Lines of its log at WARNING and above: in a good run there are none."""
+        """Return log lines at WARNING and above: a good run has none."""
         return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
 
 
 @contextmanager
 def running(*services: Service) -> Iterator[None]:
-    """All of them for as long as the context is open."""
+    """Run all of them while the context is open."""
     try:
         for service in services:
             service.start()

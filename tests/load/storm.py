@@ -1,8 +1,9 @@
 """`python -m tests.load.storm`: guests of one host, all started at once, on real QEMU.
 
-The product's starts against plain libvirt's of the same domains, as many in flight as the agent
-has, in turns. Both sides have QEMU, disks, seed and one virtio NIC on a tap: the product's by netd,
-with its lease and filters, because that is what every VM has; plain libvirt's by libvirt.
+It compares the product's starts with plain libvirt's starts of the same domains, in turns, with
+the agent's number of starts in flight. Both sides have QEMU, disks, seed and one virtio NIC on a
+tap. The product's NIC is made by netd, with its DHCP lease and filters, because every VM has
+that; plain libvirt's is made by libvirt.
 """
 
 import argparse
@@ -25,12 +26,12 @@ BOUND = 0.9
 MEMORY_MIB, QEMU_MIB = 64, 48
 OF_FREE_MEMORY = 0.75
 GUESTS_PER_CPU = 32
-"""More would only take longer: a start is CPU, and the rate is the same."""
+"""More guests would only take longer: a start is CPU, and the rate is the same."""
 TINY = Path("/var/lib/virtbus/images/src/tiny.qcow2")
 
 
 def guests_that_fit() -> int:
-    """What this host holds now, by its memory and CPUs."""
+    """Return the number of guests for this host's memory and CPUs."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free_kib = next(int(text.split()[1]) for text in lines if text.startswith("MemAvailable:"))
     by_memory = int(free_kib / 1024 * OF_FREE_MEMORY) // (MEMORY_MIB + QEMU_MIB)
@@ -49,7 +50,7 @@ class Rounds:
     """CPU of our processes per start."""
 
     def shares(self, took: list[float]) -> dict[str, Any]:
-        """The product's rate over plain libvirt's: of each round, for a round sees one machine."""
+        """The product's rate over libvirt's, per round, as a round sees one machine state."""
         shares = sorted(round(a / b, 3) for a, b in zip(self.plain, took, strict=True))
         return {"share": round(statistics.median(shares), 3), "shares": shares}
 
@@ -67,7 +68,7 @@ class Rounds:
 
 
 async def storm(here: Stage, guests: int, rounds: int) -> Rounds:
-    """Creates, plain starts and starts, in turns; each begins on a host where no guest runs."""
+    """Creates, plain starts and starts, in turns; each begins on a host without running guests."""
     taken = Rounds(guests)
     raw = await raw_of(here)
     with plain_crowd(raw, guests) as plain:
@@ -125,7 +126,7 @@ def table(guests: int, guest: str, figures: dict[str, dict[str, Any]]) -> str:
 def platform(
     guests: int, image: Path | None = None, **environment: str
 ) -> AbstractAsyncContextManager[Stage]:
-    """One that places so many guests by memory alone: it is what a storm runs out of."""
+    """A controller that places by memory alone, which limits a storm."""
     vcpus_per_cpu = max(8, guests + 1)
     return stage(image, VIRTBUS_VCPUS_PER_CPU=str(vcpus_per_cpu), **environment)
 
@@ -136,7 +137,7 @@ async def run(guests: int, rounds: int, image: Path | None) -> Rounds:
 
 
 def main() -> int:
-    """0 when the bound holds, 1 otherwise."""
+    """Return 0 if the bound holds, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="tests.load.storm", description=__doc__)
     parser.add_argument("--guests", type=int, default=0, help="0: as many as this host holds")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,4 +1,4 @@
-"""A short run of the whole load: what must hold at any size, told as ratios and counts."""
+"""A short run of the whole load: bounds that hold at any size, as ratios and counts."""
 
 import pytest
 from tests.load import phases
@@ -6,24 +6,27 @@ from tests.load.__main__ import KIB_PER_VM, say
 from tests.load.floor import BARE, floor
 from tests.load.world import Shape, bus_of, world
 
-# Later than all deadlines within: of five phases, and of what is before and after them.
+# Later than all deadlines within: those of five phases, and of the work before and after them.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 
 SHAPE = Shape(vms=200, nodes=10, in_flight=32, churn_s=4.0, phase_s=60.0)
 FLOOR_CREATES = 400
 MOST_CLAIMS = 8
-"""Deletes that the killed controller had in hand: the sweep ends their claims."""
+"""Deletes that the killed controller had in progress: the sweep ends their claims."""
 OF_FLOOR = 0.1
-"""The long run holds 0.4; here both are a second long, beside other tests."""
+"""The long run reaches 0.4; here both take only a second, next to other tests."""
 MESSAGES = 30
-"""What clients and services send for a create: eleven for the API and its writes, the node's own
-requests and answers, facts, and each answer to a write (19 when this was written)."""
+"""Messages that clients and services send for a create (19 when this was written).
+
+They are eleven for the API and its writes, the node's own requests and answers, events, and each
+answer to a write.
+"""
 
 
-async def test_vms_on_simulated_nodes_come_and_go() -> None:
+async def test_vms_on_simulated_nodes_are_created_and_deleted() -> None:
     """Two lots of creates, a killed controller under churn, all deleted; nothing is left.
 
-    What a create costs the controller does not grow with the VMs that are there.
+    The controller's cost of a create does not grow with the number of VMs.
     """
     async with world(SHAPE) as here:
         await phases.creates(here, 20, say)  # warm

@@ -1,4 +1,4 @@
-"""A small storm: real guests, all created and all started at once, and what they leave."""
+"""A small storm: real guests, all created and all started at once, and removed again."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 
 async def test_all_guests_of_a_storm_run_and_leave_nothing() -> None:
-    """Each is told Running, Stopped and gone; how fast is `make storm`'s business."""
+    """Each is reported Running, Stopped and gone; `make storm` measures the speed."""
     host.refuse_the_machines_own_network()
     STAGE.end()  # two platforms in one namespace would share bridge and filters
     async with platform(GUESTS, VIRTBUS_BRIDGE_LINGER_S="0.2") as here:

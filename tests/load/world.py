@@ -36,7 +36,7 @@ LIST_S = 60.0
 
 @dataclass(frozen=True)
 class Shape:
-    """What is run: how many of what, on which bus."""
+    """The size of a run, and its bus."""
 
     vms: int
     nodes: int
@@ -47,7 +47,7 @@ class Shape:
     processes: int = 1
     churn_s: float = 30.0
     phase_s: float = 1800.0
-    """When a phase is given up: what is missing by then is told."""
+    """The time limit of a phase; the failure lists missing VMs."""
 
     @property
     def bus(self) -> str:
@@ -56,7 +56,7 @@ class Shape:
 
 @dataclass
 class World:
-    """Everything that runs."""
+    """All running parts."""
 
     shape: Shape
     servers: Servers
@@ -70,14 +70,14 @@ class World:
         return [one for one in self.services if one.name.startswith("controller")]
 
     def pids(self) -> dict[str, list[int]]:
-        """Processes by what they are."""
+        """Processes by kind."""
         found: dict[str, list[int]] = {"nats-server": [one.pid for one in self.servers.processes]}
         for service in self.services:
             found.setdefault(service.name.partition("-")[0], []).append(service.pid)
         return found
 
     def read(self) -> Reading:
-        """All meters now."""
+        """Read all meters now."""
         pids = self.pids()
         return Reading(
             at_s=time.monotonic(),
@@ -88,15 +88,15 @@ class World:
         )
 
     async def stored(self, bucket: str) -> int:
-        """The last sequence of a bucket: how many messages it ever took."""
+        """Return the last sequence of a bucket: the number of messages it ever stored."""
         info = await self.admin.js_api(f"STREAM.INFO.{bucket}")
         return int(info["state"]["last_seq"])
 
     async def left(self) -> tuple[int, int]:
-        """Records and name claims of VMs on the bus now.
+        """Return the records and name claims of VMs on the bus.
 
-        A claim is left for the sweep, two minutes at most, where a controller was killed between
-        the purge of a record and that of its claim.
+        A claim remains for the sweep, for two minutes at most, if a controller was killed
+        between the purge of a record and that of its claim.
         """
         records = claims = 0
         async with asyncio.timeout(LIST_S), self.admin.watch("$KV.vm.>") as watch:
@@ -111,7 +111,7 @@ class World:
 
 
 async def declared(admin: NatsBus, shape: Shape) -> None:
-    """Streams, as soon as the servers have a leader, and every node joined."""
+    """Declare the streams, as soon as the servers have a leader, and join every node."""
     async with asyncio.timeout(NODES_READY_S):
         while True:
             try:
@@ -133,7 +133,7 @@ async def declared(admin: NatsBus, shape: Shape) -> None:
 
 @asynccontextmanager
 async def bus_of(shape: Shape) -> AsyncIterator[tuple[Servers, NatsBus, Path]]:
-    """Servers with declared streams in a folder that goes with them."""
+    """Servers with declared streams, in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="virtbus-load-", dir="/var/tmp"))
     try:
         async with (
@@ -171,7 +171,7 @@ def services_of(shape: Shape, folder: Path) -> list[Service]:
 
 @asynccontextmanager
 async def world(shape: Shape) -> AsyncIterator[World]:
-    """A control plane with all nodes ready; nothing of it stays."""
+    """A control plane with all nodes ready; all of it is removed afterwards."""
     async with AsyncExitStack() as stack:
         servers, admin, folder = await stack.enter_async_context(bus_of(shape))
         servers.add(*(f"node-{node}" for node in names(PREFIX, shape.nodes)))
@@ -201,7 +201,7 @@ async def world(shape: Shape) -> AsyncIterator[World]:
 
 
 async def _listed_nodes(bus: NatsBus) -> list[dict[str, Any]]:
-    """The nodes of all pages."""
+    """Return the nodes of all pages."""
     found: list[dict[str, Any]] = []
     more: dict[str, Any] = {}
     while True:
@@ -213,7 +213,7 @@ async def _listed_nodes(bus: NatsBus) -> list[dict[str, Any]]:
 
 
 async def nodes_ready(bus: NatsBus, count: int) -> None:
-    """Until every node says that all its services are ready."""
+    """Wait until every node reports all its services as ready."""
     async with asyncio.timeout(NODES_READY_S):
         while True:
             ready = [

@@ -1,4 +1,4 @@
-"""A bus that lost records is made anew from what the hosts know: controller and agents together."""
+"""Rebuilding a bus that lost records from the hosts: controller and agents together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def ask(client: MemoryBus, verb: str, **data: Any) -> Any:
 
 
 async def rebuild(client: MemoryBus, **data: Any) -> BusRebuilt:
-    """By a person who believes n1: its records here are put by the test, not by a controller."""
+    """The rebuild accepts n1 by a person's word: the test wrote its records, not a controller."""
     data.setdefault("accept_unsigned", [NODE])
 
     async def node_has_read_the_bus() -> bool:
@@ -77,7 +77,7 @@ async def node_says(node: Node, state: NodeState) -> None:
 
 
 async def two_vms(node: Node) -> None:
-    """One that runs and one that was stopped; the agent is gone since."""
+    """One running and one stopped VM; the agent has ended since."""
     await node.join()
     await node.put(record(1))
     await node.put(record(2))
@@ -101,7 +101,7 @@ async def two_vms(node: Node) -> None:
     node.domains.done.clear()
 
 
-async def test_what_was_wanted_of_a_node_is_wanted_of_it_on_the_bus_made_anew(
+async def test_a_nodes_desired_state_is_restored_on_a_recreated_bus(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)
@@ -126,7 +126,7 @@ async def test_what_was_wanted_of_a_node_is_wanted_of_it_on_the_bus_made_anew(
         assert not (await ask(client, "node.get", node=NODE))["node"]["wish"].get("cordoned")
 
 
-async def test_an_empty_bus_is_made_anew_and_nothing_is_started_or_ended(tmp_path: Path) -> None:
+async def test_an_empty_bus_is_rebuilt_and_nothing_is_started_or_ended(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await two_vms(node)
     await node.other_bus()
@@ -148,7 +148,7 @@ async def test_an_empty_bus_is_made_anew_and_nothing_is_started_or_ended(tmp_pat
         await eventually(lambda: node.domains.done == [("start", B)])
 
 
-async def test_a_single_lost_record_is_written_back_and_let_go_on(tmp_path: Path) -> None:
+async def test_a_single_lost_record_is_restored_and_its_vm_resumes(tmp_path: Path) -> None:
     node = Node(tmp_path, resync_s=0.05)
     await two_vms(node)
     del node.server.shelf("$KV.vm.x").entries[subjects.vm_record(NODE, A)]
@@ -173,7 +173,7 @@ async def test_a_deleted_vm_of_an_old_backup_does_not_come_back(tmp_path: Path) 
     node.domains.done.clear()
     async with node.agent(), controller(node) as client:
         await node_says(node, NodeState.RECOVERING)
-        node.simulated.held[A] = 1  # imaged and netd have made what the restored record asks
+        node.simulated.held[A] = 1  # imaged and netd have made the objects of the restored record
         done = await rebuild(client)
         assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "end"), (B, "raise")]
         await node_says(node, NodeState.READY)
@@ -184,7 +184,7 @@ async def test_a_deleted_vm_of_an_old_backup_does_not_come_back(tmp_path: Path) 
     assert node.domains.done == [("start", uid(99))]
 
 
-async def test_without_a_rebuild_a_vm_that_left_is_not_made_anew(tmp_path: Path) -> None:
+async def test_without_a_rebuild_a_vm_that_left_is_not_created_again(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await two_vms(node)
     async with node.agent(), controller(node) as client:
@@ -219,7 +219,7 @@ async def test_a_node_with_a_vm_in_conflict_keeps_holding(tmp_path: Path) -> Non
     assert node.domains.done == []
 
 
-async def test_what_no_controller_has_signed_waits_for_a_person(tmp_path: Path) -> None:
+async def test_unsigned_records_wait_for_a_person(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await two_vms(node)
     await node.other_bus()
@@ -228,7 +228,8 @@ async def test_what_no_controller_has_signed_waits_for_a_person(tmp_path: Path) 
         done = await rebuild(client, accept_unsigned=[])
         assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "unsigned"), (B, "unsigned")]
         assert f"--accept-unsigned {NODE}/{A}" in done.vms[0].message
-        assert [one.joined for one in done.nodes] == [False]  # it would end what it may not have
+        # it would end a guest that it may not have
+        assert [one.joined for one in done.nodes] == [False]
         assert await on_bus(node, A) is None
         done = await rebuild(client, accept_unsigned=[f"{NODE}/{A}"])
         assert [(vm.uid, vm.step) for vm in done.vms] == [(A, "add"), (B, "unsigned")]
@@ -237,7 +238,7 @@ async def test_what_no_controller_has_signed_waits_for_a_person(tmp_path: Path) 
         await node_says(node, NodeState.READY)
 
 
-async def test_what_controllers_signed_needs_no_person_once_the_key_is_back(
+async def test_signed_records_need_no_person_once_the_key_is_back(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)

@@ -1,4 +1,4 @@
-"""Unreadable values are written back from hosts, kept in backups, and ended by a person."""
+"""Unreadable values are restored from hosts, kept in backups, and removed by a person."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ GARBAGE = b"\xc1 no msgpack"
 
 
 def damage(node: Node, key: str) -> None:
-    """Put bytes at a key as nobody's program would."""
+    """Put bytes at a key that no program of ours would write."""
     node.server.shelf(key).apply(key, GARBAGE)
 
 
@@ -40,7 +40,7 @@ async def test_a_rebuild_writes_a_damaged_record_back_from_its_host(tmp_path: Pa
         assert [deed for deed in node.domains.done if deed[0] != "start"] == []
 
 
-async def test_a_rebuild_makes_a_damaged_join_record_anew(tmp_path: Path) -> None:
+async def test_a_rebuild_rewrites_a_damaged_join_record(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.join()
     async with node.agent(), controller(node) as client:
@@ -71,7 +71,7 @@ async def test_a_rebuild_reads_hosts_whose_records_fill_many_answers(tmp_path: P
         assert [one.uid for one in (await rebuild(client)).vms] == [A]
 
 
-async def test_a_damaged_vm_is_deleted_by_a_person_and_its_node_lets_all_of_it_go(
+async def test_a_person_deletes_a_damaged_vm_and_its_node_releases_everything(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)
@@ -86,7 +86,7 @@ async def test_a_damaged_vm_is_deleted_by_a_person_and_its_node_lets_all_of_it_g
         assert (await ask(client, "vm.create", name="web", image="tiny"))["created"]
 
 
-async def test_a_backup_keeps_what_cannot_be_read_as_it_is(tmp_path: Path) -> None:
+async def test_a_backup_keeps_unreadable_values_unchanged(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.bus.put(RECORD, encode(record(1)))
     await node.bus.put(subjects.vm_record(NODE, B), encode(record(2)))

@@ -1,4 +1,4 @@
-"""`make sim SEEDS=n [SEED=k]`: many seeds, or one with its whole schedule."""
+"""`make sim SEEDS=n [SEED=k]`: runs many seeds, or one with its whole schedule."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ SHOWN = 5
 
 
 def told(verdict: Verdict, *, whole: bool) -> str:
-    """A failing seed, for people: what broke, and the way there."""
+    """Print a failing seed: the violation, and the events before it."""
     lines = [f"seed {verdict.seed}: {len(verdict.violations)} violation(s)"]
     lines += [f"  {violation}" for violation in verdict.violations]
     lines.append(f"  faults: {', '.join(verdict.faults)}")
@@ -21,7 +21,7 @@ def told(verdict: Verdict, *, whole: bool) -> str:
 
 
 def one(seed: int) -> int:
-    """One seed with its whole schedule; 1 where an invariant broke."""
+    """Run one seed with its whole schedule; return 1 if an invariant was violated."""
     verdict = run(seed, keep_all=True)
     print(told(verdict, whole=True))
     print(f"trace {verdict.trace_hash}, {verdict.steps} steps, {verdict.cpu_s:.2f} s of CPU")
@@ -29,7 +29,7 @@ def one(seed: int) -> int:
 
 
 def many(first: int, count: int, workers: int) -> int:
-    """Seeds `first` to `first + count - 1`; 1 where one failed."""
+    """Run the seeds `first` to `first + count - 1`; return 1 if one failed."""
     began_s = time.monotonic()
     failed: list[Verdict] = []
     cpu_s = 0.0
@@ -49,7 +49,7 @@ def many(first: int, count: int, workers: int) -> int:
 
 
 def main() -> int:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds")
     parser.add_argument("--first", type=int, default=1, help="the first of them")

@@ -1,7 +1,8 @@
 """`ports.Bus` over the simulated wire: requests and services are the product's own code.
 
-Records behave as JetStream's do: a write is answered after it was stored, a lost connection makes
-the client repeat it under the same message id, and what is not answered in time is *unknown*.
+Records behave as JetStream's do: a write is answered after it was stored. After a lost
+connection the client repeats it under the same message id. A write without an answer in time is
+*unknown*.
 """
 
 import asyncio
@@ -55,19 +56,20 @@ def sources_of(link: SimLink, skew_ns: Callable[[], int]) -> Sources:
 
 @lru_cache(maxsize=4096)
 def allowed(role: Role, subject: str) -> bool:
-    """Whether the server would take a message of this role on `subject`."""
+    """Return True if the server would accept a message of this role on `subject`."""
     return any(matches(one, subject) for one in role.publish)
 
 
 class SimWatch:
-    """Keeps `ports.Watch`."""
+    """Implements `ports.Watch`."""
 
     def __init__(self, link: SimLink, filters: tuple[str, ...]) -> None:
         self._link = link
         self._server = link.server
         self._filters = filters
         self._of_node = filters[0].startswith("$KV.vm.n")
-        # Nearly every filter of the product's watches is `<prefix>.>`: the quick way to match it.
+        # Nearly every filter of the product's watches is `<prefix>.>`: this is the quick way to
+        # match it.
         plain = [one for one in filters if one.endswith(".>") and "*" not in one]
         self._prefixes = tuple(one.removesuffix(">") for one in plain)
         self._others = tuple(one for one in filters if one not in plain)
@@ -84,14 +86,14 @@ class SimWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Ask for a list; what is under way of an earlier one is dropped."""
+        """Request a list; messages of an earlier one are dropped."""
         self._list += 1
         number = self._list
         if self._link.connected:
             self._link.submit(lambda: self._server.when_led(lambda: self._listed(number)))
 
     def _listed(self, number: int) -> None:
-        """On the server: the list as it is now, then every change."""
+        """On the server: send the current list, then every change."""
         if number != self._list or not self._link.connected:
             return
         self._following = number
@@ -109,14 +111,14 @@ class SimWatch:
         self._link.deliver(arrive)
 
     def seen(self, entry: Entry) -> None:
-        """On the server: something was written."""
+        """On the server: a value was written."""
         if self._following != self._list:
             return
         if entry.key.startswith(self._prefixes) or any(matches(f, entry.key) for f in self._others):
             self._send(entry, self._list)
 
     def start(self) -> Callable[[], None]:
-        """List and follow; returns what ends that."""
+        """List and follow; return a function that ends it."""
         self._shelf.seen.append(self.seen)
         self._server.watches.append(self.begin)
         forget = self._link.on_change(self.begin)
@@ -183,7 +185,7 @@ class SimBus(MemoryBus):
             loop.outside(loop.time() + ttl_s + 0.001, shelf.expire)
 
     async def _asked(self, work: Callable[[], Any], what: str, *, write: bool) -> Any:
-        """Ask JetStream until there is an answer or no time; raises as `ports.Bus.put` says."""
+        """Send to JetStream until there is an answer or no time; raise as `ports.Bus.put` says."""
         link, loop = self.link, self.server.loop
         link.alive()
         deadline_s = loop.time() + WRITE_TIMEOUT_S
@@ -246,7 +248,7 @@ class SimBus(MemoryBus):
 
     # --- facts ----------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
-        """Facts are for people: nothing in the system may depend on them, so they end here."""
+        """Events are for people: nothing in the system may depend on them, so they end here."""
         del value, message_id
         self._may(subject)
 
@@ -257,14 +259,14 @@ def _full() -> Any:
 
 
 class _Once:
-    """A write that is sent again under its message id is stored once and answered the same."""
+    """Store a write only once if it is repeated under its message id, with the same answer."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
         self._outcome: Callable[[], Any] | None = None
 
     def run(self) -> Callable[[], Any]:
-        """Do it, or find that it was done; returns what tells the outcome."""
+        """Apply it, or find it applied; return the outcome."""
         if self._outcome is None:
             self._outcome = self._tried()
         return self._outcome

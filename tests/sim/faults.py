@@ -21,7 +21,7 @@ class Nemesis:
     old_disks: dict[str, Disk] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Choose the kinds and their pace."""
+        """Draw the kinds and their pace."""
         rng = self.world.rng
         for name, (fault, mean_s) in self._kinds().items():
             if rng.random() < 0.4 and (self.only is None or name in self.only):
@@ -31,7 +31,7 @@ class Nemesis:
             if rng.random() < 0.35 and (self.only is None or name in self.only):
                 self.enabled.append(name)
                 change(rng)
-        # Kinds that came later draw from elsewhere: the seeds before them go on as they were.
+        # Later kinds draw from another generator, so that earlier seeds keep their runs.
         later = random.Random(f"{self.world.seed} later kinds")
         for name, (fault, mean_s) in self._later_kinds().items():
             if later.random() < 0.25 and (self.only is None or name in self.only):
@@ -53,7 +53,7 @@ class Nemesis:
         loop.outside(at_s, strike)
 
     def _kinds(self) -> dict[str, tuple[Callable[[], None], float]]:
-        """Kind → what it does, and seconds between two on average."""
+        """Kind → its action, and seconds between two on average."""
         return {
             "crash-controller": (lambda: self._crash("controller"), 25.0),
             "crash-agent": (lambda: self._crash("agent"), 20.0),
@@ -80,7 +80,7 @@ class Nemesis:
         }
 
     def _moods(self) -> dict[str, Callable[[random.Random], None]]:
-        """Kind → what it makes probable from the start."""
+        """Kind → the probabilities that it sets from the start."""
         weather = self.world.server.weather
         tempers = [host.temper for host in self.world.hosts.values()]
 
@@ -183,7 +183,7 @@ class Nemesis:
         self.world.loop.outside(self.world.loop.time() + rng.uniform(1.0, 15.0), server.free)
 
     def _copied_host(self) -> None:
-        """One more host with a node's credentials: a clone, an old disk of it, or neither."""
+        """Add one more host with a node's credentials: a clone, an old disk of it, or neither."""
         rng, world = self.world.rng, self.world
         host = world.hosts[rng.choice(list(world.hosts))]
         now = copy_of(host.disk)
@@ -211,9 +211,9 @@ class Nemesis:
     def _clock(self) -> None:
         self._some().skew_ns = int(self.world.rng.uniform(-3600, 3600) * 1e9)
 
-    # --- the end --------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------
     def heal(self) -> None:
-        """Everything is well from now on; what is down comes back within seconds."""
+        """End all faults; stopped parts return within seconds."""
         world = self.world
         world.observer.note("healed")
         world.server.weather = type(world.server.weather)()

@@ -1,7 +1,7 @@
 """imaged and netd, simulated: the same subjects, the same rules, a dictionary for a host.
 
-The rules are those of their `work.py` and `service.py`: a record that is not being deleted is
-wanted; what is released is dropped; only the agent says when something goes.
+The rules are those of their `work.py` and `service.py`. A record that is not being deleted is
+prepared. A released VM is removed. Only the agent decides when a VM is released.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class Hand:
 
     def _see(self, entry: Entry) -> None:
         uid = entry.key.rpartition(".")[2]
-        if uid.startswith("_"):  # the join nonce, what is wanted of the node
+        if uid.startswith("_"):  # the join nonce, the node's desired state
             return
         record = read(VmRecord, entry.value) if entry.kind is EntryKind.PUT else None
         self._listed.discard(uid)
@@ -146,7 +146,7 @@ class Hand:
         return ready
 
     def _made(self, record: VmRecord) -> ImageReady | NetReady:
-        """On the host: what the record needs is there."""
+        """On the host: the record's disks or network exist."""
         uid, epoch = record.uid, record.epoch
         if epoch <= self._released_epochs.get(uid, 0):
             error = VirtbusError(Code.CONFLICT, "released", f"{uid} was released")
@@ -236,7 +236,7 @@ class Hand:
         return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
 
     def _released(self, want: Release) -> str:
-        """On the host: nothing of the VM is there any more, but for what is kept."""
+        """On the host: everything of the VM is removed, except kept disks."""
         if self._kind == "imaged":
             held = self._host.disk.overlays.get(want.uid, 0)
         else:
@@ -258,7 +258,7 @@ class Hand:
         return ""
 
     def _gone(self, uid: str, keep: Keep | None) -> str:
-        """A VM's overlay, off its place: removed, or kept where it was written to."""
+        """Remove a VM's overlay from its place: delete it, or keep it if it has writes."""
         disk, entry, number = self._host.disk, uid, 2
         del disk.overlays[uid]
         if uid not in disk.written:
@@ -283,7 +283,7 @@ def _kept(entry: str, keep: Keep) -> Kept:
 
 
 def _made_of(ref: str) -> MadeDisk:
-    """A disk of the image `ref`, whose digest is that of its name."""
+    """Return a disk of the image `ref`, with the digest of its name."""
     digest = f"sha256:{hashlib.sha256(ref.encode()).hexdigest()}" if ref else ""
     image_format = ImageFormat.QCOW2 if ref else None
     return MadeDisk(virtual_size_bytes=1, digest=digest, image_format=image_format)

@@ -1,7 +1,7 @@
 """The agent's ports over a simulated host.
 
-Work that the product hands to a thread goes on when its task is cancelled, and ends only with the
-process; so it does here.
+The product's threads continue after their task is cancelled, and end only with the process. They
+do so here as well.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class Threads:
             raise Gone
 
     async def on_disk(self, work: Callable[[], Result], *, full: str = "") -> Result:
-        """As the product's `in_thread`: who is cancelled meanwhile waits for the thread's end.
+        """Like the product's `in_thread`: a cancelled caller waits for the thread's end.
 
-        `full`: how a write is refused (its reason) while the host's disk has no room.
+        `full`: the reason for which a write is refused while the host's disk is full.
         """
 
         def done() -> Result:
@@ -59,7 +59,7 @@ class Threads:
     async def run(
         self, work: Callable[[], Result], span_s: tuple[float, float], *, through: bool = False
     ) -> Result:
-        """The result of `work`, done on the host after a while; `through`: even if cancelled."""
+        """Return the result of `work`, done on the host later; `through`: even if cancelled."""
         self.alive()
         done: asyncio.Future[Result] = self.host.loop.create_future()
 
@@ -83,7 +83,7 @@ class Threads:
 
 
 async def _through(done: "asyncio.Future[Result]") -> None:
-    """Wait for the thread; a cancellation is delivered once it has ended."""
+    """Wait for the thread; deliver a cancellation once it has ended."""
     cancelled: asyncio.CancelledError | None = None
     while not done.done():
         try:
@@ -94,12 +94,12 @@ async def _through(done: "asyncio.Future[Result]") -> None:
                 break
     if cancelled is not None:
         if done.done() and not done.cancelled():
-            done.exception()  # retrieved: the cancellation is what the caller sees
+            done.exception()  # retrieved: the caller sees the cancellation
         raise cancelled
 
 
 class SimHypervisor:
-    """Keeps `Owned`."""
+    """Implements `Owned`."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
@@ -178,7 +178,7 @@ class SimHypervisor:
         return await self._call(lambda: self._host.press(uid, "reboot"))
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """No other instance is on a simulated host."""
+        """A simulated host has no other instance."""
         del uid, folder
         return True
 
@@ -199,7 +199,7 @@ class SimHypervisor:
 
 
 class SimFiles:
-    """Keeps `Remains`: what `write` and `forget` returned from is durable."""
+    """Implements `Remains`: changes are durable once `write` and `forget` have returned."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
@@ -295,7 +295,7 @@ class SimFiles:
 
     def set_wish(self, wish: NodeWish | None) -> None:
         self._threads.alive()
-        if not self._host.full:  # else it is logged, and kept after the next list
+        if not self._host.full:  # otherwise it is logged, and kept after the next list
             self._disk.wish = wish
 
     async def new_boot(self, uid: str) -> None:
@@ -310,14 +310,14 @@ class SimFiles:
 
 
 class SimLives:
-    """Keeps `Lives`, and is the run directory's word to the host's services."""
+    """Implements `Lives`, and writes the run folder's file for the host's services."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
         self._threads = Threads(host, process)
 
     def me(self, uuid: Callable[[], str]) -> Me:
-        """A new life of this host's agent; two machines have no hardware in common."""
+        """Start a new instance of this host's agent; two machines have no hardware in common."""
         disk = self._host.disk
         disk.key = disk.key or uuid()
         marks = HostMarks(key=disk.key, machine="copied with the disk", hardware=self._host.name)
@@ -338,7 +338,7 @@ class SimLives:
 
 
 class SimSeeds:
-    """Keeps `Seeds`."""
+    """Implements `Seeds`."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self._host = host
@@ -368,7 +368,7 @@ class SimSeeds:
 
 
 class SimAdmin:
-    """Keeps `NetdAdmin` and `Readiness`; `netd` says whether netd serves."""
+    """Implements `NetdAdmin` and `Readiness`; `netd` says whether netd serves."""
 
     def __init__(self, host: Host, process: Process, netd: Callable[[], bool]) -> None:
         self._host = host
@@ -400,7 +400,7 @@ class SimAdmin:
 
 
 class NoConsole:
-    """Keeps `Console`; nobody attaches here."""
+    """Implements `Console`; nobody attaches here."""
 
     def attach(
         self, uid: str, *, write: bool, tail_bytes: int, owner: str

@@ -1,8 +1,9 @@
 """Virtual time and simulated processes on one event loop.
 
-Every step belongs to the process whose context made it. Within a process steps run in asyncio's
-order; between processes the seed decides. Nothing of a killed process runs any more, no `finally`
-either, as after kill -9; its tasks are kept and unwound quietly once the seed is over (`bury`).
+Every step belongs to the process whose context created it. Within a process steps run in
+asyncio's order; between processes the seed decides. After a kill no step of the process runs any
+more, not even `finally`, as after kill -9. Its tasks are kept and unwound once the seed is over
+(`bury`).
 """
 
 import asyncio
@@ -19,7 +20,7 @@ EPOCH_NS = 1_800_000_000_000_000_000
 
 
 class Step:
-    """A callback of one process, as asyncio's handles, without what those do for debuggers."""
+    """A callback of one process: asyncio's handle without its support for debuggers."""
 
     __slots__ = ("_when_s", "args", "callback", "context", "dead", "process")
 
@@ -50,7 +51,7 @@ class Step:
 
 
 class Process:
-    """One simulated process. `steps` counts what it ran: each is between two awaits."""
+    """One simulated process. `steps` counts its steps: each is between two awaits."""
 
     def __init__(self, loop: "VirtualLoop", name: str) -> None:
         self.name = name
@@ -72,12 +73,12 @@ class Process:
         self._loop.keep(self._loop.create_task(body()))
 
     def kill(self) -> None:
-        """End it here and now."""
+        """End it immediately."""
         self.alive = False
         self._loop.forget(self)
 
     def stall(self, for_s: float) -> None:
-        """SIGSTOP, and SIGCONT after `for_s`."""
+        """Send SIGSTOP, and SIGCONT after `for_s`."""
         if self.alive and not self.stalled:
             self.stalled = True
             self._loop.forget(self)
@@ -138,7 +139,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def now_ns(self) -> int:
-        """Unix nanoseconds, on a clock that never errs."""
+        """Return Unix nanoseconds, on a clock without error."""
         return EPOCH_NS + int(self._now_s * 1e9)
 
     def keep(self, task: asyncio.Task[Any]) -> None:
@@ -174,7 +175,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def outside(self, when_s: float, callback: Callable[[], None]) -> Step:
-        """Call at a time whatever becomes of the calling process."""
+        """Call at a time, even if the calling process dies."""
         step = Step(self.world, self.world.context, callback, (), when_s)
         heapq.heappush(self._timers, (when_s, next(self._count), step))
         return step
@@ -189,12 +190,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._runnable.append(process)
 
     def runnable(self, process: Process) -> None:
-        """It may run again."""
+        """Resume it."""
         if process.ready and process not in self._runnable:
             self._runnable.append(process)
 
     def forget(self, process: Process) -> None:
-        """Run nothing of it for now, or never again."""
+        """Run no step of it for now, or never again."""
         if process in self._runnable:
             self._runnable.remove(process)
         if not process.alive:
@@ -203,7 +204,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # --- running --------------------------------------------------------------------------
     def _run_once(self) -> None:
-        """Run until somebody stops the loop."""
+        """Run until `stop` is called."""
         runnable, draw = self._runnable, self._rng.random
         while not self._stopping:  # type: ignore[attr-defined]
             if not runnable:
@@ -246,9 +247,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not step.dead:
                 self._enqueue(step)
 
-    # --- the end --------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------
     def bury(self) -> None:
-        """Unwind every task there ever was; `over` tells the ports that nothing counts any more."""
+        """Unwind every task; `over` tells the ports that effects no longer count."""
         self.over = True
         self.world.alive = True
         for task in self._kept:

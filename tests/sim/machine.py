@@ -1,10 +1,10 @@
-"""A simulated host: its disk, its hypervisor, its networks; what survives which death.
+"""A simulated host: its disk, its hypervisor, its networks, and the losses of each death.
 
 | dies | lost |
 |---|---|
-| a service | its memory, and what its threads had not done yet |
-| libvirtd | connections; events; why a domain that is off went off. Guests run on |
-| the host | all that runs, every namespace and tap, what was not made durable |
+| a service | its memory, and unfinished work of its threads |
+| libvirtd | connections; events; the reason why a domain is off. Guests continue |
+| the host | all processes, every namespace and tap, everything that was not durable |
 """
 
 import random
@@ -35,13 +35,13 @@ _METADATA = re.compile(r"<virtbus:vm\b.*?</virtbus:vm>", re.DOTALL)
 
 @dataclass
 class Temper:
-    """How a host's things behave, as probabilities and seconds; the nemesis sets it."""
+    """The behaviour of a host, as probabilities and seconds; the nemesis sets it."""
 
     start_s: tuple[float, float] = (0.1, 0.6)
     start_fails: float = 0.0
     power_off_s: tuple[float, float] = (0.1, 2.0)
     deaf: float = 0.0
-    """A guest that never hears ACPI."""
+    """A guest that ignores ACPI."""
     events_lost: float = 0.0
     events_twice: float = 0.0
     call_s: tuple[float, float] = (0.0002, 0.004)
@@ -60,7 +60,7 @@ class Domain:
     ending: Ending = Ending.UNKNOWN
     defined: bool = True
     run: int = 0
-    """Which run of the guest it is: a timer of an earlier one does nothing."""
+    """The number of the guest's run: a timer of an earlier one does nothing."""
     deaf: bool = False
 
     @property
@@ -70,49 +70,49 @@ class Domain:
 
 @dataclass
 class Disk:
-    """What is durable."""
+    """The durable data."""
 
     records: dict[str, VmRecord] = field(default_factory=dict)
     ledger: dict[str, LedgerEntry] = field(default_factory=dict)
-    """uid → highest epoch acted on, and whether the VM was removed."""
+    """uid → highest epoch acted on, and True if the VM was removed."""
     commands: dict[str, Mapping[str, str]] = field(default_factory=dict)
     seeds: dict[str, str | None] = field(default_factory=dict)
     """uid → digest of the secrets in its seed."""
     overlays: dict[str, int] = field(default_factory=dict)
     """uid → epoch it was made for."""
     written: set[str] = field(default_factory=set)
-    """Uids whose guest ran, so that their overlays hold what it wrote."""
+    """Uids whose guest ran, so that their overlays contain its writes."""
     quarantine: dict[str, Keep] = field(default_factory=dict)
-    """Overlays that no record accounts for, by entry (ADR 0033)."""
+    """Overlays without a record, by entry (ADR 0033)."""
     kept_seeds: dict[str, str | None] = field(default_factory=dict)
     nonce: str = ""
     key: str = ""
-    """What the host is known by; a copy of the disk has it, too."""
+    """The host's identity; a copy of the disk has it, too."""
     lives: set[str] = field(default_factory=set)
     wish: NodeWish | None = None
     nodes_own: dict[str, object] = field(default_factory=dict)
 
     def keep(self, uid: str, entry: str) -> None:
-        """What the agent has of a VM goes to the quarantine's entry."""
+        """Move the agent's files of a VM to the quarantine's entry."""
         if uid in self.seeds:
             self.kept_seeds[entry] = self.seeds.pop(uid)
         self.records.pop(uid, None)
         self.commands.pop(uid, None)
 
     def bring_back(self, entry: str, uid: str) -> None:
-        """The seeds of an entry are a VM's again."""
+        """Return the seeds of an entry to a VM."""
         if entry in self.kept_seeds:
             self.seeds[uid] = self.kept_seeds.pop(entry)
 
 
 def copy_of(disk: Disk) -> Disk:
-    """The same bytes on another disk."""
+    """Copy the bytes to another disk."""
     held = {name: copy(value) for name, value in vars(disk).items()}
     return Disk(**held)
 
 
 class Watcher:
-    """What the observer wants to know at once; the real one overrides."""
+    """The observer's callbacks; the real observer overrides them."""
 
     def started(self, host: "Host", domain: Domain) -> None: ...
     def defined(self, host: "Host", domain: Domain) -> None: ...
@@ -135,20 +135,20 @@ class Host:
         self.rng = rng
         self.name = name
         self.node = node or name
-        """Whose credentials it has; those of another host were copied."""
+        """The node whose credentials it has; those of another host were copied."""
         self.watcher = watcher
         self.temper = Temper()
         self.agent_word = ""
-        """What its agent last told its imaged and netd; gone with the host."""
+        """The last message of its agent to its imaged and netd; lost with the host."""
         self.disk = Disk()
         self.domains: dict[str, Domain] = {}
         self.networks: dict[str, tuple[int, str]] = {}
-        """uid → epoch and address; gone with the host."""
+        """uid → epoch and address; lost with the host."""
         self.armed: dict[str, int] = {}
         self.up = True
         self.libvirt_up = True
         self.full = False
-        """The disk has no room: what is written is refused, what is removed goes."""
+        """The disk is full: writes are refused, removals work."""
         self.listeners: list[tuple[Process, Callable[[DomainEvent], None]]] = []
         self.boot = 0
         self._addresses = 0
@@ -160,7 +160,7 @@ class Host:
 
     # --- libvirt --------------------------------------------------------------------------
     def later(self, span_s: tuple[float, float], work: Callable[[], None]) -> None:
-        """Do it on the host after a while, unless the host dies before."""
+        """Do it on the host after a delay, unless the host dies before."""
         boot = self.boot
 
         def now() -> None:
@@ -170,7 +170,7 @@ class Host:
         self.loop.outside(self.loop.time() + self.rng.uniform(*span_s), now)
 
     def facts(self, domain: Domain) -> DomainFacts:
-        """The domain as the agent's edge reads it."""
+        """Return the domain as the agent's edge reads it."""
         return DomainFacts(domain.uid, domain.state, domain.ending, domain.metadata)
 
     def define(self, xml: str) -> None:
@@ -281,7 +281,7 @@ class Host:
             self._off(domain, Ending.ENDED, DomainChange.ENDED, "destroyed")
 
     def undefine(self, uid: str) -> None:
-        """As `virDomainUndefineFlags`: one that runs lives on, transient."""
+        """As `virDomainUndefineFlags`: a running one continues, transient."""
         domain = self.domains.get(uid)
         if domain is None:
             return
@@ -309,7 +309,7 @@ class Host:
         self.tell(DomainEvent(domain.uid, change))
 
     def tell(self, event: DomainEvent) -> None:
-        """An event to every agent that listens: soon, perhaps never, perhaps twice."""
+        """Send an event to every listening agent: soon, or never, or twice."""
         if not self.libvirt_up:
             return
         for process, hear in self.listeners:
@@ -321,7 +321,7 @@ class Host:
                 self.loop.call_at(at_s, hear, event, context=process.context)
 
     def restart_libvirt(self, for_s: float) -> None:
-        """libvirtd dies and comes back; guests run on."""
+        """Kill and restart libvirtd; guests continue."""
         if not self.libvirt_up or not self.up:
             return
         self.libvirt_up = False
@@ -336,7 +336,7 @@ class Host:
 
     # --- networks -------------------------------------------------------------------------
     def address(self) -> str:
-        """A free address of a small pool."""
+        """Return a free address of a small pool."""
         used = {address for _, address in self.networks.values()}
         while True:
             self._addresses = self._addresses % 40 + 1
@@ -344,14 +344,14 @@ class Host:
             if address not in used:
                 return address
 
-    # --- the disk ------------------------------------------------------------------------
+    # --- disk ----------------------------------------------------------------------------
     def free(self) -> None:
-        """There is room again."""
+        """Free the disk."""
         self.full = False
 
     # --- power ----------------------------------------------------------------------------
     def power_off(self) -> None:
-        """The host dies: QEMU, namespaces and all processes with it."""
+        """Kill the host: QEMU, namespaces and all processes with it."""
         self.up, self.libvirt_up = False, False
         self.boot += 1
         self.agent_word = ""

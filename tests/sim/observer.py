@@ -1,7 +1,7 @@
-"""Who watches from outside: every write, every guest; and says which invariant was broken.
+"""Observes every write and every guest from outside, and names the violated invariant.
 
-The invariants are those of docs on reliability (I1 single runner … I15 fencing), checked at each
-write to the bus and each step of a guest; `at_rest` checks what must hold once all is healed.
+The invariants (docs/reference/invariants.md) are checked at each write to the bus and each step
+of a guest. `at_rest` checks those that must hold once all faults are healed.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ TAIL = 4000
 
 @dataclass
 class Wanted:
-    """What the users know of one VM: what was answered, and what was only asked."""
+    """The users' knowledge of one VM: answered and unanswered requests."""
 
     uid: str
     name: str
@@ -47,12 +47,12 @@ class Wanted:
     secret: bool = False
     strict: bool = False
     in_doubt: bool = False
-    """A change was given up with an unknown outcome."""
+    """A change was abandoned with an unknown outcome."""
 
 
 @dataclass
 class Seen:
-    """What was seen of one uid on the bus and the hosts."""
+    """Observations of one uid on the bus and the hosts."""
 
     record: VmRecord | None = None
     epoch: int = 0
@@ -62,15 +62,15 @@ class Seen:
     status_epoch: dict[str, int] = field(default_factory=dict)
     acted_epoch: dict[str, int] = field(default_factory=dict)
     still_asked: set[bool] = field(default_factory=set)
-    """What records asked since the last run began: to stand still, to go on."""
+    """Requests of records since the last run began: to pause, to resume."""
     pressed: int = 0
     off_asked: int = 0
-    """How many record versions asked the guest not to run here."""
+    """The number of record versions that ask the guest not to run here."""
     off_at_start: int = 0
     ran_out: int = -1
-    """The power epoch under which its guest last ended: asked to or by itself."""
+    """The power epoch under which its guest last ended, on request or by itself."""
     left: set[str] = field(default_factory=set)
-    """The nodes that were told to let it leave: the user's word that its disks there may go."""
+    """The nodes that it was asked to leave: the user agreed to lose its disks there."""
     moved_off: int = -1
     """The power epoch under which it was moved switched off, because its guest had ended."""
 
@@ -80,7 +80,7 @@ def _age(of: VmRecord | VmStatus) -> tuple[int, int, int]:
 
 
 class Observer(Watcher):
-    """Sees all, changes nothing."""
+    """Observes everything and changes nothing."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
@@ -95,7 +95,7 @@ class Observer(Watcher):
         self.all: list[str] = []
         self._hash = hashlib.sha256()
 
-    # --- the trace ------------------------------------------------------------------------
+    # --- trace ----------------------------------------------------------------------------
     def note(self, *what: object) -> None:
         line = f"{self.loop.time():.6f} {' '.join(map(str, what))}"
         self.count += 1
@@ -109,7 +109,7 @@ class Observer(Watcher):
         return self._hash.hexdigest()[:16]
 
     def wrong(self, invariant: str, what: str) -> None:
-        """An invariant is broken. What the dead had under way, unwound at the end, is no deed."""
+        """Record a violation. Unwound work of dead processes does not count."""
         if self.loop.over:
             return
         line = f"{invariant} at {self.loop.time():.3f} s: {what}"
@@ -119,7 +119,7 @@ class Observer(Watcher):
     def _vm(self, uid: str) -> Seen:
         return self.vms.setdefault(uid, Seen())
 
-    # --- the bus --------------------------------------------------------------------------
+    # --- bus ------------------------------------------------------------------------------
     def wrote(self, stream: str, entry: Entry) -> None:
         """A message was stored."""
         if stream == "KV_node":
@@ -154,7 +154,8 @@ class Observer(Watcher):
             self.wrong("I2", f"{uid}: the record is purged, but nobody asked for a delete")
         for host in self.hosts.values():
             if self._fenced(host) or host.copied:
-                continue  # what lies there goes when it is back; a copied disk is nobody's
+                # its data is removed when the host returns; a copied disk belongs to nobody
+                continue
             domain = host.domains.get(uid)
             if domain is not None:
                 self.wrong("I3", f"{uid}: purged while {host.name} has a domain ({domain.state})")
@@ -196,7 +197,7 @@ class Observer(Watcher):
         seen.generation, seen.power_epoch = record.generation, record.power_epoch
 
     def _followed(self, old: VmRecord, new: VmRecord, seen: Seen) -> None:
-        """Only a user switches a guest off that has not ended (I2)."""
+        """Only a user switches off a guest that has not ended (I2)."""
         if old.deleting and not new.deleting:
             self.wrong("I3", f"{new.uid}: a delete that was stored is undone")
         if old.node != new.node:
@@ -215,7 +216,7 @@ class Observer(Watcher):
             self.wrong("I15", f"{key}: a status of epoch {status.epoch} after a later one")
         seen.status_epoch[status.node] = status.epoch
 
-    # --- the hosts ------------------------------------------------------------------------
+    # --- hosts ----------------------------------------------------------------------------
     def defined(self, host: Host, domain: Domain) -> None:
         assert domain.metadata is not None
         self._acts(host, domain.uid, domain.metadata.epoch, "defines")
@@ -250,7 +251,7 @@ class Observer(Watcher):
             self.wrong("I2", f"{uid} boots on {host.name} without the user-data it was given")
 
     def _started_again(self, host: Host, uid: str, seen: Seen) -> None:
-        """Who runs only when asked, and was told to have run, must have been asked again (I2)."""
+        """A VM that starts only on request, and was reported running, needs a new one (I2)."""
         entry = self.server.shelf("$KV.st.x").entries.get(subjects.vm_status(host.node, uid))
         told = read(VmStatus, entry.value) if entry is not None and entry.value else None
         record = seen.record
@@ -261,7 +262,7 @@ class Observer(Watcher):
             self.wrong("I2", f"{uid} had ended ({told.state} {told.reason}), and runs again")
 
     def pressed(self, host: Host, domain: Domain) -> None:
-        """A guest is reset: at most once for each time that a user asked (I6)."""
+        """A guest is reset: at most once for each request of a user (I6)."""
         seen = self._vm(domain.uid)
         seen.pressed += 1
         wanted = self.wanted.get(domain.uid)
@@ -269,27 +270,27 @@ class Observer(Watcher):
             self.wrong("I6", f"{host.name} resets {domain.uid} more often than it was asked to")
 
     def stilled(self, host: Host, domain: Domain) -> None:
-        """A guest stands still, or goes on: a record must have said so (I4)."""
+        """A guest is paused or resumed: a record must have asked for it (I4)."""
         paused = domain.state is DomainState.PAUSED
         if paused not in self._vm(domain.uid).still_asked:
             self.wrong("I4", f"{host.name}: {domain.uid} is {domain.state}, and nobody asked")
 
     def disk_removed(self, host: Host, uid: str) -> None:
-        """What a guest wrote is removed: only by a delete, or where the VM was told to leave."""
+        """A guest's writes are removed: only by a delete, or after the VM was asked to leave."""
         self.note(host.name, "disk removed", uid)
         wanted = self.wanted.get(uid)
         if not ((wanted is not None and wanted.delete_asked) or host.name in self._vm(uid).left):
             self.wrong("I2", f"{host.name} removes the disks of {uid}, and nobody asked")
 
     def off(self, host: Host, domain: Domain, why: str) -> None:
-        """A guest is off, whoever wanted that."""
+        """A guest is off, for any reason."""
         self.note(host.name, "off", domain.uid, why)
         seen = self._vm(domain.uid)
         if domain.state is not DomainState.STARTING and seen.record is not None:
             seen.ran_out = seen.record.power_epoch
 
     def ended(self, host: Host, domain: Domain, why: str) -> None:
-        """We end a guest: somebody must have asked (I4)."""
+        """A service ends a guest: a request must exist (I4)."""
         seen = self._vm(domain.uid)
         self.note(host.name, why, domain.uid)
         record = seen.record
@@ -297,21 +298,21 @@ class Observer(Watcher):
         asked = seen.off_asked > seen.off_at_start or not here
         if record is not None and (record.ending or not record.powered):
             asked = True
-        if record is not None and domain.metadata is not None:  # a restart that met its start
+        if record is not None and domain.metadata is not None:  # a restart during its start
             asked = asked or domain.metadata.power_epoch < record.restart_epoch
         if not asked:
             self.wrong("I4", f"{host.name} ends {domain.uid} by {why}, and nobody asked")
 
-    # --- at rest --------------------------------------------------------------------------
+    # --- after all is healed --------------------------------------------------------------
     def schedule(self, lines: int = 60) -> str:
-        """The end of the trace, for people."""
+        """Return the end of the trace, for people."""
         return "\n".join(list(self.tail)[-lines:])
 
     def lines_of(self, uid: str) -> list[str]:
         return [line for line in (self.all or self.tail) if uid in line]
 
     def entries(self, prefix: str) -> dict[str, Entry]:
-        """What stands on the bus below a prefix, markers left out."""
+        """Return the bus's values below a prefix, without purge markers."""
         return {
             key: entry
             for shelf in self.server.shelves.values()

@@ -1,4 +1,4 @@
-"""Operators: they close a node, empty it, or say of one that is off that it is (ADR 0014)."""
+"""Operators: they cordon or drain a node, or confirm that a powered-off node is off (ADR 0014)."""
 
 import asyncio
 from typing import Any
@@ -13,11 +13,11 @@ from virtbus.schemas.errors import VirtbusError
 
 FROM_S = 15.0
 DISCARD = 0.7
-"""How often the disks of what leaves may be lost."""
+"""The probability that the disks of leaving VMs may be lost."""
 
 
 class Operator:
-    """One person: one node at a time, and in the end every node is open again."""
+    """One person: one node at a time; at the end every node is uncordoned."""
 
     def __init__(self, bus: SimBus, world: World, until_s: float) -> None:
         self._bus = bus
@@ -26,7 +26,7 @@ class Operator:
         self._rng = world.rng
 
     async def run(self) -> None:
-        """Look after the nodes until the users change nothing more."""
+        """Look after the nodes until the users stop making changes."""
         kinds = [kind for kind in (self._cordon, self._drain, self._fence) if self._draw(0.4)]
         await asyncio.sleep(FROM_S)
         while kinds:
@@ -67,7 +67,7 @@ class Operator:
         await self._ask("uncordon", node)
 
     async def _fence(self, node: str) -> None:
-        """Switch it off, say so, switch it on; nobody else switches it on meanwhile."""
+        """Power a node off, fence it, power it on; nobody else powers it on meanwhile."""
         if not self._world.hosts[node].up:
             return
         self._world.power_off(node, None)

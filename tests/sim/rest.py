@@ -1,4 +1,4 @@
-"""What must hold once all faults are healed and time was given: I2, I3, I5, I8, I13."""
+"""Checks after all faults are healed and time has passed: I2, I3, I5, I8, I13."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ OFF = frozenset({VmState.STOPPED, VmState.SUCCEEDED})
 
 
 def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
-    """Every (invariant, what) that does not hold now."""
+    """Yield every violated invariant, with its evidence."""
     for wanted in observer.wanted.values():
         if wanted.delete_accepted or observer.vms.get(wanted.uid) is None:
             continue
@@ -29,7 +29,7 @@ def at_rest(observer: Observer) -> Iterator[tuple[str, str]]:
 
 
 def _lives(observer: Observer, wanted: Wanted) -> Iterator[tuple[str, str]]:
-    """A VM that was accepted is there, and is as it was asked to be."""
+    """An accepted VM exists and has its requested state."""
     seen = observer.vms[wanted.uid]
     record = seen.record
     if record is None:
@@ -72,7 +72,7 @@ def _converged(observer: Observer, record: VmRecord, wanted: Wanted) -> Iterator
 
 
 def _followed(record: VmRecord, state: DomainState, started_for: int) -> Iterator[tuple[str, str]]:
-    """A guest of before a restart is gone, and one that is paused stands still."""
+    """A guest from before a restart is gone, and a paused one has stopped CPUs."""
     if started_for < record.restart_epoch:
         yield "I8", f"{record.uid} runs since {started_for}, before {record.restart_epoch}"
     if record.powered and (state is DomainState.PAUSED) != record.paused:
@@ -82,7 +82,7 @@ def _followed(record: VmRecord, state: DomainState, started_for: int) -> Iterato
 def _state(
     record: VmRecord, wanted: Wanted, status: VmStatus, *, active: bool
 ) -> Iterator[tuple[str, str]]:
-    """What is told is what is wanted, and what is."""
+    """The reported state equals the desired and the actual state."""
     told = f"{record.uid} is {status.state} ({status.reason} {status.message}), active: {active}"
     if _may_rest(wanted.strategy, status):
         if active:
@@ -96,7 +96,7 @@ def _state(
 
 
 def _may_rest(strategy: str, status: VmStatus) -> bool:
-    """A guest that ended by itself stays so, with its reason, where its strategy says so."""
+    """A guest that ended by itself stays ended, with its reason, if its strategy says so."""
     if strategy == "Always":
         return False
     crashed = status.state is VmState.FAILED and status.ended
@@ -104,7 +104,7 @@ def _may_rest(strategy: str, status: VmStatus) -> bool:
 
 
 def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
-    """Nothing is there of a VM that is not, or not here (I3, I5)."""
+    """Nothing exists of a VM that is deleted or elsewhere (I3, I5)."""
     live = {uid: seen.record for uid, seen in observer.vms.items() if seen.record is not None}
     for host in [host for host in observer.hosts.values() if not host.copied]:
         for what, held in (
@@ -129,7 +129,7 @@ def _leaks(observer: Observer) -> Iterator[tuple[str, str]]:
 
 
 def _told(observer: Observer) -> Iterator[tuple[str, str]]:
-    """What is in quarantine is no leak, as it is reported (I5)."""
+    """Quarantined data is no leak, because it is reported (I5)."""
     for host in observer.hosts.values():
         kept = len(host.disk.quarantine)
         entry = observer.server.shelf("$KV.node.x").entries.get(subjects.node_record(host.name))

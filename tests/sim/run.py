@@ -1,4 +1,4 @@
-"""One seed, from start to verdict."""
+"""Runs one seed, from start to verdict."""
 
 import gc
 import logging
@@ -22,7 +22,7 @@ LOOK_EVERY_S = 5.0
 
 @dataclass
 class Verdict:
-    """What became of a seed. `cpu_s` is this process's CPU time."""
+    """The result of a seed. `cpu_s` is this process's CPU time."""
 
     seed: int
     violations: list[str]
@@ -39,7 +39,7 @@ class Verdict:
 
 
 class _Loud(logging.Handler):
-    """Collects what the product logs with a traceback: nobody foresaw that."""
+    """Collects the product's logs with a traceback, which are unexpected errors."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -54,7 +54,7 @@ class _Loud(logging.Handler):
 
 @contextmanager
 def running(world: World) -> Iterator[World]:
-    """The world's frame: no garbage collector in between (it runs finalizers when it likes)."""
+    """The world's frame, without garbage collection (which runs finalizers at any time)."""
     loud = _Loud(world)
     root = logging.getLogger("virtbus")
     before = root.level, root.propagate

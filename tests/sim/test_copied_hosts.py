@@ -1,4 +1,4 @@
-"""Cloned hosts, restored disks and copied credentials, told as stories: never two runners (I1)."""
+"""Cloned hosts, restored disks and copied credentials, as stories: never two runners (I1)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ DISKS: dict[str, Copied] = {
 
 
 def told(story: Story) -> list[str]:
-    """What is wrong once the story of one VM on one node was told, and all came to rest."""
+    """Return the violations after the story of one VM on one node, once all has settled."""
     world = World(0, nodes=1, controllers=2, shuffle=False)
     process, bus = world.process("user", client_role(), lambda: 0)
     user = User(bus, world.observer, Plan(give_up_s=LIMIT_S, changes_until_s=LIMIT_S), 1)
@@ -41,7 +41,8 @@ def told(story: Story) -> list[str]:
         assert await user.create(first)
         await asyncio.sleep(5.0)
         old = copy_of(world.hosts["n1"].disk)
-        world.crash(world.services["n1-agent"], 0.5)  # one more life that the old disk misses
+        # one more instance that the old disk does not know
+        world.crash(world.services["n1-agent"], 0.5)
         await asyncio.sleep(5.0)
         assert await user.create(second)
         await asyncio.sleep(5.0)
@@ -62,7 +63,7 @@ def guests(host: Host) -> list[str]:
 
 
 def cut(world: World, host: str) -> None:
-    """The host's network goes; its guests run on."""
+    """The host's network fails; its guests continue."""
     for service in world.of_host(host):
         assert service.link is not None
         service.link.cut()
@@ -102,7 +103,7 @@ BACK: dict[str, Callable[[World], None]] = {
 
 @pytest.mark.parametrize("disk", DISKS)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_second_host_starts_nothing_whatever_became_of_the_first(disk: str, end: str) -> None:
+def test_a_second_host_starts_nothing_in_any_state_of_the_first(disk: str, end: str) -> None:
     async def story(world: World, user: User, wanted: Wanted, old: Disk) -> None:
         del user, wanted
         ENDS[end](world)
@@ -135,7 +136,7 @@ def test_a_second_host_that_is_there_first_after_a_reboot_starts_nothing(disk: s
     assert told(story) == []
 
 
-def test_an_agent_that_is_killed_is_followed_at_once() -> None:
+def test_a_killed_agent_is_replaced_at_once() -> None:
     async def story(world: World, user: User, wanted: Wanted, old: Disk) -> None:
         del old
         agent = world.services["n1-agent"]

@@ -1,7 +1,8 @@
-"""Every await of one create and one delete is a place to die: for a controller, for an agent (I16).
+"""Kills a controller or an agent at every await of one create and one delete (I16).
 
-A scenario is run once to count the steps of a process (what it does between two awaits); then once
-for each of them, killed right before it. The killed one is back after half a second.
+A scenario runs once to count the steps of a process (a step is the code between two awaits).
+Then it runs once for each step, and the process is killed right before it. The killed process is
+back after half a second.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class Scenario:
 
 
 def count(scenario: Scenario, name: str) -> int:
-    """How many steps the process takes while the scenario goes on."""
+    """Return the number of steps of the process during the scenario."""
     world = scenario.world()
     with running(world):
         world.run_until(scenario.from_s)
@@ -64,7 +65,7 @@ def count(scenario: Scenario, name: str) -> int:
 
 
 def crashed_at(scenario: Scenario, name: str, step: int, *, host: bool) -> list[str]:
-    """What was wrong when the process, or its whole host, died right before that step."""
+    """Return the violations after the process, or its whole host, died right before that step."""
     world = scenario.world()
     with running(world):
         world.run_until(scenario.from_s)
@@ -86,7 +87,7 @@ def crashed_at(scenario: Scenario, name: str, step: int, *, host: bool) -> list[
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["controller", "agent", "host"])
 @pytest.mark.parametrize("delete", [False, True], ids=["create", "delete"])
-def test_a_death_at_any_await_is_made_good(victim: str, delete: bool) -> None:
+def test_a_crash_at_any_await_is_recovered(victim: str, delete: bool) -> None:
     scenario = Scenario(delete)
     name = "c1" if victim == "controller" else "n1-agent"
     steps = count(scenario, name)

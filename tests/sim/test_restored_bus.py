@@ -1,6 +1,6 @@
-"""A bus restored to yesterday's backup, nobody acting for a day: nothing ends, no byte is lost.
+"""A bus restored to an old backup, without a person for a day: no guest ends, no byte is lost.
 
-Then a person adopts or purges, and only what was named is (ADR 0033).
+Then a person adopts or purges, and only the named VMs change (ADR 0033).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Restored:
-    """Two hosts. VMs of before the backup (old), of after it (new, late) and deleted since."""
+    """Two hosts. VMs from before the backup (old), from after it (new, late) and deleted since."""
 
     def __init__(self, idle_s: float) -> None:
         self.idle_s = idle_s
@@ -46,7 +46,7 @@ class Restored:
         self.vms[name] = wanted
 
     async def live(self) -> None:
-        """The day; what is wrong with it is told by the test, not by the process."""
+        """Run the day; the test reports violations, not the process."""
         try:
             await self.day()
         except Exception as error:  # noqa: BLE001  raised by the test
@@ -75,8 +75,8 @@ class Restored:
         return {stream: list(shelves[stream].entries.values()) for stream in STREAMS}
 
     def restore(self, copy: dict[str, list[Entry]]) -> None:
-        """The store is as it was, and everybody lists it anew."""
-        self.world.observer.vms.clear()  # what is written now is older, as it must be
+        """Restore the store, and let everybody list it again."""
+        self.world.observer.vms.clear()  # values written from now on are older, as they must be
         for stream, entries in copy.items():
             shelf = self.world.server.shelves[stream]
             shelf.entries.clear()
@@ -86,7 +86,7 @@ class Restored:
         self.world.server.relist()
 
     def written(self) -> set[str]:
-        """The uids whose guest's writes are on a host."""
+        """Return the uids whose guest's writes are on a host."""
         return {
             uid
             for host in self.world.hosts.values()
@@ -94,7 +94,7 @@ class Restored:
         }
 
     def runs(self) -> dict[str, int]:
-        """Which run of each guest is up: the same number, the same QEMU."""
+        """Return the running guests' runs: the same number means the same QEMU."""
         return {
             uid: domain.run
             for host in self.world.hosts.values()
@@ -113,7 +113,7 @@ class Restored:
         return validate(NodeQuarantined, await self.bus.request(subject, data, timeout_s=30.0))
 
     async def decide(self) -> None:
-        """One VM is adopted as it runs, the other ended, kept, and purged by its name."""
+        """One VM is adopted while it runs, the other is ended, kept, and purged by its name."""
         new, late = self.vms["new"].uid, self.vms["late"].uid
         listed = [
             one for node in self.world.hosts for one in (await self.ask(node, "list")).entries

@@ -1,4 +1,4 @@
-"""The simulation finds what it is for: bugs that are planted here, never in the product."""
+"""The simulation finds bugs that are planted here, never in the product."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class BlindBus(SimBus):
 
 
 def found(**more: Any) -> list[str]:
-    """The first seed's violations that there are."""
+    """Return the violations of the first failing seed."""
     for seed in SEEDS:
         verdict = run(seed, **more)
         if not verdict.clean:
@@ -29,7 +29,7 @@ def found(**more: Any) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_a_blind_put_where_a_compare_and_set_belongs_is_found() -> None:
+def test_a_put_without_the_required_compare_and_set_is_found() -> None:
     kinds = {one.split()[0] for one in found(controller_bus=BlindBus)}
     assert kinds & {"I2", "I3", "I15"}, "a change, a delete or a move is undone"
 
@@ -39,7 +39,7 @@ def test_an_agent_that_does_not_remember_epochs_and_deletes_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def forget(self: SimFiles, uid: str, *, refused_epoch: int = 0) -> None:
-        """Tells that the record is gone, and leaves it on the disk."""
+        """Reports the record as removed, and leaves it on the disk."""
 
     monkeypatch.setattr(SimFiles, "forget", forget)
     assert any("I3" in one or "I5" in one for one in found())

@@ -1,4 +1,4 @@
-"""The real controllers and agents on a simulated cluster, whatever the seed does to them."""
+"""The real controllers and agents on a simulated cluster, under the faults of a seed."""
 
 import pytest
 from tests.sim.run import run
@@ -6,7 +6,7 @@ from tests.sim.run import run
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_without_faults_nothing_is_wrong() -> None:
+def test_without_faults_no_invariant_is_violated() -> None:
     verdict = run(1, only=frozenset())
     assert verdict.violations == []
     assert verdict.steps > 300

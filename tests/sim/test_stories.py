@@ -1,4 +1,4 @@
-"""Schedules that were found by seeds, told as stories: they stay when the seeds' draws change."""
+"""Schedules that seeds have found, as stories: they remain when the seeds' draws change."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ Story = Callable[[World, User, Wanted], Awaitable[None]]
 
 
 def told(story: Story, seed: int = 0) -> list[str]:
-    """What is wrong once the story of one VM on one node was told, and all came to rest."""
+    """Return the violations after the story of one VM on one node, once all has settled."""
     world = World(seed, nodes=1, controllers=2, shuffle=False)
     process, bus = world.process("user", client_role(), lambda: 0)
     user = User(bus, world.observer, Plan(give_up_s=LIMIT_S, changes_until_s=LIMIT_S), 1)
@@ -48,7 +48,7 @@ def test_a_stop_and_a_start_that_arrive_together_end_in_a_running_guest() -> Non
     assert told(story) == []
 
 
-def test_a_clock_an_hour_behind_sweeps_all_the_same() -> None:
+def test_a_clock_an_hour_behind_does_not_stop_the_sweep() -> None:
     async def story(world: World, user: User, wanted: Wanted) -> None:
         for name in ("c1", "c2"):
             world.services[name].skew_ns = -3_600_000_000_000
@@ -60,7 +60,7 @@ def test_a_clock_an_hour_behind_sweeps_all_the_same() -> None:
     assert told(story) == []
 
 
-def test_an_event_of_libvirt_that_is_lost_is_made_good() -> None:
+def test_a_lost_event_of_libvirt_is_corrected() -> None:
     async def story(world: World, user: User, wanted: Wanted) -> None:
         del user
         host = world.hosts["n1"]

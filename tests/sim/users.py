@@ -1,4 +1,4 @@
-"""Users: each lives a VM's life over the public API, and repeats until it is answered."""
+"""Users: each runs a VM's life over the public API, and repeats requests until an answer."""
 
 import asyncio
 import random
@@ -19,28 +19,28 @@ STRATEGIES = ("Always", "Always", "Always", "RerunOnFailure", "Manual", "Halted"
 TIMEOUT_S = 8.0
 PAUSE_S = (0.3, 2.0)
 RIVALS = 0.3
-"""How often somebody else changes the VM at the same time."""
+"""The probability that another user changes the VM at the same time."""
 
 
 @dataclass
 class Plan:
-    """What the users of a seed do, and until when."""
+    """The actions of a seed's users, and their end."""
 
     vms: int = 20
     begin_s: float = 2.0
     creates_until_s: float = 120.0
     changes_until_s: float = 200.0
     operates_until_s: float = 140.0
-    """Nobody closes or fences a node after this; what was begun takes a minute at most."""
+    """Nobody cordons or fences a node after this; running actions take a minute at most."""
     give_up_s: float = 240.0
 
 
 class GaveUpError(Exception):
-    """No answer until the end; the outcome is unknown."""
+    """There was no answer until the end; the outcome is unknown."""
 
 
 class User:
-    """The life of one VM slot: a VM, changes, perhaps its end, perhaps another of its name."""
+    """The life of one VM slot: a VM, changes, then possibly a delete and another VM of its name."""
 
     def __init__(self, bus: SimBus, observer: Observer, plan: Plan, number: int) -> None:
         self._bus = bus
@@ -50,13 +50,13 @@ class User:
         self._rng: random.Random = bus.server.rng
         self._loop = bus.server.loop
         self.group: asyncio.TaskGroup | None = None
-        """Where rivals run; without one there are none."""
+        """The place for rivals; without one there are none."""
 
     def _left_s(self) -> float:
         return self._plan.changes_until_s - self._loop.time()
 
     async def run(self) -> None:
-        """From the first create to the last change; ends by itself."""
+        """Run from the first create to the last change; ends by itself."""
         plan, rng = self._plan, self._rng
         await asyncio.sleep(rng.uniform(plan.begin_s, plan.creates_until_s))
         while self._left_s() > 0:
@@ -81,9 +81,9 @@ class User:
         self._observer.wanted[wanted.uid] = wanted
         return wanted
 
-    # --- asking ---------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------
     async def _ask(self, verb: str, data: dict[str, Any]) -> Any:
-        """The answer, however often it takes; VirtbusError where it is refused for good."""
+        """Return the answer after any number of attempts; VirtbusError for a permanent refusal."""
         once = self._bus.sources.uuid7()
         subject = subjects.api("vm", verb)
         while self._loop.time() < self._plan.give_up_s:
@@ -99,7 +99,7 @@ class User:
         raise GaveUpError
 
     async def create(self, wanted: Wanted) -> bool:
-        """True once it is accepted; False where it is refused."""
+        """Return True once it is accepted; False if it is refused."""
         wanted.asked = True
         data: dict[str, Any] = {
             "uid": wanted.uid,
@@ -130,7 +130,7 @@ class User:
         wanted.powered = view.get("powered", True)
         wanted.paused = view.get("paused") if wanted.powered else None
 
-    # --- a life ---------------------------------------------------------------------------
+    # --- one life -------------------------------------------------------------------------
     async def _live(self, wanted: Wanted) -> None:
         rng = self._rng
         steps: list[Callable[[Wanted], Any]] = [
@@ -156,7 +156,7 @@ class User:
         return answer
 
     async def _label(self, wanted: Wanted) -> None:
-        """Another user labels the VM at the same time; who loses the race lets it be."""
+        """Another user labels the VM at the same time; the loser of the race gives up."""
         subject = subjects.api("vm", "get")
         try:
             view = await self._bus.request(subject, {"uid": wanted.uid}, timeout_s=TIMEOUT_S)
@@ -188,7 +188,7 @@ class User:
         await self._guest(wanted, "unpause")
 
     async def press(self, wanted: Wanted) -> None:
-        """Reset or reboot the guest that is there now, once."""
+        """Reset or reboot the current guest, once."""
         view = await self._ask("get", {"uid": wanted.uid})
         wanted.presses += 1
         data = {"uid": wanted.uid, "epoch": view["epoch"]}
@@ -199,7 +199,7 @@ class User:
                 raise
 
     async def _guest(self, wanted: Wanted, verb: str, **more: Any) -> None:
-        """What needs a guest, or none: a refusal leaves all as it is."""
+        """A verb that needs a guest, or none: a refusal changes nothing."""
         try:
             self._accepted(wanted, await self._change(wanted, verb, **more))
         except VirtbusError as error:
@@ -208,7 +208,7 @@ class User:
             wanted.in_doubt = False
 
     async def update(self, wanted: Wanted) -> None:
-        """Read, change, write; a lost race is read again."""
+        """Read, change, write; after a lost race read again."""
         for _ in range(5):
             view = await self._ask("get", {"uid": wanted.uid})
             spec = dict(view["spec"])
@@ -224,7 +224,7 @@ class User:
             return
 
     async def move(self, wanted: Wanted) -> None:
-        """Off its node, disks and all; a refusal (no room elsewhere) leaves it where it is."""
+        """Move it off its node and lose its disks; a refusal leaves it in place."""
         try:
             await self._change(wanted, "move", discard_local_disks=True)
         except VirtbusError as error:
@@ -238,12 +238,12 @@ class User:
         except VirtbusError as error:
             if error.code != Code.NOT_FOUND:
                 raise
-            wanted.in_doubt = False  # an earlier try of ours had come through
+            wanted.in_doubt = False  # an earlier attempt of ours had succeeded
         wanted.delete_accepted = True
 
 
 def begin(world: World, plan: Plan) -> None:
-    """Start the users, all on one connection that breaks no rule and is never cut."""
+    """Start the users, all on one connection that is never cut."""
     process, bus = world.process("users", client_role(), lambda: 0)
 
     async def body() -> None:
@@ -257,7 +257,7 @@ def begin(world: World, plan: Plan) -> None:
 
 
 async def _guarded(user: User, world: World) -> None:
-    """A refusal that no user could understand is a fault of the system."""
+    """A refusal that no user could understand is a defect of the system."""
     try:
         await user.run()
     except VirtbusError as error:

@@ -1,7 +1,8 @@
-"""The simulated wire: connections that delay, stall, break, lose and repeat; a server with faults.
+"""The simulated wire: connections that delay, stall, break, lose and repeat; a faulty server.
 
-A connection is two queues, one each way, as TCP is: what is sent arrives in order, later, and what
-is under way when the connection breaks is lost. What different connections send mixes freely.
+A connection is two queues, one each way, as in TCP. Messages arrive in order, later, and
+messages in transit are lost when the connection breaks. Messages of different connections
+interleave freely.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from virtbus.bus.shelf import Shelf
 
 @dataclass
 class Weather:
-    """What the network and the bus do to messages, as probabilities; the nemesis sets it."""
+    """Message faults of network and bus, as probabilities; the nemesis sets them."""
 
     delay_s: tuple[float, float] = (0.0002, 0.003)
     slow: float = 0.0
@@ -31,13 +32,13 @@ class Weather:
     drop_core: float = 0.0
     repeat_core: float = 0.0
     lose_request: float = 0.0
-    """A request to JetStream is lost: the write's outcome is unknown, it did not happen."""
+    """A request to JetStream is lost: the write's outcome is unknown, and it did not happen."""
     lose_answer: float = 0.0
-    """Its answer is lost: the outcome is unknown, it happened."""
+    """Its answer is lost: the outcome is unknown, and it happened."""
 
 
 class Gone(asyncio.CancelledError):
-    """The process that asks is no more."""
+    """The requesting process is dead."""
 
 
 @dataclass(eq=False)
@@ -51,14 +52,14 @@ class Subscribed:
 
     def __post_init__(self) -> None:
         self.head = self.subject.partition("*")[0].rstrip(">")
-        """What every subject begins with that it gets: the quick way to say no."""
+        """The common prefix of all its subjects: a quick test for a mismatch."""
 
     async def close(self) -> None:
         self.link.server.unsubscribe(self)
 
 
 class SimServer(MemoryServer):
-    """What a NATS cluster holds and does."""
+    """State and behaviour of a NATS cluster."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
         super().__init__(loop.now_ns)
@@ -70,19 +71,19 @@ class SimServer(MemoryServer):
         self.leaderless_until_s = 0.0
         self.wrote: Callable[[str, Any], None] = lambda _what, _entry: None
         self.moving: frozenset[str] = frozenset()
-        """Uids that a batch under way writes anew: its purge is half of a move."""
+        """Uids that a batch in progress writes again: its purge is half of a move."""
         self.denied: Callable[[str], None] = lambda _what: None
         self.full: Literal["", "refuses", "mute"] = ""
         """No write of records: it is refused (a limit), or never answered (NATS on a full disk)."""
         self.hollow = False
-        """Nodes are shown empty lists, as by a bus that was made anew: that must delete nothing."""
+        """Nodes receive empty lists, as from a recreated bus: that must delete nothing."""
         self.links = 0
-        """How many there ever were: no two have the same inbox."""
+        """The number of inboxes so far: no two are equal."""
         self.watches: list[Callable[[], None]] = []
-        """What makes each watch list anew."""
+        """Callbacks that make each watch list again."""
 
     def shelf(self, key: str) -> Shelf:
-        """The bucket of a key, made at first use."""
+        """Return the bucket of a key; make it at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream in {"KV_node", "KV_lease"}
@@ -91,7 +92,7 @@ class SimServer(MemoryServer):
         return self.shelves[stream]
 
     def lose_leader(self, for_s: float) -> None:
-        """No write and no read of records for that long; then every watch lists anew."""
+        """No write and no read of records for that long; then every watch lists again."""
         until_s = self.loop.time() + for_s
         if until_s > self.leaderless_until_s:
             self.leaderless_until_s = until_s
@@ -102,12 +103,12 @@ class SimServer(MemoryServer):
             self.relist()
 
     def relist(self) -> None:
-        """Every watch lists anew."""
+        """Every watch lists again."""
         for again in tuple(self.watches):
             again()
 
     def empty(self, for_s: float) -> None:
-        """Be hollow for that long."""
+        """Appear empty for that long."""
         self.hollow = True
         self.relist()
         self.loop.outside(self.loop.time() + for_s, self.fill)
@@ -119,11 +120,11 @@ class SimServer(MemoryServer):
             self.relist()
 
     def free(self) -> None:
-        """There is room again."""
+        """The disk is no longer full."""
         self.full = ""
 
     def when_led(self, work: Callable[[], None], before_s: float = math.inf) -> None:
-        """Run `work` as the leader, now or after the election, as one who repeats it would."""
+        """Run `work` as the leader, now or after the election, as for a client that retries."""
         if self.loop.time() >= self.leaderless_until_s:
             work()
             return
@@ -140,7 +141,7 @@ class SimServer(MemoryServer):
             self.literal.setdefault(one.subject, []).append(one)
 
     def unsubscribe(self, one: Subscribed) -> None:
-        """Deliver nothing to it any more."""
+        """Deliver nothing more to it."""
         if one in self.wild:
             self.wild.remove(one)
         there = self.literal.get(one.subject, [])
@@ -150,7 +151,7 @@ class SimServer(MemoryServer):
                 del self.literal[one.subject]
 
     def close(self, link: "SimLink") -> None:
-        """Forget all that a dead process had subscribed to and watched."""
+        """Forget all subscriptions and watches of a dead process."""
         for stop in link.at_death:
             stop()
         for one in [*self.wild, *(s for there in self.literal.values() for s in there)]:
@@ -213,7 +214,7 @@ class SimLink(MemoryLink):
         super().join()
 
     def stall(self, for_s: float) -> None:
-        """Half open: nothing gets through for a while, then all of it."""
+        """Half-open: no message arrives for a while, then all of them."""
         self._stalled_until_s = max(self._stalled_until_s, self._loop.time() + for_s)
 
     def _tell(self) -> None:
@@ -222,7 +223,7 @@ class SimLink(MemoryLink):
 
     # --- moving messages ------------------------------------------------------------------
     def alive(self) -> None:
-        """Raise where the asking process is dead: it runs only to be unwound."""
+        """Raise if the requesting process is dead: it runs only to be unwound."""
         if self._loop.over or not self.process.alive:
             raise Gone
 
@@ -235,7 +236,7 @@ class SimLink(MemoryLink):
         return delay_s
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Run `work` on the server once the message got there."""
+        """Run `work` on the server once the message has arrived there."""
         generation = self._generation
         now_s = self._loop.time()
         self._out_s = max(self._out_s + 1e-7, now_s + self._delay_s(), self._stalled_until_s)
@@ -247,7 +248,7 @@ class SimLink(MemoryLink):
         self._loop.outside(self._out_s, arrive)
 
     def deliver(self, work: Callable[[], None], *, core: bool = False) -> None:
-        """Run `work` in this process once the message got here."""
+        """Run `work` in this process once the message has arrived here."""
         weather, rng = self.server.weather, self._rng
         if core and weather.drop_core and rng.random() < weather.drop_core:
             return

@@ -1,4 +1,4 @@
-"""A cluster in one process: controllers, nodes and users on a simulated bus, as the seed says."""
+"""A cluster in one process: controllers, nodes and users on a simulated bus, by the seed."""
 
 import asyncio
 import random
@@ -46,7 +46,7 @@ NONCE = "the-one-bus"
 
 @cache
 def controller_settings() -> ControllerSettings:
-    # Orphans are swept within the last minute of a seed; the grace is no safety, only thrift.
+    # Orphans are swept within the last minute of a seed; the grace only saves work.
     return ControllerSettings(sweep_interval_s=15, orphan_grace_s=15)
 
 
@@ -72,7 +72,7 @@ def client_role() -> Role:
 
 @dataclass(eq=False)
 class Service:
-    """A process that is started again after it died; `host` is empty for a controller."""
+    """A process that is restarted after it died; `host` is empty for a controller."""
 
     name: str
     kind: Literal["controller", "agent", "imaged", "netd"]
@@ -92,14 +92,14 @@ class Service:
 
 @dataclass
 class World:
-    """All of it. `shuffle`: processes take turns in an order that the seed draws."""
+    """The whole cluster. `shuffle`: processes take turns in an order that the seed draws."""
 
     seed: int
     nodes: int = 3
     controllers: int = 2
     shuffle: bool = True
     controller_bus: type[SimBus] = SimBus
-    """What controllers have for a bus: a test plants a bug here."""
+    """The controllers' bus: a test plants a bug here."""
     loop: VirtualLoop = field(init=False)
     rng: random.Random = field(init=False)
 
@@ -140,7 +140,7 @@ class World:
         return self.hosts.get(name) or self.copies[name]
 
     def copy(self, of: str, disk: Disk) -> Host:
-        """One more host with the credentials of `of`, and this disk; its services start."""
+        """Add one more host with the credentials of `of`, and this disk; its services start."""
         name = f"{of}-copy{len(self.copies) + 1}"
         host = Host(self.loop, self.rng, name, self.observer, of)
         host.disk = disk
@@ -154,7 +154,7 @@ class World:
         return host
 
     def scrap(self, copy: Host) -> None:
-        """It goes for good."""
+        """Remove it permanently."""
         self.observer.note("scrap", copy.name)
         for service in self.of_host(copy.name):
             self.crash(service, None)
@@ -164,7 +164,7 @@ class World:
     def process(
         self, name: str, role: Role, skew_ns: Callable[[], int], bus: type[SimBus] = SimBus
     ) -> tuple[Process, SimBus]:
-        """A process with its own connection."""
+        """Make a process with its own connection."""
         process = Process(self.loop, name)
         return process, bus(SimLink(self.server, process), role, skew_ns)
 
@@ -187,7 +187,7 @@ class World:
         self.observer.note("start", service.name)
 
     async def _body(self, service: Service) -> None:
-        """As a process: what ends by itself is a fault, and systemd starts it again."""
+        """Run it as a process: an exit by itself is a defect, and systemd restarts it."""
         try:
             await service.make(service)
         except Exception as error:  # noqa: BLE001  the frame of a process
@@ -197,7 +197,7 @@ class World:
                 self.observer.wrong("I16", f"{service.name} ended by itself: {error!r}")
 
     def crash(self, service: Service, back_s: float | None = 1.0) -> None:
-        """kill -9; it is back after `back_s` (None: never)."""
+        """Kill it with SIGKILL; it is back after `back_s` (None: never)."""
         if not service.running:
             return
         self.observer.note("crash", service.name)
@@ -217,7 +217,7 @@ class World:
         return [service for service in self.services.values() if service.host == host]
 
     def power_off(self, host: str, back_s: float | None) -> None:
-        """The whole host dies, and boots again after `back_s` (None: by `power_on`)."""
+        """Kill the whole host; it boots again after `back_s` (None: by `power_on`)."""
         machine = self.hosts[host]
         if not machine.up:
             return
@@ -229,7 +229,7 @@ class World:
             self.loop.outside(self.loop.time() + back_s, lambda: self.power_on(host))
 
     def power_on(self, host: str) -> None:
-        """It boots, and its services start."""
+        """Boot it, and start its services."""
         self.hosts[host].power_on()
         self.observer.note("power on", host)
         for service in self.of_host(host):
@@ -301,7 +301,7 @@ class World:
             self.start(service)
 
     def run_until(self, at_s: float) -> None:
-        """Let virtual time pass."""
+        """Advance virtual time."""
         self.loop.outside(at_s, self.loop.stop)
         self.loop.run_forever()
         for told in self.loop.unhandled:
@@ -316,7 +316,7 @@ class World:
 
 
 def _second(error: BaseException) -> bool:
-    """The end of a service whose node is another host's: systemd starts it again."""
+    """The exit of a service whose node belongs to another host: systemd restarts it."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_second, error.exceptions))
     return isinstance(error, VirtbusError) and error.reason == "second_instance"

@@ -1,4 +1,4 @@
-"""Records, statuses and nodes as the tests of the controller need them."""
+"""Records, statuses and nodes for the tests of the controller."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okW
 
 
 def uid(number: int) -> str:
-    """A UUID that tells its number."""
+    """Return a UUID that contains its number."""
     return f"0192f0c1-2d3e-7abc-8def-{number:012x}"
 
 
 def record(number: int = 1, name: str = "web", **more: Any) -> VmRecord:
-    """A record as a create of the tiny image makes it."""
+    """Return a record as a create of the tiny image makes it."""
     admitted = admit({"name": name, "image": "tiny", "uid": uid(number)}, uid(number))
     values: dict[str, Any] = {
         "uid": admitted.uid,
@@ -32,7 +32,7 @@ def record(number: int = 1, name: str = "web", **more: Any) -> VmRecord:
 
 
 def status(of: VmRecord, state: VmState = VmState.RUNNING, **more: Any) -> VmStatus:
-    """What the record's node would say of it."""
+    """Return the status that the record's node would write."""
     values: dict[str, Any] = {
         "uid": of.uid,
         "node": of.node,
@@ -45,7 +45,7 @@ def status(of: VmRecord, state: VmState = VmState.RUNNING, **more: Any) -> VmSta
 
 
 def node(name: str = "n1", **more: Any) -> NodeRecord:
-    """A node that is ready, with 8 CPUs and 16 GiB."""
+    """Return a node that is ready, with 8 CPUs and 16 GiB."""
     values: dict[str, Any] = {
         "node": name,
         "hostname": name,
@@ -58,5 +58,5 @@ def node(name: str = "n1", **more: Any) -> NodeRecord:
 
 
 def spec(**more: Any) -> VmSpec:
-    """A spec from plain values."""
+    """Return a spec from plain values."""
     return VmSpec.model_validate(more)

@@ -1,6 +1,6 @@
-"""Hosts that do what a nodeagent promises, without one: they start, end, let go, go off, come back.
+"""Fake hosts with a nodeagent's behaviour: they start, end and release VMs, and lose power.
 
-What they run is noted in one place, so that a VM that runs twice is seen at once (I1).
+One place records all running VMs, so a VM that runs twice is noticed at once (I1).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ BEAT_S = 4.0
 
 @dataclass
 class Guests:
-    """Who runs what, and what went wrong."""
+    """The running VMs of each host, and the violations."""
 
     running: dict[str, str] = field(default_factory=dict)
     started: list[tuple[str, str]] = field(default_factory=list)
@@ -44,15 +44,15 @@ class Guests:
 
 
 class Host:
-    """One node; its `disks` (uid to epoch) outlive its power."""
+    """One node; its `disks` (uid to epoch) survive a power cut."""
 
     def __init__(self, made: World, guests: Guests, name: str, memory_bytes: int) -> None:
         self.name = name
         self.disks: dict[str, int] = {}
         self.stuck = False
-        """Guests do not end: nothing is let go."""
+        """Guests do not end: nothing is released."""
         self.first_beat_s = 0.0
-        """After which it is heard first, when it comes on."""
+        """Event after which its heartbeat is received when it powers on."""
         self._bus = MemoryBus(made.server, name)
         self._guests = guests
         self._memory_bytes = memory_bytes
@@ -108,7 +108,7 @@ class Host:
             await self.look(read(VmRecord, entry.value))
 
     async def look(self, record: VmRecord) -> None:
-        """Do what a record says."""
+        """Execute a record."""
         uid = record.uid
         if record.ending:
             if not self.stuck:

@@ -1,8 +1,8 @@
-"""Controllers over the fake bus whose calls happen in a chosen order, or break off at a chosen one.
+"""Runs controllers over the fake bus in a chosen order of calls, or stops them at a chosen call.
 
-Every call to the bus waits at a gate; the schedule says who goes through next. `explore` runs a
-scenario once for every schedule there is (depth first, by replay), so that a race is not a matter
-of luck.
+Every call to the bus waits at a gate, and the schedule chooses the next one. `explore` runs a
+scenario once for every schedule (depth first, by replay), so that a race does not depend on
+luck.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ CALLS = ("get", "put", "purge", "batch")
 
 
 class Choose(Protocol):
-    """Picks one of `options`; 0 goes on with the actor of the last call where it is `pausing`."""
+    """Chooses one of `options`; 0 continues with the last call's actor if it is `pausing`."""
 
     def __call__(self, options: int, *, pausing: bool) -> int: ...
 
@@ -39,7 +39,7 @@ class Gates:
         await turn
 
     async def run(self, actors: dict[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """Each actor's result or exception, once all have ended."""
+        """Return each actor's result or exception, once all have ended."""
         results: dict[str, Any] = {}
 
         async def act(name: str, work: Awaitable[Any]) -> None:
@@ -89,10 +89,10 @@ Scenario = Callable[[Gates], Awaitable[None]]
 
 
 async def explore(scenario: Scenario, *, pauses: int) -> int:
-    """Run `scenario` under every schedule with at most `pauses` pauses; how many there are.
+    """Run `scenario` under every schedule with at most `pauses` pauses; return their number.
 
-    A pause is a switch away from an actor that could go on: few of them find nearly every race
-    (Musuvathi and Qadeer, PLDI 2007).
+    A pause is a switch away from an actor that could continue. Schedules with few pauses find
+    nearly every race (Musuvathi and Qadeer, PLDI 2007).
     """
     prefix: list[int] = []
     runs = 0
@@ -109,7 +109,7 @@ async def explore(scenario: Scenario, *, pauses: int) -> int:
 
 
 class Replay:
-    """Follows a schedule, then goes on with whoever went last."""
+    """Follows a schedule, then continues with the last actor."""
 
     def __init__(self, prefix: list[int], pauses: int) -> None:
         self.taken: list[tuple[int, int]] = []
@@ -132,7 +132,7 @@ async def sample(scenario: Scenario, *, runs: int) -> None:
 
 
 class Drawn:
-    """Any of the options, by a seed."""
+    """Choose any of the options, by a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -143,7 +143,7 @@ class Drawn:
 
 
 class BreakingBus(MemoryBus):
-    """A connection whose user is cancelled at call number `at`, before it or right behind it."""
+    """A connection whose user is cancelled at call number `at`, before it or right after it."""
 
     def __init__(self, server: MemoryServer, at: int, *, behind: bool) -> None:
         super().__init__(server, "breaking")
@@ -161,7 +161,7 @@ class BreakingBus(MemoryBus):
             if self.calls != self._at:
                 return await found(*args, **more)
             if self._behind:
-                with contextlib.suppress(BusError):  # a lost race, too, may be the last it saw
+                with contextlib.suppress(BusError):  # a lost race may also be its last event
                     await found(*args, **more)
             task = asyncio.current_task()
             assert task is not None
@@ -174,7 +174,7 @@ class BreakingBus(MemoryBus):
 async def until_broken(
     server: MemoryServer, use: Callable[[MemoryBus], Awaitable[Any]], at: int, *, behind: bool
 ) -> bool:
-    """Use a bus that breaks at call `at`; False where the use ended before that call."""
+    """Use a bus that breaks at call `at`; return False if the use ended before that call."""
     bus = BreakingBus(server, at, behind=behind)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_ended(use(bus)))
@@ -186,7 +186,7 @@ async def _ended(work: Awaitable[Any]) -> None:
 
 
 def points() -> Iterator[tuple[int, bool]]:
-    """Every point to break off at: before and behind each call."""
+    """Yield every breaking point: before and after each call."""
     number = 1
     while True:
         yield number, False
@@ -197,7 +197,7 @@ def points() -> Iterator[tuple[int, bool]]:
 async def broken_everywhere(
     prepare: Callable[[], Awaitable[MemoryServer]], use: Callable[[MemoryBus], Awaitable[Any]]
 ) -> AsyncIterator[MemoryServer]:
-    """A fresh server for each point at which `use` was broken off there."""
+    """Yield a fresh server for each point at which `use` was broken."""
     for at, behind in points():
         server = await prepare()
         if not await until_broken(server, use, at, behind=behind):

@@ -1,4 +1,4 @@
-"""Admission: what a request leaves open is filled in, and every problem comes in one answer."""
+"""Admission: defaults are filled in, and one answer contains every problem."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def paths(data: Any) -> list[str]:
     return [detail.path for detail in refused(data).body.details]
 
 
-# --- what is filled in -----------------------------------------------------------------------
+# --- defaults --------------------------------------------------------------------------------
 def test_a_name_and_an_image_make_a_whole_vm() -> None:
     done = admitted()
     assert (done.uid, done.namespace, done.powered, done.secrets) == (
@@ -118,7 +118,7 @@ def test_an_explicit_empty_list_of_volumes_means_an_empty_machine() -> None:
 
 
 @pytest.mark.parametrize(("bus", "wrong"), [("sata", []), ("virtio", [f"{DISKS}[0].name"])])
-def test_a_drive_of_a_bus_with_drives_needs_no_volume(bus: str, wrong: list[str]) -> None:
+def test_a_cdrom_drive_needs_no_volume(bus: str, wrong: list[str]) -> None:
     drive = {"name": "drive", "device": "cdrom", "bus": bus}
     devices = {"domain": {"devices": {"disks": [drive]}}}
     data = {"name": "web", "image": "tiny", "spec": devices}
@@ -287,8 +287,8 @@ def test_problems_of_types_and_between_fields_come_in_one_answer() -> None:
         ([SEED | {"cloud_init_no_cloud": {"ssh_keys": [SSH_KEY] * 64}}], "ssh_keys"),
     ],
 )
-def test_what_is_filled_in_has_bounds_too(volumes: list[Any], where: str) -> None:
-    """A spec that no reader takes again must never be stored."""
+def test_defaults_have_bounds_too(volumes: list[Any], where: str) -> None:
+    """A spec that a reader would refuse must never be stored."""
     data = {"name": "web", "image": "tiny", "ssh_keys": [SSH_KEY], "spec": {"volumes": volumes}}
     assert all(path.startswith("spec.") for path in paths(data))
     assert any(where in path for path in paths(data))
@@ -354,7 +354,7 @@ def test_any_value_is_admitted_or_refused(data: Any) -> None:
     assert spec_hash(again) == spec_hash(done.spec)
 
 
-def test_what_is_admitted_can_be_stored_and_read() -> None:
+def test_an_admitted_spec_can_be_stored_and_read() -> None:
     done = admitted(cpus=256, memory="16TiB", ssh_keys=[SSH_KEY] * 64, labels={"a": "b"})
     stored = VmRecord(
         uid=done.uid,

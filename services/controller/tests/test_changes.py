@@ -1,4 +1,4 @@
-"""What may change in a VM that exists, and what a repeated request does."""
+"""Permitted changes of an existing VM, and the effect of a repeated request."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import VmRecord, VmSpec
 
 
 def with_spec(of: VmRecord, **more: Any) -> VmSpec:
-    """The record's spec with changes, by dotted path."""
+    """Return the record's spec with changes, by dotted path."""
     plain = of.spec.model_dump()
     for path, value in more.items():
         inner = plain
@@ -39,7 +39,9 @@ def update(of: VmRecord, spec: VmSpec | None = None, **more: Any) -> VmRecord:
     ],
     ids=str,
 )
-def test_what_may_change_raises_the_generation_and_the_hash(change: dict[str, Any]) -> None:
+def test_a_permitted_change_raises_the_generation_and_changes_the_hash(
+    change: dict[str, Any],
+) -> None:
     before = record()
     after = update(before, with_spec(before, **change))
     assert after.generation == before.generation + 1
@@ -55,7 +57,7 @@ def test_what_may_change_raises_the_generation_and_the_hash(change: dict[str, An
         ({"domain__devices": {}}, "spec.domain.devices.disks"),
     ],
 )
-def test_what_cannot_change_is_422_with_its_path(change: dict[str, Any], path: str) -> None:
+def test_an_immutable_field_is_422_with_its_path(change: dict[str, Any], path: str) -> None:
     before = record()
     with pytest.raises(VirtbusError) as caught:
         update(before, with_spec(before, **change, termination_grace_s=1))
@@ -65,7 +67,7 @@ def test_what_cannot_change_is_422_with_its_path(change: dict[str, Any], path: s
     assert "spec.termination_grace_s" not in found
 
 
-def test_a_change_deep_in_a_list_is_told_with_its_index() -> None:
+def test_a_change_deep_in_a_list_is_reported_with_its_index() -> None:
     before = record()
     plain = before.spec.model_dump()
     plain["volumes"][0]["image"]["ref"] = "other"
@@ -102,7 +104,7 @@ def test_the_same_spec_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "on"), [("Halted", False), ("Once", True)])
-def test_another_run_strategy_powers_the_vm_as_it_says(strategy: str, on: bool) -> None:
+def test_a_changed_run_strategy_changes_the_power_state(strategy: str, on: bool) -> None:
     before = record(powered=not on)
     after = update(before, with_spec(before, run_strategy=strategy))
     assert after.powered is on
@@ -117,7 +119,7 @@ def test_start_and_stop_each_raise_the_power_epoch() -> None:
     assert powered(started, on=True).power_epoch == 3
 
 
-def test_a_delete_asked_twice_is_one() -> None:
+def test_a_repeated_delete_is_one_delete() -> None:
     once = deleting(record(), None)
     assert once.deleting
     assert deleting(once, None) == once
@@ -137,7 +139,7 @@ def test_a_delete_asked_twice_is_one() -> None:
         (None, 86_400, None),
     ],
 )
-def test_asking_again_may_only_shorten_the_grace(
+def test_a_second_request_may_only_shorten_the_grace(
     first: int | None, second: int | None, kept: int | None
 ) -> None:
     """The default grace is the spec's 30 s, and no second request makes it longer."""
@@ -147,13 +149,13 @@ def test_asking_again_may_only_shorten_the_grace(
 @pytest.mark.parametrize(
     "change", [lambda r: powered(r, on=True), lambda r: powered(r, on=False), update]
 )
-def test_nothing_else_changes_what_is_being_deleted(change: Any) -> None:
+def test_nothing_else_changes_a_vm_that_is_being_deleted(change: Any) -> None:
     with pytest.raises(VirtbusError) as caught:
         change(deleting(record(), 0))
     assert (caught.value.code, caught.value.reason) == (Code.CONFLICT, "deleting")
 
 
-def test_paths_of_what_differs() -> None:
+def test_differences_are_listed_by_path() -> None:
     before = {"a": 1, "b": {"c": [1, 2]}, "d": None}
     after = {"a": 1, "b": {"c": [1, 3]}, "d": {"x": 1}, "e": []}
     assert list(changed_paths(before, after, "spec")) == ["spec.b.c[1]", "spec.d", "spec.e"]

@@ -1,4 +1,4 @@
-"""The tables of claim-then-commit, whole."""
+"""The complete tables of claim-then-commit."""
 
 import pytest
 from services.controller.tests.fleets import record, uid
@@ -28,7 +28,7 @@ TOMB = Tombstone(uid=uid(1))
         (WANTED, True, Standing.MARKER),
     ],
 )
-def test_what_the_last_message_says(
+def test_the_last_message_decides(
     last: VmRecord | Tombstone | None,
     purged: bool,
     expected: Standing,
@@ -48,7 +48,7 @@ def test_what_the_last_message_says(
         (record(2, "web", namespace="shop"), False, NameStep.TAKE),
     ],
 )
-def test_what_to_do_about_a_name_that_another_uid_claims(
+def test_a_name_with_another_uids_claim_follows_the_table(
     last: VmRecord | Tombstone | None,
     purged: bool,
     step: NameStep,
@@ -71,7 +71,7 @@ def test_what_to_do_about_a_name_that_another_uid_claims(
         (WANTED.model_copy(update={"sec_digest": "other"}), False, CommitStep.REFUSE),
     ],
 )
-def test_what_a_commit_does_that_met_an_earlier_message(
+def test_a_commit_that_meets_an_earlier_message_follows_the_table(
     last: VmRecord | Tombstone | None,
     purged: bool,
     step: CommitStep,

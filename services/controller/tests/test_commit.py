@@ -27,7 +27,7 @@ def secrets(number: int, text: str = "#cloud-config\n") -> VmSecrets:
 
 
 def standing(server: MemoryServer) -> dict[str, Any]:
-    """What is stored, markers and tombstones left out."""
+    """Return the stored values, without markers and tombstones."""
     return {
         entry.key: value
         for shelf in server.shelves.values()
@@ -37,7 +37,7 @@ def standing(server: MemoryServer) -> dict[str, Any]:
 
 
 def records(server: MemoryServer) -> list[VmRecord]:
-    """The records that stand."""
+    """Return the records."""
     return [
         VmRecord.model_validate(value)
         for key, value in standing(server).items()
@@ -63,7 +63,7 @@ def check_names(server: MemoryServer) -> None:
 
 
 def check_clean(server: MemoryServer) -> None:
-    """Nothing stands that is not of a VM."""
+    """Every stored value belongs to a VM."""
     check_names(server)
     uids = {one.uid: one for one in records(server)}
     for key, value in standing(server).items():
@@ -75,7 +75,7 @@ def check_clean(server: MemoryServer) -> None:
 
 
 async def swept(server: MemoryServer) -> None:
-    """A sweep by a controller that just read all there is."""
+    """Sweep with a controller that has just read the whole bus."""
     bus = MemoryBus(server, "sweeper")
     await sweep(bus)
 
@@ -141,7 +141,7 @@ async def test_a_name_and_a_uid_have_one_vm(rival: VmRecord, reason: str) -> Non
     check_clean(server)
 
 
-async def test_what_is_being_deleted_is_not_created_again() -> None:
+async def test_a_vm_that_is_being_deleted_is_not_created_again() -> None:
     server = MemoryServer()
     commits = Commits(MemoryBus(server))
     first = await commits.create(record(), secrets(1))
@@ -168,7 +168,7 @@ async def test_a_deleted_uid_never_comes_back_and_its_name_is_free() -> None:
 
 
 async def test_a_claim_of_a_uid_with_another_name_is_taken() -> None:
-    """Left by a create that named a uid of another VM and died; it must not block the name."""
+    """Left by a create that named another VM's uid and died; it must not block the name."""
     server = MemoryServer()
     bus = MemoryBus(server)
     commits = Commits(bus)
@@ -188,7 +188,7 @@ async def test_a_claim_of_a_uid_with_another_name_is_swept() -> None:
     assert len(records(server)) == 1
 
 
-async def test_a_replace_of_what_moved_is_a_conflict_and_changes_nothing() -> None:
+async def test_a_replace_of_a_newer_object_is_a_conflict_and_changes_nothing() -> None:
     server = MemoryServer()
     commits = Commits(MemoryBus(server))
     first = (await commits.create(record(), None)).held

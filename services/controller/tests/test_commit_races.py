@@ -1,4 +1,4 @@
-"""Claim and commit: creates, deletes and sweeps that race, and what they leave when they die."""
+"""Claim and commit: racing creates, deletes and sweeps, and the remains of a crash."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -55,14 +55,14 @@ async def race(gates: Gates, *rivals: VmRecord, sweeps: int = 0, secret: bool = 
     check_clean(server)
 
 
-async def test_of_two_creates_of_one_name_one_wins_in_every_order() -> None:
+async def test_one_of_two_creates_of_one_name_wins_in_every_order() -> None:
     async def scenario(gates: Gates) -> None:
         await race(gates, record(1), record(2))
 
     assert await explore(scenario, pauses=3) > 50
 
 
-async def test_of_two_creates_of_one_uid_one_wins_in_every_order() -> None:
+async def test_one_of_two_creates_of_one_uid_wins_in_every_order() -> None:
     async def scenario(gates: Gates) -> None:
         await race(gates, record(1), record(1, node="n2"))
 
@@ -70,7 +70,7 @@ async def test_of_two_creates_of_one_uid_one_wins_in_every_order() -> None:
 
 
 @pytest.mark.parametrize("sweeps", [0, 1])
-async def test_of_two_creates_of_one_uid_the_winner_has_its_own_secrets_in_every_order(
+async def test_the_winner_of_two_creates_of_one_uid_has_its_own_secrets_in_every_order(
     sweeps: int,
 ) -> None:
     async def scenario(gates: Gates) -> None:
@@ -88,7 +88,7 @@ async def test_of_two_creates_of_one_uid_the_winner_has_its_own_secrets_in_every
     ],
     ids=lambda rivals: str(len(rivals)),
 )
-async def test_of_many_creates_and_a_sweep_one_wins(rivals: tuple[VmRecord, ...]) -> None:
+async def test_one_of_many_creates_and_a_sweep_wins(rivals: tuple[VmRecord, ...]) -> None:
     async def scenario(gates: Gates) -> None:
         await race(gates, *rivals, sweeps=1)
 
@@ -103,15 +103,15 @@ async def test_a_hundred_races_of_two_controllers_have_one_winner_each() -> None
 
 
 async def left_by_a_crash(server: MemoryServer) -> None:
-    """The claim of a create that died before its commit, and a tombstone of a rival that did."""
+    """The claim of a create that died before its commit, and a dead rival's tombstone."""
     bus = MemoryBus(server)
     await bus.put(CLAIM, encode(NameClaim(uid=uid(1))), expect=0)
     await bus.put(subjects.vm_record("_", uid(1)), encode(Tombstone(uid=uid(1))), expect=0)
 
 
 @pytest.mark.parametrize("against", ["another uid", "a sweep"])
-async def test_a_buried_create_that_is_repeated_races_for_its_name(against: str) -> None:
-    """Its claim still stands, so the rival's compare-and-set on the claim must fail, or its own."""
+async def test_a_repeated_create_with_a_tombstone_races_for_its_name(against: str) -> None:
+    """Its claim still exists, so one of the two compare-and-sets on the claim must fail."""
 
     async def scenario(gates: Gates) -> None:
         server = MemoryServer()
@@ -154,8 +154,8 @@ async def deleted_before() -> MemoryServer:
 
 @pytest.mark.parametrize("prepare", [nothing, buried, claimed_by_a_dead_rival, deleted_before])
 @pytest.mark.parametrize("then", ["the same uid", "another uid", "a sweep", "a sweep, then both"])
-async def test_a_create_may_die_at_every_call(prepare: Any, then: str) -> None:
-    """ADR 0003's crash table: whoever comes next, one VM or none, and nothing beside it."""
+async def test_a_create_may_crash_at_every_call(prepare: Any, then: str) -> None:
+    """ADR 0003's crash table: any next request leads to one VM or none, and nothing else."""
     crashes = 0
     async for server in broken_everywhere(
         prepare, lambda bus: Commits(bus).create(record(1), secrets(1))
@@ -183,7 +183,7 @@ async def test_a_create_may_die_at_every_call(prepare: Any, then: str) -> None:
     assert crashes >= 6
 
 
-async def test_a_delete_may_die_at_every_call() -> None:
+async def test_a_delete_may_crash_at_every_call() -> None:
     async def there() -> MemoryServer:
         server = MemoryServer()
         await Commits(MemoryBus(server)).create(record(), secrets(1))

@@ -1,4 +1,4 @@
-"""A create under a uid that is a VM already: the same request, or another one."""
+"""A create under the uid of an existing VM: the same request, or another one."""
 
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ from virtbus.schemas import subjects
 
 
 @played()
-async def test_a_uid_asked_for_with_other_secrets_is_refused_by_path_and_digest(
+async def test_a_create_of_a_uid_with_other_secrets_is_refused_by_path_and_digest(
     made: World,
 ) -> None:
     create = functools.partial(made.vm, "create", name="web", image="tiny", uid=uid(1))

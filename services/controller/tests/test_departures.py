@@ -1,4 +1,4 @@
-"""Drain, fence and move, with hosts that go off and come back (ADR 0014, I1, I2, I15)."""
+"""Drain, fence and move, with hosts that power off and return (ADR 0014, I1, I2, I15)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -72,7 +72,7 @@ Scenario = Callable[[Site], Awaitable[None]]
 
 
 def site() -> Callable[[Scenario], Callable[[], None]]:
-    """Make a scenario a test in virtual time, whose VMs never ran twice."""
+    """Make a scenario a test in virtual time, and check that no VM ran twice."""
 
     def wrap(scenario: Scenario) -> Callable[[], None]:
         def test() -> None:
@@ -93,7 +93,7 @@ def site() -> Callable[[Scenario], Callable[[], None]]:
 
 @asynccontextmanager
 async def two_hosts(there: Site) -> AsyncIterator[None]:
-    """n1 runs, then n2 joins: what was made before is on n1."""
+    """n1 runs, then n2 joins: earlier VMs are on n1."""
     async with there.host("n1").on():
         await there.until(lambda: "n1" in _nodes(there))
         yield
@@ -151,7 +151,7 @@ async def test_a_vm_with_local_disks_stays_until_the_user_gives_them_up(there: S
 
 
 @site()
-async def test_a_vm_leaves_only_once_there_is_a_place_for_it(there: Site) -> None:
+async def test_a_vm_leaves_only_once_another_node_has_room(there: Site) -> None:
     async with two_hosts(there):
         await there.vm(1, "n1", **FREE)
         await there.node("drain", "n1")
@@ -164,7 +164,7 @@ async def test_a_vm_leaves_only_once_there_is_a_place_for_it(there: Site) -> Non
 
 
 @site()
-async def test_places_are_counted_so_no_vm_stops_for_a_place_that_another_takes(
+async def test_free_room_is_counted_so_no_vm_stops_for_room_that_another_takes(
     there: Site,
 ) -> None:
     async with two_hosts(there):
@@ -179,7 +179,7 @@ async def test_places_are_counted_so_no_vm_stops_for_a_place_that_another_takes(
 
 
 @site()
-async def test_a_drain_of_a_silent_node_stops_nothing_and_says_what_to_do(there: Site) -> None:
+async def test_a_drain_of_a_silent_node_stops_nothing_and_names_the_next_step(there: Site) -> None:
     async with there.host("n2").on():
         async with there.host("n1").on():
             await _joined(there, "n1")
@@ -194,7 +194,7 @@ async def test_a_drain_of_a_silent_node_stops_nothing_and_says_what_to_do(there:
 
 
 @site()
-async def test_a_vm_that_left_for_a_place_that_is_gone_waits_and_starts_when_there_is_one(
+async def test_a_vm_whose_target_is_gone_waits_and_starts_when_there_is_room(
     there: Site,
 ) -> None:
     async with two_hosts(there):
@@ -215,7 +215,7 @@ async def test_a_vm_that_left_for_a_place_that_is_gone_waits_and_starts_when_the
 
 
 @site()
-async def test_uncordon_ends_a_drain_and_what_was_on_its_way_comes_home(there: Site) -> None:
+async def test_uncordon_ends_a_drain_and_leaving_vms_return(there: Site) -> None:
     async with two_hosts(there):
         await there.vm(1, "n1", **FREE)
         await there.vm(2, "n1", **FREE)
@@ -238,7 +238,7 @@ async def test_uncordon_ends_a_drain_and_what_was_on_its_way_comes_home(there: S
 
 @site()
 async def test_a_vm_that_is_deleted_while_it_leaves_is_placed_nowhere_again(there: Site) -> None:
-    """Not even where the end of the delete has to be tried again (L1)."""
+    """Not even if the end of the delete has to be retried (L1)."""
     async with two_hosts(there):
         await there.vm(1, "n1", **FREE)
         n1 = there.hosts["n1"]
@@ -265,7 +265,7 @@ def _leaving(there: Site) -> bool:
 
 
 @site()
-async def test_what_has_ended_by_itself_does_not_run_again_elsewhere(there: Site) -> None:
+async def test_a_vm_that_ended_by_itself_does_not_run_again_elsewhere(there: Site) -> None:
     async with two_hosts(there):
         await there.vm(1, "n1", run_strategy="Once", **FREE)
         async with there.host("n2").on():
@@ -312,7 +312,7 @@ async def test_a_vm_moves_to_the_node_that_was_named_and_back(there: Site) -> No
 
 
 @site()
-async def test_a_move_that_cannot_be_is_refused_before_anything_stops(there: Site) -> None:
+async def test_an_impossible_move_is_refused_before_anything_stops(there: Site) -> None:
     async with two_hosts(there):
         await there.vm(1, "n1")
         refusals: list[tuple[dict[str, Any], str]] = [
@@ -331,7 +331,7 @@ async def _gone(there: Site, number: int) -> bool:
 
 
 @pytest.mark.parametrize("controllers", [1, 2])
-def test_a_controller_that_starts_anew_goes_on(controllers: int) -> None:
+def test_a_restarted_controller_continues(controllers: int) -> None:
     async def body() -> None:
         async with world(nodes=0, controllers=controllers) as made:
             there = Site(made)

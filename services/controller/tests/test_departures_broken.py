@@ -1,6 +1,6 @@
-"""A controller that is killed before or behind any of its writes while VMs move (ADR 0014).
+"""Kills a controller before or after each of its writes while VMs move (ADR 0014).
 
-Whatever the moment: no VM runs twice (I1), none is lost (I2), and no secret is left behind (I5).
+At any point: no VM runs twice (I1), none is lost (I2), and no secret is left behind (I5).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ LEASE = "$KV.lease."
 
 
 class MortalBus(MemoryBus):
-    """A connection whose process is killed at its write number `at`, before it or right behind."""
+    """A connection whose process is killed at its write number `at`, before or right after it."""
 
     def __init__(self, server: MemoryServer, at: int, *, behind: bool) -> None:
         super().__init__(server, "mortal", SOURCES)
@@ -59,7 +59,7 @@ class MortalBus(MemoryBus):
 
 
 def virtual_ns() -> int:
-    """The bus's clock and the controllers', for the sweep to see time pass."""
+    """The clock of the bus and the controllers, so that the sweep sees time pass."""
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
@@ -71,7 +71,7 @@ async def _declared() -> None:
 
 
 async def killed_at(at: int, *, behind: bool, story: Story) -> bool:
-    """Play `story`; the first controller dies at its write `at`. False: it made fewer."""
+    """Play `story`; the first controller dies at its write `at`. Return False if it made fewer."""
     async with world_on(MemoryServer(virtual_ns), controllers=0, nodes=0) as made:
         bus = MortalBus(made.server, at, behind=behind)
         made.controllers["c1"] = Controller(bus, Settings(), _declared)
@@ -99,7 +99,7 @@ async def killed_at(at: int, *, behind: bool, story: Story) -> bool:
 
 
 async def _nothing_left(made: World) -> None:
-    """Each secret is of a VM that is there."""
+    """Each secret belongs to an existing VM."""
     records = await _standing(made, "$KV.vm.>")
     homes = {key.removeprefix("$KV.vm.") for key in records}
     secrets = {key.removeprefix("$KV.sec.") for key in await _standing(made, "$KV.sec.>")}
@@ -126,7 +126,7 @@ async def _create(there: Site, number: int) -> None:
 
 
 async def _ask(there: Site, verb: str, **data: str) -> None:
-    """As a client does: an answer that did not come is asked for again."""
+    """Act like a client: repeat a request without an answer."""
     while True:
         try:
             await there.node(verb, "n1", **data)

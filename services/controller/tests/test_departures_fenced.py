@@ -1,4 +1,4 @@
-"""VMs leave a node that was declared off, and what it may do when it is back."""
+"""VMs leave a fenced node, and the node returns."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def test_silence_alone_moves_nothing(there: Site) -> None:
 
 
 @site()
-async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_says_why_not(there: Site) -> None:
+async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_show_the_reason(there: Site) -> None:
     async with there.host("n2").on():
         async with there.host("n1").on():
             await _joined(there, "n1")
@@ -49,10 +49,10 @@ async def test_vms_of_a_fenced_node_run_elsewhere_and_the_rest_says_why_not(ther
 
 
 @site()
-async def test_a_fenced_node_that_is_back_keeps_to_the_truth_and_rejoins_by_unfence(
+async def test_a_returned_fenced_node_starts_nothing_moved_and_rejoins_by_unfence(
     there: Site,
 ) -> None:
-    """F21, F25: it starts nothing, cleans up what was moved, and then takes part again."""
+    """F21, F25: it starts nothing, cleans moved VMs up, and then takes part again."""
     async with there.host("n2").on():
         n1 = there.host("n1")
         async with n1.on():
@@ -87,7 +87,7 @@ async def test_a_node_that_comes_back_right_before_its_fence_keeps_its_vms(there
             await there.vm(1, "n1", **FREE)
             await there.node("uncordon", "n2")
         await asyncio.sleep(30)
-        there.made.buses["c1"].disconnect()  # it does not hear that n1 is back
+        there.made.buses["c1"].disconnect()  # it does not see that n1 is back
         async with n1.on():
             await there.runs_on(1, "n1")
             there.made.buses["c1"].reconnect()
@@ -101,7 +101,7 @@ async def test_a_node_that_comes_back_right_before_its_fence_keeps_its_vms(there
 async def test_a_node_that_started_its_vms_in_the_moment_of_its_fence_keeps_them(
     there: Site,
 ) -> None:
-    """It had listed before the fence was written, and is heard a beat later: nothing is moved."""
+    """It listed before the fence was written, and its heartbeat comes later: nothing is moved."""
     async with there.host("n2").on():
         n1 = there.host("n1")
         async with n1.on():

@@ -1,4 +1,4 @@
-"""The end of a delete, once its node has let go."""
+"""The end of a delete, once its node has released the VM."""
 
 import asyncio
 from typing import Any
@@ -34,7 +34,7 @@ class _NeverPurges(MemoryBus):
 
 
 async def _deleting(bus: MemoryBus, fleet: Fleet, one: VmRecord) -> None:
-    """A VM that is being deleted, and of which nothing is left on its node."""
+    """A VM that is being deleted, and whose node has released everything."""
     commits = Commits(bus)
     held = (await commits.create(one, None)).held
     going = held.record.model_copy(update={"deleting": True})
@@ -63,7 +63,7 @@ async def test_a_delete_does_not_wait_for_the_end_of_another() -> None:
 
 
 async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bool) -> bool:
-    """True when a sweep removes a status without a record."""
+    """Return True if a sweep removes a status without a record."""
     fleet, one = Fleet(), record(1)
     key = subjects.vm_record("n1", uid(1))
     if deleted:
@@ -97,7 +97,7 @@ async def _left_behind(bus: MemoryBus, *, heard: bool, fenced: bool, deleted: bo
     ],
     ids=["left behind", "node silent", "node fenced", "record lost by the bus"],
 )
-async def test_a_status_that_came_behind_its_purge_goes(
+async def test_a_status_stored_after_its_purge_is_removed(
     *, heard: bool, fenced: bool, deleted: bool, goes: bool
 ) -> None:
     bus = MemoryBus(MemoryServer())

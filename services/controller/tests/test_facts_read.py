@@ -1,4 +1,4 @@
-"""`vm.events`: what any node stored, told once, and never in another node's place."""
+"""`vm.events` reports each node's stored events once, and never under another node."""
 
 from services.controller.tests.fleets import uid
 from services.controller.tests.virtual import World, run, world
@@ -8,7 +8,7 @@ from virtbus.bus.ports import StoredMessage
 from virtbus.schemas import subjects
 
 
-def test_a_step_that_two_processes_told_is_one_fact_and_no_node_stands_in_for_another() -> None:
+def test_a_step_reported_by_two_processes_is_one_event_of_its_own_node() -> None:
     async def scenario(made: World) -> None:
         for name, node in (("a", "n1"), ("b", "n2"), ("c", "n2")):
             bus = MemoryBus(made.server, name)
@@ -25,7 +25,7 @@ def test_a_step_that_two_processes_told_is_one_fact_and_no_node_stands_in_for_an
     run(body)
 
 
-def test_a_fact_that_nobody_can_read_hides_no_other() -> None:
+def test_an_unreadable_event_hides_no_other() -> None:
     async def body() -> None:
         async with world() as made:
             subject = subjects.event("n1", uid(1), "vm.deleted")

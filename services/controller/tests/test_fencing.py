@@ -1,4 +1,4 @@
-"""The fence agent: who is turned off, when, and what that is worth (F24)."""
+"""The fence agent: its targets, its times, and the value of its proof (F24)."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ FOREVER = Tenure("fleet", 7, float("inf"))
 
 
 class Switch:
-    """A fence command that a test answers for."""
+    """A fence command with a test's answers."""
 
     def __init__(self) -> None:
         self.pulled: list[str] = []
@@ -63,7 +63,7 @@ async def test_a_down_node_is_fenced_and_its_vms_start_elsewhere_within_a_minute
 
 
 @site()
-async def test_a_command_that_fails_proves_nothing_and_is_tried_again(there: Site) -> None:
+async def test_a_failed_command_proves_nothing_and_is_retried(there: Site) -> None:
     async with agent(there) as switch, there.host("n2").on():
         switch.answer = Answer(False, "exit code 1: no route to the BMC")
         async with there.host("n1").on():
@@ -109,7 +109,7 @@ async def test_a_node_that_is_back_before_the_command_has_ended_is_not_fenced(
             assert wish is None or wish.fenced is None
 
 
-def test_a_fence_by_one_whose_lease_has_gone_on_is_refused() -> None:
+def test_a_fence_with_an_old_lease_revision_is_refused() -> None:
     async def body() -> None:
         async with world(nodes=1) as made:
             there = Site(made)
@@ -122,7 +122,7 @@ def test_a_fence_by_one_whose_lease_has_gone_on_is_refused() -> None:
     run(body)
 
 
-# --- the command itself -------------------------------------------------------------------
+# --- command ------------------------------------------------------------------------------
 
 
 async def test_the_command_gets_the_node_as_an_argument_and_no_shell_sees_it() -> None:
@@ -131,7 +131,7 @@ async def test_the_command_gets_the_node_as_an_argument_and_no_shell_sees_it() -
     assert answer == Answer(True, "exit code 0: ['--node=n1', '$HOME;x']")
 
 
-async def test_a_command_that_fails_is_missing_or_hangs_proves_nothing(tmp_path: Path) -> None:
+async def test_a_failed_missing_or_hung_command_proves_nothing(tmp_path: Path) -> None:
     failed = await command([sys.executable, "-c", "import sys; sys.exit('no BMC')"], 20)("n1")
     assert failed == Answer(False, "exit code 1: no BMC")
     missing = await command([str(tmp_path / "none")], 20)("n1")

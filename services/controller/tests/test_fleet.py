@@ -1,4 +1,4 @@
-"""The fleet from its watches: a move is no delete, and nobody speaks for others."""
+"""The fleet from its watches: a move is no delete, and no node speaks for others."""
 
 from collections.abc import Callable
 from itertools import permutations
@@ -47,7 +47,7 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
     assert fleet.vms[uid(1)].record.labels == {"v": "2"}
 
 
-def test_what_nodes_hold_is_known_by_uid_until_they_say_otherwise() -> None:
+def test_held_vms_of_nodes_are_known_by_uid_until_the_next_report() -> None:
     fleet = Fleet()
     holds = (Condition(type=HELD, status=True),)
     for number, name in enumerate(("n2", "n1"), start=1):
@@ -80,8 +80,8 @@ def test_a_claim_and_a_nonce_are_no_vms() -> None:
         subjects.vm_record("n1", uid(7)),
     ],
 )
-def test_the_purge_of_what_is_unknown_is_no_vm_that_went(key: str) -> None:
-    """A controller that just started lists purge markers of claims that it never saw."""
+def test_the_purge_of_an_unknown_key_is_no_deleted_vm(key: str) -> None:
+    """A controller that has just started lists purge markers of claims that it never saw."""
     fleet = Fleet()
     assert fleet.purge_vm(key, 9) is None
     assert set(fleet.gone) <= {uid(7)}
@@ -119,7 +119,7 @@ def test_a_move_is_no_delete() -> None:
     assert uid(1) in fleet.vms
 
 
-def test_a_purge_without_a_delete_that_is_no_move_ends_the_vm_after_a_while() -> None:
+def test_an_empty_purge_marker_without_a_move_ends_the_vm_after_a_while() -> None:
     fleet = Fleet()
     put(fleet, record(), 5)
     fleet.purge_vm(subjects.vm_record("n1", uid(1)), 6)
@@ -161,7 +161,7 @@ def test_a_status_of_an_older_epoch_shows_nothing_of_the_vm() -> None:
 
 
 def test_another_node_cannot_speak_for_a_vm() -> None:
-    """A node may write all below its own prefix: what it says of others' VMs counts for nothing."""
+    """A node may write below its own prefix: its data about others' VMs does not count."""
     fleet, one = Fleet(), record()
     put(fleet, one, 5)
     say(fleet, status(one), 3)
@@ -196,7 +196,7 @@ def test_a_node_record_that_is_not_of_its_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["$KV.st.n1", "$KV.st.n1.x.y", "$KV.st.n1.nobody"])
-def test_a_strange_status_key_harms_nobody(key: str) -> None:
+def test_an_unexpected_status_key_is_ignored(key: str) -> None:
     fleet = Fleet()
     fleet.purge_status(key, 3)
     with pytest.raises(VirtbusError):
@@ -244,7 +244,7 @@ def test_a_node_is_silent_after_a_while_and_heard_again_at_once() -> None:
     assert not fleet.silent("n1", 200.0)
 
 
-def test_what_an_agent_has_not_compared_since_its_start_is_unknown() -> None:
+def test_a_vm_is_unknown_until_its_restarted_agent_has_compared_it() -> None:
     fleet, one = Fleet(), record()
     put(fleet, one, 1)
     say(fleet, status(one), 1)
@@ -264,7 +264,7 @@ def test_what_an_agent_has_not_compared_since_its_start_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("off_s", [-3600, 3600, 366 * 86_400])
-def test_a_node_whose_clock_is_wrong_is_told_and_never_silent_for_it(off_s: int) -> None:
+def test_a_wrong_clock_of_a_node_is_reported_and_never_counts_as_silence(off_s: int) -> None:
     fleet, now_ns = Fleet(), 2 * 10**18
     hear(fleet, node(time_ns=now_ns + off_s * 10**9), 100.0, now_ns)
     assert not fleet.silent("n1", 100.0)
@@ -280,7 +280,7 @@ def test_no_node_is_silent_while_the_bus_just_came_back() -> None:
     assert fleet.silent("n1", 1000.1 + SUSPECT_AFTER_S)
 
 
-def test_what_is_promised_on_a_node_is_counted() -> None:
+def test_allocations_on_a_node_are_counted() -> None:
     fleet = Fleet()
     hear(fleet, node(time_ns=2_500_000_000), 10.0, 1_000_000_000)
     put(fleet, record(1, "a"), 1)
@@ -294,7 +294,7 @@ def test_what_is_promised_on_a_node_is_counted() -> None:
 
 # --- answers ---------------------------------------------------------------------------------
 def test_placement_sees_every_change_of_a_node_at_once() -> None:
-    """What is kept of the nodes is what would be made anew."""
+    """The incremental cache of the nodes equals a new one."""
     fleet, now_s = Fleet(), 100.0
     here, there = record(), record(node="n2", reserved=True)
     changes: list[Callable[[], object]] = [
@@ -328,7 +328,7 @@ def test_vms_are_listed_by_namespace_name_and_uid() -> None:
     assert fleet.sorted_uids(None, {"x": "2"}) == []
 
 
-def test_what_is_forgotten_of_deleted_vms_is_bounded() -> None:
+def test_the_memory_of_deleted_vms_is_bounded() -> None:
     fleet = Fleet()
     for number in range(1, fleet.GONE_KEPT + 11):
         fleet.drop_vm(uid(number), number)
@@ -336,9 +336,9 @@ def test_what_is_forgotten_of_deleted_vms_is_bounded() -> None:
     assert fleet.forgotten_revision == 10
 
 
-# --- the view --------------------------------------------------------------------------------
+# --- view ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", VmState)
-def test_the_view_shows_the_nodes_word(state: VmState) -> None:
+def test_the_view_shows_the_nodes_status(state: VmState) -> None:
     one = record()
     assert visible_state(one, status(one, state), NodeState.READY) is state
 

@@ -1,4 +1,4 @@
-"""What a controller remembers of others' words has a bound (L6)."""
+"""A controller's memory of others' data has a bound (L6)."""
 
 from services.controller.tests.fleets import record, status, uid
 

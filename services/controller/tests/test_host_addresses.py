@@ -1,4 +1,4 @@
-"""Addresses of hosts as nodes are told them, and networks that are closed to a namespace."""
+"""Addresses of hosts as nodes receive them, and networks that are closed to a namespace."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from virtbus.schemas.wire import read
 
 
 async def told(made: World, name: str) -> HostAddresses | None:
-    """What a node is told."""
+    """Return a node's list of addresses."""
     await asyncio.sleep(5)
     entry = await made.host.get(subjects.node_hosts(name))
     there = entry is not None and entry.kind is EntryKind.PUT
@@ -26,7 +26,7 @@ async def told(made: World, name: str) -> HostAddresses | None:
 
 
 @played(nodes=2, controllers=2)
-async def test_each_node_is_told_the_addresses_of_all_hosts(made: World) -> None:
+async def test_each_node_gets_the_addresses_of_all_hosts(made: World) -> None:
     assert await told(made, "n1") is None
     await made.hear(node("n1", addresses=("192.0.2.1", "2001:db8::1")))
     await made.hear(node("n2", addresses=("192.0.2.2",)))
@@ -36,7 +36,7 @@ async def test_each_node_is_told_the_addresses_of_all_hosts(made: World) -> None
 
 
 @played(nodes=2)
-async def test_a_host_that_is_silent_stays_closed_and_one_that_comes_is_added(made: World) -> None:
+async def test_a_silent_host_stays_closed_and_a_new_one_is_added(made: World) -> None:
     await made.hear(node("n1", addresses=("192.0.2.1",)))
     await told(made, "n1")
     await made.host.purge(subjects.node_record("n1"))
@@ -90,7 +90,7 @@ def test_a_network_is_open_to_the_namespaces_that_it_names(
     check_networks(LAN, namespace, [node(network_namespaces={"lan": allowed}, networks=("lan",))])
 
 
-def test_a_network_that_nobody_offers_is_placements_matter() -> None:
+def test_placement_refuses_a_network_that_no_node_offers() -> None:
     check_networks(LAN, "other", [node()])
     check_networks(spec(), "other", [OFFER])
 

@@ -1,4 +1,4 @@
-"""Which host a node is, and what it may offer: recorded once, changed by a person only."""
+"""A node's host and its approved capacity: recorded once, changed only by a person."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ OTHER = HostMarks(key="k2", machine="m2")
 
 
 async def known(made: World) -> HostRecord:
-    """The host record of n1, once it was made."""
+    """Return the host record of n1, once it was made."""
     await asyncio.sleep(2.5)
     entry = await made.host.get(subjects.node_host("n1"))
     assert entry is not None
@@ -29,7 +29,7 @@ async def known(made: World) -> HostRecord:
 
 
 async def waits(made: World, instance: str = "life-2", folder: str = "8:1") -> None:
-    """An agent of n1 that was refused says so."""
+    """A refused agent of n1 reports itself."""
     rival = Instance(
         node="n1",
         instance=instance,
@@ -42,7 +42,7 @@ async def waits(made: World, instance: str = "life-2", folder: str = "8:1") -> N
 
 
 @played(controllers=2)
-async def test_a_nodes_first_word_is_kept_and_a_later_one_changes_nothing(made: World) -> None:
+async def test_a_nodes_first_report_is_kept_and_later_ones_change_nothing(made: World) -> None:
     await made.hear(node(host=MARKS, labels={"zone": "a"}))
     host = await known(made)
     assert host.host == MARKS
@@ -53,7 +53,7 @@ async def test_a_nodes_first_word_is_kept_and_a_later_one_changes_nothing(made: 
 
 
 @played()
-async def test_labels_that_nobody_gave_it_attract_no_vm(made: World) -> None:
+async def test_unapproved_labels_attract_no_vm(made: World) -> None:
     await known(made)
     await made.hear(node(labels={"gpu": "a100", "kubernetes.io/hostname": "n2"}))
     for selector in ({"gpu": "a100"}, {"kubernetes.io/hostname": "n2"}):
@@ -83,7 +83,7 @@ async def test_labels_that_nobody_gave_it_attract_no_vm(made: World) -> None:
 
 
 @played(nodes=2)
-async def test_capacity_that_nobody_gave_it_attracts_no_vm(made: World) -> None:
+async def test_unapproved_capacity_attracts_no_vm(made: World) -> None:
     await known(made)
     await made.hear(node(cpus=512, memory_bytes=4096 * GIB, max_vcpus=512))
     placed = [
@@ -143,7 +143,7 @@ async def test_a_heartbeat_of_another_host_is_an_alarm(made: World) -> None:
 
 
 @played()
-async def test_a_node_is_given_to_another_host_by_a_persons_word_only(made: World) -> None:
+async def test_only_a_person_gives_a_node_to_another_host(made: World) -> None:
     await made.hear(node(host=MARKS))
     await known(made)
     say = {"confirm": "the old host is scrap"}
@@ -166,7 +166,7 @@ async def test_a_node_is_given_to_another_host_by_a_persons_word_only(made: Worl
 
 
 @played()
-async def test_a_forgotten_node_is_any_hosts_again(made: World) -> None:
+async def test_any_host_may_take_a_forgotten_node(made: World) -> None:
     await made.hear(node(host=MARKS))
     await known(made)
     await made.host.put(subjects.join_nonce("n1"), b"x")
@@ -181,7 +181,7 @@ async def test_a_forgotten_node_is_any_hosts_again(made: World) -> None:
 
 
 @played()
-async def test_a_host_record_that_is_damaged_costs_its_node_only_and_a_person_mends_it(
+async def test_a_damaged_host_record_affects_its_node_only_and_a_person_repairs_it(
     made: World,
 ) -> None:
     await made.hear(node(host=MARKS))

@@ -1,4 +1,4 @@
-"""Which nodes have an image: known by keys, outside the heartbeat; listed in bounded pages."""
+"""A node's images: known by keys, outside the heartbeat; listed in bounded pages."""
 
 import pytest
 from services.controller.tests.fleets import node
@@ -47,7 +47,7 @@ def test_a_vm_goes_where_its_image_is() -> None:
     assert first(fleet, "tiny") == "n1"
 
 
-def test_a_node_speaks_of_its_own_images_only_and_of_few() -> None:
+def test_a_node_reports_only_its_own_images_and_a_bounded_number() -> None:
     fleet = Fleet()
     with pytest.raises(VirtbusError):
         say(fleet, told("n2", "tiny"), subjects.node_images("n1"))
@@ -60,7 +60,7 @@ def test_a_node_speaks_of_its_own_images_only_and_of_few() -> None:
 
 
 @played()
-async def test_what_nodes_tell_of_images_is_followed_and_bad_words_harm_nobody(
+async def test_image_keys_of_nodes_are_followed_and_invalid_ones_are_ignored(
     made: World,
 ) -> None:
     async def images() -> dict[str, int]:
@@ -90,7 +90,7 @@ def image(number: int, *names: str, more: int = 0) -> ImageInfo:
     )
 
 
-def test_nodes_pages_become_one_as_far_as_all_of_them_told() -> None:
+def test_pages_of_nodes_merge_up_to_the_point_that_all_have_reported() -> None:
     pages = {
         "n1": HeldImages(images=(image(1, "a"), image(2, "b", more=3)), next=image(2).digest),
         "n2": HeldImages(images=(image(1, "c"), image(3))),
@@ -105,7 +105,7 @@ def test_nodes_pages_become_one_as_far_as_all_of_them_told() -> None:
     assert merged({}).items == ()
 
 
-def test_a_page_is_bounded_by_bytes_and_the_next_one_goes_on() -> None:
+def test_a_page_is_bounded_by_bytes_and_the_next_one_continues() -> None:
     every = [image(n, f"https://h/{n}-".ljust(2000, "x")) for n in range(1000)]
     seen: list[NodeImage] = []
     after = ""

@@ -1,4 +1,4 @@
-"""A lease has one holder, whatever stops, lags or is cut off."""
+"""A lease has one holder, even if processes stop, lag or are cut off."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ def server() -> MemoryServer:
 
 
 class Rival:
-    """A process that wants the lease for ever, and notes when it acts."""
+    """A process that always wants the lease, and records its acts."""
 
     def __init__(self, shared: MemoryServer, name: str, acts: list[tuple[float, str, int]]) -> None:
         self.bus = MemoryBus(shared, name)
@@ -63,7 +63,7 @@ async def held(bus: MemoryBus, do: Callable[[Tenure], Awaitable[None]]) -> None:
 
 
 def changes(acts: list[tuple[float, str, int]]) -> list[tuple[float, float]]:
-    """When one ended and another began; the fencing token rises with every change."""
+    """The ends and starts of terms; the fencing token rises with every change."""
     found = []
     for (end_s, last, old), (begin_s, first, new) in pairwise(acts):
         if last != first:
@@ -84,7 +84,7 @@ def test_one_of_many_holds_it_for_as_long_as_it_lives() -> None:
     run(scenario)
 
 
-def test_who_leaves_gives_it_back_at_once() -> None:
+def test_a_holder_that_leaves_releases_its_lease_at_once() -> None:
     async def scenario() -> None:
         shared = server()
         async with Leases(MemoryBus(shared, "a"), "a").hold("fleet") as first:
@@ -120,7 +120,7 @@ def test_a_holder_that_is_cut_off_stops_before_another_begins() -> None:
 
 
 def test_a_holder_that_was_stopped_acts_no_more() -> None:
-    """SIGSTOP for longer than the TTL: at SIGCONT its tenure is over, whatever was under way."""
+    """SIGSTOP for longer than the TTL: at SIGCONT its term is over, and so is its current act."""
 
     async def scenario() -> None:
         shared = server()
@@ -138,7 +138,7 @@ def test_a_holder_that_was_stopped_acts_no_more() -> None:
     run(scenario)
 
 
-def test_a_lease_that_another_took_ends_the_tenure() -> None:
+def test_a_lease_taken_by_another_ends_the_term() -> None:
     async def scenario() -> None:
         shared = server()
         thief = MemoryBus(shared, "b")
@@ -169,8 +169,8 @@ def test_a_renewal_of_unknown_outcome_loses_nothing(fault: Fault) -> None:
     run(scenario)
 
 
-def test_a_lease_whose_ttl_never_passes_is_taken_all_the_same() -> None:
-    """As after a bus was restored from a backup: nobody renews, and nothing expires."""
+def test_a_lease_whose_ttl_never_expires_is_still_taken_over() -> None:
+    """As after a restore from a backup: nobody renews, and nothing expires."""
 
     async def scenario() -> None:
         shared = server()

@@ -38,7 +38,7 @@ def the_vm(server: MemoryServer) -> VmRecord:
 
 
 async def settled(server: MemoryServer) -> None:
-    """After two sweeps nothing stands but the VM, with its secrets where it is."""
+    """After two sweeps only the VM is stored, with its secrets on its node."""
     for _ in range(2):
         await swept(server)
     check_clean(server)
@@ -46,7 +46,7 @@ async def settled(server: MemoryServer) -> None:
     assert subjects.vm_secret(there.node, there.uid) in standing(server)
 
 
-async def test_of_two_moves_one_wins_and_no_secret_is_left_or_lost_in_every_order() -> None:
+async def test_one_of_two_moves_wins_and_no_secret_is_left_or_lost_in_every_order() -> None:
     async def scenario(gates: Gates) -> None:
         server, held = await with_a_vm()
         moves = {
@@ -73,7 +73,7 @@ async def test_a_move_and_a_sweep_lose_no_secret_in_any_order() -> None:
     assert await explore(scenario, pauses=3) > 10
 
 
-async def test_a_move_that_is_broken_off_anywhere_loses_no_secret() -> None:
+async def test_an_interrupted_move_loses_no_secret() -> None:
     async def prepare() -> MemoryServer:
         return (await with_a_vm())[0]
 
@@ -109,7 +109,7 @@ async def test_an_unfence_and_a_move_exclude_each_other_in_every_order() -> None
     assert await explore(scenario, pauses=3) > 3
 
 
-async def test_the_fence_s_revision_is_two_below_that_of_what_was_moved_under_it() -> None:
+async def test_the_fence_s_revision_is_two_below_that_of_a_vm_moved_under_it() -> None:
     server, held = await with_a_vm()
     bus = MemoryBus(server)
     fence = await bus.put(WISH, encode(FENCED))

@@ -1,4 +1,4 @@
-"""What is wanted of a node, as a client of the API sees it."""
+"""A node's desired state, as a client of the API sees it."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ async def test_a_cordoned_node_takes_no_vm_from_any_controller(made: World) -> N
 
 
 @played()
-async def test_a_create_that_only_a_cordoned_node_could_take_says_so(made: World) -> None:
+async def test_a_create_that_only_a_cordoned_node_could_take_names_the_reason(made: World) -> None:
     await detail(made, "cordon")
     waits = await made.vm("create", name="web", image="tiny")
     assert (waits.state, waits.message) == (
@@ -43,7 +43,7 @@ async def test_a_create_that_only_a_cordoned_node_could_take_says_so(made: World
 
 
 @played()
-async def test_cordon_keeps_the_vms_there_and_uncordon_wants_nothing_more(made: World) -> None:
+async def test_cordon_keeps_the_vms_and_uncordon_clears_the_node_spec(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     shown = await detail(made, "cordon")
     assert [vm.name for vm in shown.vms] == ["web"]
@@ -59,13 +59,13 @@ async def test_cordon_keeps_the_vms_there_and_uncordon_wants_nothing_more(made: 
 
 
 async def wanted(made: World) -> NodeWish:
-    """What the bus says that is wanted of n1."""
+    """Return n1's desired state on the bus."""
     entry = await made.host.get(subjects.node_wish("n1"))
     assert entry is not None
     return read(NodeWish, entry.value)
 
 
-def test_what_is_kept_of_ended_wishes_ends_and_a_wish_does_not() -> None:
+def test_ids_in_an_empty_node_spec_expire_and_a_node_spec_does_not() -> None:
     days = 0
 
     def later_ns() -> int:
@@ -91,7 +91,7 @@ def test_what_is_kept_of_ended_wishes_ends_and_a_wish_does_not() -> None:
 
 
 async def again(made: World, verb: str, request_id: str, **data: object) -> Any:
-    """A request about n1 under an id: twice the same is a repeat."""
+    """Send a request about n1 under an id: the same id again is a repeat."""
     subject = subjects.api("node", verb)
     answer = await made.client.request(
         subject, {"node": "n1", **data}, timeout_s=10, request_id=request_id
@@ -101,7 +101,7 @@ async def again(made: World, verb: str, request_id: str, **data: object) -> Any:
 
 
 @played(controllers=2)
-async def test_a_wish_that_comes_late_does_not_undo_its_end(made: World) -> None:
+async def test_a_late_request_does_not_undo_its_reversal(made: World) -> None:
     for verb in ("cordon", "drain"):
         await again(made, verb, f"{verb} 1")
         await again(made, "uncordon", f"{verb} 2")
@@ -115,7 +115,7 @@ async def test_a_wish_that_comes_late_does_not_undo_its_end(made: World) -> None
 
 
 @played(controllers=2)
-async def test_a_wish_that_was_there_already_does_not_undo_its_end_either(made: World) -> None:
+async def test_a_repeat_of_an_existing_request_does_not_undo_its_reversal(made: World) -> None:
     await again(made, "cordon", "someone else's")
     await again(made, "cordon", "a")
     await again(made, "uncordon", "b")
@@ -157,7 +157,7 @@ async def test_a_node_that_joined_again_is_not_forgotten_by_a_late_request(made:
 
 
 @played()
-async def test_a_wish_outlives_its_controller_and_a_new_list(made: World) -> None:
+async def test_a_node_spec_survives_its_controller_and_a_new_list(made: World) -> None:
     await detail(made, "cordon")
     made.buses["c1"].disconnect()
     await settle()

@@ -1,4 +1,4 @@
-"""What a node is: heard, silent, left; and nobody is called down because the bus was away."""
+"""A node's health: heard, silent, left; no node is Down because of a bus failure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ from virtbus.schemas.wire import validate
 S = NodeState
 
 
-# --- the table -------------------------------------------------------------------------------
+# --- table -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("signs", "state"),
     [
@@ -79,14 +79,16 @@ def test_every_row_is_reached_and_every_sign_has_a_state() -> None:
         ([40.0, 0.0, 41.0, 11.0], 4, True),
     ],
 )
-def test_the_brake(since: list[float], nodes: int, braked: bool) -> None:
+def test_many_nodes_silent_together_trigger_the_brake(
+    since: list[float], nodes: int, braked: bool
+) -> None:
     assert brake(since, nodes) is braked
 
 
-# --- as users see it -------------------------------------------------------------------------
+# --- user-visible state ----------------------------------------------------------------------
 @asynccontextmanager
 async def beating(made: World, *names: str) -> AsyncIterator[None]:
-    """These nodes say each 4 s that they are there."""
+    """These nodes send a heartbeat every 4 s."""
 
     async def beat() -> None:
         number = 0
@@ -144,7 +146,7 @@ async def test_a_silent_node_is_suspect_then_down_and_then_ready_again(made: Wor
 
 
 @played(nodes=3, controllers=3)
-async def test_of_three_controllers_one_tells_each_fact_once(made: World) -> None:
+async def test_one_of_three_controllers_emits_each_event_once(made: World) -> None:
     async with beating(made, "n1", "n2", "n3"):
         await asyncio.sleep(30)
     async with beating(made, "n1", "n2"):
@@ -154,7 +156,7 @@ async def test_of_three_controllers_one_tells_each_fact_once(made: World) -> Non
 
 
 @played(nodes=6, controllers=2)
-async def test_when_many_fall_silent_together_nothing_is_done_about_them(made: World) -> None:
+async def test_nothing_is_done_when_many_nodes_fall_silent_together(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     names = [f"n{number}" for number in range(1, 7)]
     async with beating(made, *names):
@@ -175,7 +177,7 @@ async def test_when_many_fall_silent_together_nothing_is_done_about_them(made: W
 
 
 @played(nodes=2)
-async def test_a_bus_that_was_away_makes_no_node_down(made: World) -> None:
+async def test_an_outage_of_the_bus_makes_no_node_down(made: World) -> None:
     async with beating(made, "n1", "n2"):
         await asyncio.sleep(30)
     made.buses["c1"].disconnect()
@@ -190,8 +192,8 @@ async def test_a_bus_that_was_away_makes_no_node_down(made: World) -> None:
 
 
 @played(nodes=1)
-async def test_a_bus_that_takes_no_writes_makes_no_node_down(made: World) -> None:
-    """The connection stands, but JetStream has no leader: neither a node nor a lease is renewed."""
+async def test_a_bus_that_accepts_no_writes_makes_no_node_down(made: World) -> None:
+    """The connection works, but JetStream has no leader: neither a node nor a lease is renewed."""
     async with beating(made, "n1"):
         await asyncio.sleep(30)
     lease = made.server.shelf("$KV.lease.fleet")
@@ -205,7 +207,7 @@ async def test_a_bus_that_takes_no_writes_makes_no_node_down(made: World) -> Non
 
 
 @played(nodes=2)
-async def test_a_node_that_left_is_no_silent_one_and_ends_with_its_record(made: World) -> None:
+async def test_a_stopped_node_is_not_silent_and_ends_with_its_record(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     stored = await made.stored(uid(1))
     assert stored is not None
@@ -228,7 +230,7 @@ async def test_a_node_that_left_is_no_silent_one_and_ends_with_its_record(made: 
 
 
 @played(nodes=1, controllers=3)
-async def test_what_cannot_be_read_is_a_dead_letter_and_an_alarm(made: World) -> None:
+async def test_an_unreadable_value_is_a_dead_letter_and_an_alarm(made: World) -> None:
     await made.host.put("$KV.node.n1", b"\xc1 no record")
     await settle()
     for bus in made.buses.values():

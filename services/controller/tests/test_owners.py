@@ -1,4 +1,4 @@
-"""Bridges of Kubernetes clusters: each sees and changes only the VMs that its account made (M3)."""
+"""Bridges of Kubernetes clusters: each sees and changes only the VMs of its account (M3)."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_a_bridge_touches_the_vms_that_it_made_and_no_others() -> None:
     run(body)
 
 
-def test_a_request_cannot_say_whose_the_vm_is_nor_take_one_over_by_its_uid() -> None:
+def test_a_request_cannot_choose_a_vms_owner_or_take_over_its_uid() -> None:
     async def body() -> None:
         async with world() as made:
             people, east = Asking(made, "CLIENT"), Asking(made, "BRIDGE")
@@ -99,7 +99,7 @@ def test_a_request_cannot_say_whose_the_vm_is_nor_take_one_over_by_its_uid() -> 
     run(body)
 
 
-def test_an_account_that_nobody_knows_owns_nothing_of_others() -> None:
+def test_an_unknown_account_owns_nothing() -> None:
     async def body() -> None:
         async with world() as made:
             await Asking(made, "CLIENT").ask("create", name="web", image="tiny", uid=uid(1))

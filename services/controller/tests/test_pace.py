@@ -15,7 +15,7 @@ def _work() -> None:
         pass
 
 
-def test_work_that_many_wait_for_leaves_most_of_the_loop_to_others() -> None:
+def test_crowded_work_leaves_most_of_the_loop_to_others() -> None:
     async def body() -> float:
         pace, used_s = Pace(), 0.0
 

@@ -27,7 +27,7 @@ LONG = "\x01" * 100_000
 
 
 async def put_large(made: World, count: int) -> None:
-    """VMs whose records are as large as may be; of two of them their node tells much as well."""
+    """VMs whose records have the maximum size; two of them also have large statuses."""
     for number in range(1, count + 1):
         large = record(number, name=f"vm-{number:03}", annotations={"notes": LONG})
         await made.host.put(subjects.vm_record("n1", large.uid), encode(large))
@@ -70,7 +70,7 @@ def test_a_list_of_large_vms_comes_whole_in_pages_that_can_be_sent(*, as_json: b
 
 
 @played()
-async def test_a_list_by_count_is_what_it_was(made: World) -> None:
+async def test_a_list_by_count_is_unchanged(made: World) -> None:
     for number in range(1, 6):
         await made.ask("create", name=f"vm-{number}", image="tiny", uid=uid(number))
     first = validate(VmPage, await made.ask("list", limit=3))
@@ -81,7 +81,7 @@ async def test_a_list_by_count_is_what_it_was(made: World) -> None:
 
 
 @played()
-async def test_a_watch_of_large_vms_lists_them_all_and_tells_their_changes(made: World) -> None:
+async def test_a_watch_of_large_vms_lists_them_all_and_reports_their_changes(made: World) -> None:
     await put_large(made, 30)
     async with made.watch() as replies:
         names, _ = await listed(replies)
@@ -94,7 +94,7 @@ async def test_a_watch_of_large_vms_lists_them_all_and_tells_their_changes(made:
                 break
 
 
-def test_one_view_that_is_too_large_is_cut_and_says_so() -> None:
+def test_a_view_that_is_too_large_is_cut_and_names_the_cut_fields() -> None:
     view = VmView.model_validate(
         {
             "uid": uid(1),
@@ -159,7 +159,7 @@ def fact(sequence: int, body: bytes) -> StoredMessage:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_history_is_bounded_by_bytes_and_shows_what_cannot_be_read(*, as_json: bool) -> None:
+def test_history_is_bounded_by_bytes_and_shows_unreadable_events(*, as_json: bool) -> None:
     bodies = [b"\xc1", b"[1]", pack({"data": [1]}), pack({"data": {"spans": 5}})]
     bodies += [pack({"data": {"message": "\x01" * 20_000}})] * 60
     stored = [fact(number, body) for number, body in enumerate(bodies, start=1)]

@@ -1,4 +1,4 @@
-"""Placement: each filter refuses for its own reason, and the order of the fit never varies."""
+"""Placement: each filter refuses for its own reason, and the order of fitting nodes is stable."""
 
 import random
 from dataclasses import replace
@@ -115,7 +115,7 @@ def test_the_share_of_cpus_is_the_settings_but_a_strict_node_has_none() -> None:
     assert place(spec(), [replace(there, vcpus=8, strict=True)]).nodes == ()
 
 
-def test_disks_count_what_a_first_boot_writes_and_what_was_promised_since() -> None:
+def test_disks_count_a_first_boots_writes_and_newer_allocations() -> None:
     small, large = (
         spec(volumes=[{"name": "d", "empty_disk": {"capacity": size}}]) for size in (MIB, 64 * GIB)
     )
@@ -127,13 +127,13 @@ def test_disks_count_what_a_first_boot_writes_and_what_was_promised_since() -> N
     assert place(large, [simulated]).nodes
 
 
-def test_what_fits_fits() -> None:
+def test_a_value_within_its_bound_is_unchanged() -> None:
     wanted = spec(node_selector={"zone": "a"}, domain={"accelerator": "kvm"})
     there = candidate(labels={"zone": "a", "more": "x"}, accelerators=("kvm", "tcg"))
     assert place(wanted, [there]).nodes == ("n1",)
 
 
-def test_a_node_that_is_asked_for_by_its_name_is_the_only_one() -> None:
+def test_a_node_selected_by_name_is_the_only_candidate() -> None:
     nodes = [candidate("n1", vms=9), candidate("n2"), candidate("n3", labels={HOSTNAME: "box"})]
     for wanted, name in (("n1", "n1"), ("box", "n3")):
         found = place(spec(node_selector={HOSTNAME: wanted}), nodes)
@@ -173,7 +173,7 @@ def test_a_node_without_its_services_is_last_however_empty() -> None:
     assert place(spec(), nodes).nodes == ("n2", "n1")
 
 
-def test_equal_nodes_are_told_apart_by_fewest_vms_and_then_by_name() -> None:
+def test_equal_nodes_are_ordered_by_fewest_vms_and_then_by_name() -> None:
     nodes = [
         candidate("n3"),
         candidate("n1", vms=2),
@@ -192,12 +192,12 @@ def test_the_order_of_the_nodes_does_not_matter() -> None:
         assert place(spec(), nodes).nodes == first
 
 
-def test_no_node_at_all_says_how_to_start_one() -> None:
+def test_without_nodes_the_reason_names_the_command_to_start_one() -> None:
     assert "virtbus up" in why_unplaced({})
     assert impossible(spec(), []) is None, "one may join"
 
 
-def test_why_a_vm_waits_names_each_node_and_stays_short() -> None:
+def test_the_reason_of_a_pending_vm_names_each_node_and_stays_short() -> None:
     why = why_unplaced({"n2": "is draining", "n1": "does not answer"})
     assert why == "no node can take it now: n1 does not answer; n2 is draining"
     many = why_unplaced({f"n{number:03}": "is draining" for number in range(200)})
@@ -227,7 +227,7 @@ NEVER: list[tuple[Candidate, VmSpec, bool]] = [
 
 
 @pytest.mark.parametrize(("there", "wanted", "ever"), NEVER, ids=lambda one: str(one)[-40:])
-def test_what_passes_is_waited_for_and_what_never_will_is_refused(
+def test_a_vm_that_may_fit_later_waits_and_one_that_never_fits_is_refused(
     there: Candidate, wanted: VmSpec, ever: bool
 ) -> None:
     refusal = impossible(wanted, [there])
@@ -251,7 +251,7 @@ def test_a_stopped_vm_needs_no_memory_now_but_a_node_that_could_run_it() -> None
 
 
 def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
-    """The kind is a short cut only: whatever is told of a node, it changes nothing."""
+    """The kind is only a short cut: data about a node never changes the result."""
     rng = random.Random(3)
     for _ in range(200):
         nodes = [
@@ -289,7 +289,7 @@ def test_nodes_of_one_kind_are_placed_as_if_each_were_judged() -> None:
         }
 
 
-def test_what_differs_between_nodes_of_one_kind_makes_no_kind() -> None:
+def test_differences_within_a_kind_make_no_new_kind() -> None:
     one, other = (
         node(
             name, cpus=cpus, services={"netd": ServiceState(state=NodeState.READY, seen_ns=seen_ns)}

@@ -18,7 +18,7 @@ from virtbus.schemas.vm import VmView
 from virtbus.schemas.wire import validate
 
 HALF = (16 * GIB - MEMORY_RESERVE_BYTES) // 2 - QEMU_OVERHEAD_BYTES
-"""Of memory: two such guests fill a node of the tests."""
+"""Memory: two such guests fill a node of the tests."""
 
 
 async def create(made: World, number: int, **more: Any) -> VmView:
@@ -27,7 +27,7 @@ async def create(made: World, number: int, **more: Any) -> VmView:
 
 
 async def placed(made: World, number: int) -> str:
-    """The VM's node, once it has one."""
+    """Return the VM's node, once it has one."""
     async with asyncio.timeout(30):
         while (shown := await made.vm("get", uid=uid(number))).node == "_":
             await asyncio.sleep(0.1)
@@ -41,7 +41,7 @@ async def alive(made: World, *names: str) -> None:
 
 
 @played(nodes=0)
-async def test_without_a_node_a_vm_waits_and_says_why(made: World) -> None:
+async def test_without_a_node_a_vm_waits_with_the_reason(made: World) -> None:
     shown = await create(made, 1)
     assert (shown.node, shown.state, shown.reason) == ("_", VmState.PENDING, "unplaced")
     assert "no node has joined" in shown.message
@@ -81,7 +81,7 @@ async def test_it_is_placed_as_soon_as_a_node_joins(made: World) -> None:
 
 
 @played(nodes=1, controllers=3)
-async def test_what_waits_is_placed_when_a_vm_goes(made: World) -> None:
+async def test_a_pending_vm_is_placed_when_another_is_deleted(made: World) -> None:
     for number in (1, 2):
         assert (await create(made, number, memory=HALF)).node == "n1"
     for number in (3, 4):
@@ -99,7 +99,7 @@ async def test_what_waits_is_placed_when_a_vm_goes(made: World) -> None:
 
 
 @played(nodes=1)
-async def test_a_stopped_vm_makes_room_and_its_start_asks_for_it_again(made: World) -> None:
+async def test_a_stopped_vm_frees_room_and_its_start_needs_it_again(made: World) -> None:
     for number in (1, 2):
         await create(made, number, memory=HALF)
     waiting = await create(made, 3, memory=HALF)
@@ -137,7 +137,7 @@ async def test_an_update_that_grows_needs_room_as_well(made: World) -> None:
 
 
 @played(nodes=2)
-async def test_what_no_node_could_ever_hold_is_refused_at_once(made: World) -> None:
+async def test_a_vm_that_could_never_fit_is_refused_at_once(made: World) -> None:
     error = await refused(made.ask("create", name="big", image="tiny", memory="64GiB"))
     assert (error.code, error.reason, error.body.retry) == (422, "no_capacity", "never")
     assert [detail.path for detail in error.body.details] == ["node/n1", "node/n2"]
@@ -145,7 +145,7 @@ async def test_what_no_node_could_ever_hold_is_refused_at_once(made: World) -> N
 
 
 @played(nodes=1)
-async def test_what_waits_can_be_deleted_and_nothing_stays(made: World) -> None:
+async def test_a_pending_vm_can_be_deleted_and_nothing_stays(made: World) -> None:
     await made.hear(node("n1", state=NodeState.DRAINING))
     await settle()
     await create(made, 1, user_data="#cloud-config\n")
@@ -163,7 +163,7 @@ async def test_what_waits_can_be_deleted_and_nothing_stays(made: World) -> None:
 
 
 @played(nodes=1)
-async def test_the_secrets_of_what_waited_go_with_it_to_its_node(made: World) -> None:
+async def test_the_secrets_of_a_pending_vm_move_to_its_node(made: World) -> None:
     await made.hear(node("n1", state=NodeState.RECOVERING))
     await settle()
     await create(made, 1, user_data="#cloud-config\nhostname: x\n")
@@ -181,7 +181,9 @@ async def test_the_secrets_of_what_waited_go_with_it_to_its_node(made: World) ->
 
 
 @played(nodes=0, controllers=2)
-async def test_who_watches_sees_it_wait_and_be_placed_but_never_gone(made: World) -> None:
+async def test_a_watcher_sees_a_pending_vm_wait_and_be_placed_but_never_deleted(
+    made: World,
+) -> None:
     async with made.watch() as replies:
         seen: list[tuple[str, str]] = []
         await create(made, 1)
@@ -218,7 +220,7 @@ async def test_a_holder_of_the_lease_that_dies_is_followed_by_another_that_place
 async def test_hundreds_of_creates_at_once_are_placed_as_room_appears_and_each_once(
     made: World,
 ) -> None:
-    """Three controllers, room for 4 a node: the rest waits, and comes in by age as others go."""
+    """Three controllers, room for 4 per node: the rest waits, and is placed by age."""
     await alive(made, "n1", "n2")
     numbers = range(1, 61)
 
@@ -246,9 +248,9 @@ async def test_hundreds_of_creates_at_once_are_placed_as_room_appears_and_each_o
     assert vms == []
 
 
-# --- the node has the last word --------------------------------------------------------------
+# --- a node may decline ----------------------------------------------------------------------
 @played(nodes=3, controllers=2)
-async def test_what_a_node_did_not_take_goes_to_the_next_and_not_back(made: World) -> None:
+async def test_a_vm_that_a_node_declined_goes_to_the_next_and_not_back(made: World) -> None:
     shown = await create(made, 1)
     first = shown.node
     refusers = []

@@ -1,4 +1,4 @@
-"""What is promised on each node, after any sequence of records."""
+"""The allocations on each node, after any sequence of records."""
 
 import random
 
@@ -12,7 +12,7 @@ from virtbus.schemas.wire import encode
 
 
 def _sums(fleet: Fleet) -> dict[str, tuple[int, int, int]]:
-    """What the candidates should show, counted anew over all records."""
+    """Compute the expected allocations again from all records."""
     found: dict[str, tuple[int, int, int]] = {}
     for held in fleet.vms.values():
         spec = held.record.spec
@@ -30,7 +30,7 @@ def _sized(one: VmRecord, cores: int) -> VmRecord:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"domain": domain})})
 
 
-def test_candidates_show_what_counting_all_vms_anew_would() -> None:
+def test_candidates_equal_a_new_count_of_all_vms() -> None:
     """Creates, resizes, moves, echoes, stale messages and deletes, in any order."""
     rng = random.Random(7)
     fleet, revision = Fleet(), 0
@@ -42,7 +42,7 @@ def test_candidates_show_what_counting_all_vms_anew_would() -> None:
         revision += rng.choice([0, 1, 1])
         if held is not None and rng.random() < 0.4:
             fleet.purge_vm(subjects.vm_record(held.record.node, uid(number)), revision)
-            if rng.random() < 0.5:  # else it is a move whose other half is still to come
+            if rng.random() < 0.5:  # otherwise it is a move whose other half is still to come
                 fleet.drop_moved(uid(number), revision)
         else:
             one = record(number, f"v{number}", node=rng.choice(["n1", "n2", "n3"]))

@@ -1,22 +1,24 @@
-"""`node.quarantine`: the controller writes the record of what is adopted, or says why not."""
+"""`node.quarantine`: the controller writes an adopted entry's record, or refuses with a reason."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from services.controller.tests.virtual import settle
 from services.nodeagent.tests.pretended_node import NODE, Node, eventually, record, uid
 from tests.recovery.test_rebuild import ask, controller, on_bus
 
 from virtbus.bus.memory import MemoryBus
+from virtbus.controller.core.held import is_held
 from virtbus.controller.edge import quarantine
 from virtbus.nodeagent.core.ports import DomainState
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.quarantine import Keep, NodeQuarantined
 from virtbus.schemas.records import DELETED
-from virtbus.schemas.vm import NameClaim
-from virtbus.schemas.wire import encode, validate
+from virtbus.schemas.vm import NameClaim, VmStatus
+from virtbus.schemas.wire import encode, read, validate
 
 A = uid(1)
 KEY = subjects.vm_record(NODE, A)
@@ -61,6 +63,12 @@ async def listed(client: MemoryBus) -> bool:
     return any(one.held for one in (await call(client)).entries)
 
 
+async def reported(node: Node) -> bool:
+    """Return True once a status says that the node holds the VM."""
+    entry = await node.bus.get(subjects.vm_status(NODE, A))
+    return entry is not None and is_held(read(VmStatus, entry.value))
+
+
 async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> None:
     async with node.agent(), controller(node) as client:
         await held(node, client)
@@ -74,7 +82,7 @@ async def test_a_held_vm_is_adopted_as_it_runs_under_its_name(node: Node) -> Non
         assert node.domains.done == [("start", A)]
 
 
-async def test_what_was_kept_is_adopted_switched_off_and_starts_when_asked(node: Node) -> None:
+async def test_kept_disks_are_adopted_switched_off_and_start_on_request(node: Node) -> None:
     async with node.agent(), controller(node) as client:
         await held(node, client)
         kept = await call(client, "keep", entry=A)
@@ -125,7 +133,7 @@ async def test_a_name_that_is_taken_is_refused_before_anything_is_moved(node: No
         await call(client, "adopt", entry=A, name="rescued")
 
 
-async def test_what_was_moved_meanwhile_is_ended_where_it_is_held_and_its_disks_stay(
+async def test_a_held_vm_that_was_moved_meanwhile_is_ended_and_its_disks_stay(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host was off for longer than a purge marker lasts."""
@@ -140,7 +148,7 @@ async def test_what_was_moved_meanwhile_is_ended_where_it_is_held_and_its_disks_
 async def test_an_older_record_elsewhere_ends_nothing_that_is_held(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bus was restored to a state of before the VM came here."""
+    """The bus was restored to a state from before the VM came here."""
     monkeypatch.setattr(quarantine, "LOOK_S", 0.05)
     async with node.agent(), controller(node) as client:
         await held(node, client, epoch=2)
@@ -149,15 +157,16 @@ async def test_an_older_record_elsewhere_ends_nothing_that_is_held(
         assert node.domains.done == [("start", A)]
 
 
-async def test_a_create_of_what_a_node_holds_is_refused_and_makes_no_second_runner(
+async def test_a_create_of_a_vm_that_a_node_holds_is_refused(
     node: Node,
 ) -> None:
     """As the Kubernetes bridge does, which finds no VM for its VMI on a restored bus."""
     async with node.agent(), controller(node) as client:
         await held(node, client)
-    async with node.agent(), controller(node) as client:  # which lists the bus as it is now
+    async with node.agent(), controller(node) as client:  # which lists the current bus
         await eventually(lambda: known(client))
-        await eventually(lambda: listed(client))
+        await eventually(lambda: reported(node))
+        await settle()
         with pytest.raises(VirtbusError) as caught:
             await ask(client, "vm.create", uid=A, name="vm-1", image="tiny")
         assert caught.value.reason == "held_on_node"

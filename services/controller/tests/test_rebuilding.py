@@ -1,4 +1,4 @@
-"""Who is right about a VM when bus and hosts differ: every kind of difference once."""
+"""The winner for a VM if bus and hosts differ: every kind of difference once."""
 
 from typing import Any
 
@@ -50,19 +50,19 @@ NEW = record(1, epoch=2, generation=3)
         ({}, on_bus(), ("n1",), Step.KEEP),
     ],
 )
-def test_the_newer_copy_is_right_whoever_has_it(
+def test_the_newer_copy_wins_on_either_side(
     reports: dict[str, KnownRecords], bus: dict[str, Known], silent: tuple[str, ...], step: Step
 ) -> None:
     (done,) = plan(reports, bus, silent)
     assert done.step is step
 
 
-def test_of_two_hosts_the_one_with_the_higher_epoch_is_written_back() -> None:
+def test_the_copy_with_the_higher_epoch_of_two_hosts_is_restored() -> None:
     (done,) = plan(host("n2", record(1, node="n2", epoch=2)) | host("n1", record(1)), {}, ())
     assert (done.record.node, done.record.epoch) == ("n2", 2)
 
 
-def test_a_conflict_says_what_to_do() -> None:
+def test_a_conflict_names_the_next_step() -> None:
     (done,) = plan(host("n1", gone=1), on_bus(), ("n9",))
     assert done.why == "it left n1; start n9, then repeat"
 
@@ -80,14 +80,14 @@ def test_a_host_that_claims_anothers_vm_without_a_signature_gets_nothing() -> No
 
 
 @pytest.mark.parametrize("accepted", ["n2", f"n2/{A}"])
-def test_a_persons_word_stands_for_a_signature(accepted: str) -> None:
+def test_a_persons_acceptance_replaces_a_signature(accepted: str) -> None:
     reports = host("n2", record(1, node="n2", epoch=2))
     sure, doubtful = believed(reports, (), [accepted])
     (done,) = plan(sure, on_bus(), ())
     assert (done.step, doubtful) == (Step.MOVE, [])
 
 
-def test_unsigned_copies_that_change_nothing_are_not_told_of() -> None:
+def test_unsigned_copies_that_change_nothing_are_not_reported() -> None:
     reports = host("n1", record(1))
     sure, doubtful = believed(reports, (), ())
     steps = plan(sure, on_bus(), ())

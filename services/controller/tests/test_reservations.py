@@ -1,4 +1,4 @@
-"""Strict VMs: what a node has is given away once, whatever races, stops or dies."""
+"""Strict VMs: a node's room is given away once, in any race, pause or crash."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ def sums(server: MemoryServer) -> dict[str, Reserved]:
 
 
 def check(server: MemoryServer) -> None:
-    """Every sum is what its records say, and no more than the node has."""
+    """Every sum equals that of its records, and fits on the node."""
     counted: dict[str, Reserved] = {}
     for entry in server.shelf("$KV.vm.x").entries.values():
         data = decode(entry.value) if entry.kind is EntryKind.PUT else {}
@@ -52,7 +52,7 @@ def check(server: MemoryServer) -> None:
 
 
 def fleet() -> Fleet:
-    """One that knows n1, and no VMs: as stale as it gets."""
+    """A controller that knows n1 but no VMs: the most stale cache possible."""
     known = Fleet()
     known.put_node(subjects.node_record("n1"), encode(node("n1")), 0.0, 0)
     return known
@@ -65,7 +65,7 @@ def half(number: int) -> VmRecord:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"domain": domain})})
 
 
-def test_of_any_order_of_creates_by_stale_controllers_two_halves_fit_and_no_third() -> None:
+def test_in_any_order_of_stale_creates_two_halves_fit_and_no_third() -> None:
     async def scenario(gates: Gates) -> None:
         server = MemoryServer()
         await Commits(MemoryBus(server), fleet()).create(half(1), None)
@@ -80,7 +80,7 @@ def test_of_any_order_of_creates_by_stale_controllers_two_halves_fit_and_no_thir
     asyncio.run(explore(scenario, pauses=2))
 
 
-def test_a_create_and_a_delete_that_break_off_anywhere_keep_the_sum_true() -> None:
+def test_an_interrupted_create_or_delete_keeps_the_sum_right() -> None:
     async def prepare() -> MemoryServer:
         server = MemoryServer()
         await Commits(MemoryBus(server), fleet()).create(half(1), None)
@@ -120,7 +120,7 @@ async def test_a_vm_that_left_is_not_counted_again_by_a_controller_that_still_kn
 
 
 async def deleted_as_they_come_in(made: World, left: set[int]) -> None:
-    """Delete each VM once it has a node, and say for the node that nothing is left."""
+    """Delete each VM once it has a node, and report its release for the node."""
     while left:
         for number in sorted(left):
             one = await made.stored(uid(number))
@@ -136,7 +136,7 @@ async def deleted_as_they_come_in(made: World, left: set[int]) -> None:
 
 @played(nodes=2, controllers=3)
 async def test_many_strict_creates_never_overcommit_a_node(made: World) -> None:
-    """8 CPUs a node: each strict VM of 2 has its own; the rest waits, and comes in by age."""
+    """8 CPUs a node: each strict VM of 2 has its own; the rest waits, and is placed by age."""
     await alive(made, "n1", "n2")
     numbers = range(1, 81)
     worst: list[None] = []
@@ -184,7 +184,7 @@ async def test_a_node_with_a_strict_vm_shares_its_cpus_with_nobody(made: World) 
 
 
 @played(nodes=1)
-async def test_a_strict_vm_waits_beside_shared_ones_that_have_taken_its_cpus(made: World) -> None:
+async def test_a_strict_vm_waits_while_shared_ones_use_its_cpus(made: World) -> None:
     await create(made, 1, cpus=6)
     assert (await create(made, 2, cpus=4, **STRICT)).node == "_"
     await made.vm("stop", uid=uid(1))
@@ -195,7 +195,7 @@ async def test_a_strict_vm_waits_beside_shared_ones_that_have_taken_its_cpus(mad
 
 
 @played(nodes=1)
-async def test_a_strict_vm_grows_only_within_what_its_node_has(made: World) -> None:
+async def test_a_strict_vm_grows_only_within_its_nodes_capacity(made: World) -> None:
     shown = await create(made, 1, memory=HALF, **STRICT)
     await create(made, 2, memory=HALF, **STRICT)
 
@@ -212,9 +212,9 @@ async def test_a_strict_vm_grows_only_within_what_its_node_has(made: World) -> N
 
 
 @played(nodes=1)
-async def test_a_sum_that_is_lost_is_counted_anew(made: World) -> None:
+async def test_a_lost_sum_is_computed_again(made: World) -> None:
     await create(made, 1, memory=HALF, **STRICT)
-    del made.server.shelf("$KV.vm.x").entries[subjects.node_reserved("n1")]  # a bus made anew
+    del made.server.shelf("$KV.vm.x").entries[subjects.node_reserved("n1")]  # a recreated bus
     await create(made, 2, memory=HALF, **STRICT)
     check(made.server)
     assert (await create(made, 3, memory=HALF, **STRICT)).node == "_"

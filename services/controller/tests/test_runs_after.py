@@ -1,4 +1,4 @@
-"""Whether a VM runs on its next node: a start that was accepted outlives the move (I2)."""
+"""The power state of a VM on its next node: an accepted start survives the move (I2)."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_only_a_guest_that_ended_by_itself_stays_off(told: VmStatus | None, runs
 
 
 @pytest.mark.parametrize("state", [VmState.SUCCEEDED, VmState.FAILED])
-def test_an_ending_before_the_last_start_counts_no_more(state: VmState) -> None:
+def test_an_end_before_the_last_start_no_longer_counts(state: VmState) -> None:
     before = status(by_hand(), state, reason=GUEST_ENDED)
     assert runs_after(by_hand(power_epoch=1), before)
     assert runs_after(by_hand(epoch=2), before)

@@ -1,4 +1,4 @@
-"""What of a VM is secret leaves its record, whatever volume it came in."""
+"""Secrets of a VM leave its record, for every kind of volume."""
 
 import json
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_pull_secret_leaves_the_record_and_goes_with_its_own_registry_alone() 
     )
 
 
-def test_the_shorthand_goes_into_a_config_drive_where_that_is_the_seed() -> None:
+def test_the_shorthand_goes_into_the_config_drive_if_that_is_the_seed() -> None:
     done = admit(request(DRIVE) | {"user_data": "#!/bin/sh\n"}, uid(1))
     assert done.secrets is not None
     assert done.secrets.cloud_init["drive"].user_bytes == b"#!/bin/sh\n"
@@ -102,7 +102,7 @@ def test_the_shorthand_goes_into_a_config_drive_where_that_is_the_seed() -> None
         ({"files": {"data": {f"f{n}": "" for n in range(129)}}}, "files.data", "128"),
     ],
 )
-def test_what_cannot_be_written_is_refused_with_its_path(
+def test_an_unwritable_value_is_refused_with_its_path(
     volume: dict[str, Any], path: str, words: str
 ) -> None:
     found = details(request({"name": "x"} | volume))
@@ -110,7 +110,7 @@ def test_what_cannot_be_written_is_refused_with_its_path(
     assert words in found[f"spec.volumes[1].{path}"]
 
 
-def test_more_than_the_bus_holds_is_refused() -> None:
+def test_secret_inputs_above_the_bound_are_refused() -> None:
     half = {"data": {"a": "x" * (MAX_BYTES // 2)}}
     found = details(request({"name": "a", "files": half}, {"name": "b", "files": half}))
     assert json.dumps(found) == json.dumps(

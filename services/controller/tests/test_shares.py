@@ -1,4 +1,4 @@
-"""A node that stores without end: facts and statuses of others keep their room (H7)."""
+"""A node that stores endlessly: events and statuses of others keep their share (H7)."""
 
 import asyncio
 import time
@@ -24,14 +24,14 @@ SIZES = declaration.Sizes(st=64 * MIB, evt=64 * MIB)
 BODY = b"x" * 40_000
 
 
-def test_a_node_gets_its_part_and_as_much_more_as_others_can_spare() -> None:
+def test_a_node_gets_its_share_and_the_unused_rest() -> None:
     assert [limit(1600, nodes) for nodes in (1, 2, 8, 16, 64, 1000)] == [
         *(800, 800, 800),
         *(400, 100, 100),
     ]
 
 
-def test_who_takes_more_than_its_limit_is_named_with_what_stays() -> None:
+def test_a_node_above_its_limit_is_named_with_the_remaining_share() -> None:
     small = [(f"virtbus.evt.n{number % 100}.u.k", 500) for number in range(100)]
     large = [("virtbus.evt.thief.u.k", 40_000)] * 10
     (found,) = excess([*small, *large], 1000 * MIB, 1024 * MIB, 110_000, nodes=101)
@@ -57,7 +57,7 @@ async def nats(tmp_path: Path) -> AsyncIterator[server.Server]:
 
 
 async def _flood(thief: Stranger, subject: str, mib: int) -> None:
-    """Store so much, at 12 MiB/s at most: a fifth of the stream a second, as 200 MiB/s would be."""
+    """Store this much, at 12 MiB/s at most: a fifth of the stream per second."""
     began_s = time.monotonic()
     for number in range(mib * MIB // len(BODY)):
         await thief.client.publish(subject.format(number), BODY)
@@ -68,7 +68,7 @@ async def _flood(thief: Stranger, subject: str, mib: int) -> None:
 
 
 async def _told(bus: NatsBus, number: int) -> float:
-    """Tell a status as an agent does, until it is stored; seconds that took."""
+    """Put a status as an agent does, until it is stored; return the seconds."""
     key = subjects.vm_status("n2", UID[:-3] + f"{number:03d}")
     began_s = time.monotonic()
     for _ in range(100):

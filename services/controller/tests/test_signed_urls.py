@@ -19,7 +19,7 @@ PIN = "sha256:" + "5e" * 32
 
 
 async def _shown(made: World) -> str:
-    """All that the reading half of the API says of the VM, and all facts."""
+    """Return every answer of the reading API about the VM, and all events."""
     answers = [await made.ask("get", uid=uid(1)), await made.ask("list")]
     async with made.watch() as replies:
         async for reply in replies:
@@ -69,7 +69,7 @@ async def _node(made: World) -> str:
 
 
 @pytest.mark.parametrize("again", ["as it is shown", "as it was given"])
-def test_a_spec_that_was_read_or_given_may_be_given_again(again: str) -> None:
+def test_an_unchanged_spec_may_be_sent_again(again: str) -> None:
     async def body() -> None:
         async with world() as made:
             view = (await made.ask("create", name="web", image=SIGNED, uid=uid(1)))["vm"]
@@ -109,7 +109,7 @@ def test_another_query_is_another_image() -> None:
         ),
     ],
 )
-def test_nobody_names_an_image_by_the_hash_of_anothers_query(
+def test_no_request_names_an_image_by_the_hash_of_anothers_query(
     data: dict[str, object], path: str
 ) -> None:
     with pytest.raises(VirtbusError) as refused:

@@ -1,4 +1,4 @@
-"""Requests whose record or secrets are larger than is stored are refused by their largest field."""
+"""A request whose record or secrets are too large to store is refused by its largest field."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ GROWING: tuple[dict[str, Any], ...] = (
 """Requests that are much smaller than their records."""
 
 
-def test_the_largest_field_is_named_as_deep_as_it_makes_up_most() -> None:
+def test_the_largest_field_is_named_down_to_its_largest_part() -> None:
     value = {"labels": {"a": "b"}, "spec": {"volumes": [{"name": "a"}, {"name": "b" * 99}]}}
     assert largest(value) == "spec.volumes[1].name"
     assert largest({"annotations": {"a": "x" * 50, "b": "x" * 50, "c": "y" * 50}}) == "annotations"
@@ -104,7 +104,7 @@ def test_ssh_keys_count_as_the_other_secret_inputs_do() -> None:
 async def test_a_vm_with_as_many_keys_as_a_request_holds_is_changed_and_deleted(
     made: World,
 ) -> None:
-    """Keys of 512 KB once made a record of that size, and the next change one nobody could read."""
+    """Keys of 512 KB once made a record of that size, and the next change made it unreadable."""
     vm = await made.vm("create", name="web", image="tiny", uid=uid(1), ssh_keys=KEYS)
     assert (await made.vm("stop", uid=vm.uid)).powered is False
     assert (await made.vm("delete", uid=vm.uid)).deleting

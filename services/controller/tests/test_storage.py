@@ -1,4 +1,4 @@
-"""A bus that answers and does not store: writers are told at once, and it ends by itself."""
+"""A bus that answers but does not store: writers get an error at once, until it stores again."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ async def tell(made: World, told: BusStorage) -> None:
 
 
 @played()
-async def test_a_write_without_an_answer_is_told_as_the_storage_and_later_ones_at_once(
+async def test_an_unanswered_write_reports_the_storage_and_later_ones_fail_at_once(
     made: World,
 ) -> None:
     made.buses["c1"].faults.extend([Fault.LOST] * 3)  # the claim, and two probes
@@ -55,7 +55,7 @@ async def test_a_single_lost_answer_stays_an_unknown_outcome(made: World) -> Non
 
 
 @played()
-async def test_the_keepers_word_refuses_creates_and_lets_deletes_through(made: World) -> None:
+async def test_the_disk_guards_report_stops_creates_and_permits_deletes(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await tell(made, LOW)
     error = await refused(made.ask("create", name="db", image="tiny"))
@@ -65,7 +65,7 @@ async def test_the_keepers_word_refuses_creates_and_lets_deletes_through(made: W
 
 
 @played()
-async def test_the_keepers_word_of_a_stall_holds_until_it_takes_it_back_or_is_silent(
+async def test_the_disk_guards_report_of_a_stall_holds_until_it_is_revoked_or_the_guard_is_silent(
     made: World,
 ) -> None:
     await tell(made, STALLED)
@@ -80,7 +80,7 @@ async def test_the_keepers_word_of_a_stall_holds_until_it_takes_it_back_or_is_si
 
 
 @played()
-async def test_a_word_that_cannot_be_read_changes_nothing(made: World) -> None:
+async def test_an_unreadable_storage_report_changes_nothing(made: World) -> None:
     await made.client.publish(subjects.bus_storage(), {"free_bytes": "many"})
     await settle()
     await made.ask("create", name="a", image="tiny")

@@ -1,4 +1,4 @@
-"""A value that nobody can read is one VM's trouble: it is told, and a person can remove it."""
+"""An unreadable value affects only one VM: it is reported, and a person can remove it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -55,13 +55,13 @@ DAMAGES: dict[str, Callable[[str], bytes]] = {
 
 
 def damage(server: MemoryServer, key: str, value: bytes) -> int:
-    """Put bytes at a key as nobody's program would."""
+    """Put bytes at a key that no program of ours would write."""
     return server.shelf(key).apply(key, value).revision
 
 
 @asynccontextmanager
 async def fleet(server: MemoryServer, *, controllers: int = 2) -> AsyncIterator[World]:
-    """Controllers, and the nodes n1 and n2 that beat."""
+    """Controllers, and the nodes n1 and n2 with heartbeats."""
     async with world_on(server, controllers=controllers, nodes=2) as made, background() as tasks:
 
         async def beat() -> None:
@@ -75,7 +75,7 @@ async def fleet(server: MemoryServer, *, controllers: int = 2) -> AsyncIterator[
 
 
 async def prepared(made: World) -> None:
-    """Two VMs that run, and a claim that a crash left."""
+    """Two running VMs, and a claim left by a crash."""
     for number, name in ((1, "web"), (2, "db")):
         await made.vm(
             "create",
@@ -97,7 +97,7 @@ async def go_on(made: World, seconds: float) -> None:
 
 
 async def others_are_served(made: World) -> None:
-    """Each verb works for another VM; lists and watches are whole; sweeps go on."""
+    """Each verb works for another VM; lists and watches are complete; sweeps continue."""
     for _ in range(4):  # of either controller
         assert "db" in {item["name"] for item in (await made.ask("list"))["items"]}
     async with made.watch() as replies:
@@ -124,7 +124,7 @@ async def alarms(made: World) -> str:
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("restarted", [False, True], ids=["known", "restarted"])
-def test_a_damaged_value_stops_nobody(kind: str, how: str, restarted: bool) -> None:
+def test_a_damaged_value_stops_no_other_vm(kind: str, how: str, restarted: bool) -> None:
     key, server = KEYS[kind], MemoryServer()
 
     async def body() -> None:
@@ -136,7 +136,7 @@ def test_a_damaged_value_stops_nobody(kind: str, how: str, restarted: bool) -> N
                 await others_are_served(made)
                 return
         damage(server, key, DAMAGES[how](key))
-        await asyncio.sleep(20)  # the lease of those before ends
+        await asyncio.sleep(20)  # the earlier controllers' lease ends
         async with fleet(server) as made:
             await go_on(made, 400)
             await others_are_served(made)
@@ -147,7 +147,7 @@ def test_a_damaged_value_stops_nobody(kind: str, how: str, restarted: bool) -> N
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("restarted", [False, True], ids=["known", "restarted"])
 @pytest.mark.parametrize("by", [{"uid": WEB}, {"name": "web"}], ids=["uid", "name"])
-def test_a_vm_whose_record_is_damaged_is_told_and_deleted(
+def test_a_vm_with_a_damaged_record_is_reported_and_deleted(
     how: str, restarted: bool, by: dict[str, str]
 ) -> None:
     server = MemoryServer()

@@ -1,4 +1,4 @@
-"""Unreadable values that are no record: claims, statuses, sums, wishes, joins, events."""
+"""Unreadable values other than records: claims, statuses, sums, specs of nodes, joins, events."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -48,7 +48,7 @@ async def at(made: World, key: str) -> Entry:
 
 
 def played(scenario: Scenario) -> Callable[[], None]:
-    """Play a scenario of a fleet with two VMs and the server below."""
+    """Play a scenario of a fleet with two VMs and the server below it."""
 
     def test() -> None:
         server = MemoryServer()
@@ -65,7 +65,7 @@ def played(scenario: Scenario) -> Callable[[], None]:
 
 
 @played
-async def test_a_claim_of_a_vm_is_written_anew_for_the_vm_that_bears_the_name(
+async def test_a_damaged_claim_is_rewritten_for_the_vm_with_that_name(
     made: World, server: MemoryServer
 ) -> None:
     damage(server, CLAIM, GARBAGE)
@@ -87,7 +87,7 @@ async def test_a_vm_whose_claim_is_damaged_is_deleted_and_its_name_is_free(
 
 
 @played
-async def test_a_claim_of_no_vm_is_told_and_its_name_is_freed_by_name(
+async def test_a_damaged_claim_without_a_vm_is_reported_and_freed_by_name(
     made: World, server: MemoryServer
 ) -> None:
     damage(server, NOBODYS, GARBAGE)
@@ -113,7 +113,7 @@ async def test_a_damaged_status_is_shown_with_the_last_good_one(
 
 
 @played
-async def test_a_damaged_status_of_no_vm_is_removed_by_uid(
+async def test_a_damaged_status_without_a_vm_is_removed_by_uid(
     made: World, server: MemoryServer
 ) -> None:
     key = subjects.vm_status("n1", uid(8))
@@ -164,7 +164,7 @@ async def test_a_damaged_status_of_a_deleted_vm_is_swept(made: World, server: Me
 
 
 @played
-async def test_a_drain_passes_over_a_vm_whose_record_cannot_be_read(
+async def test_a_drain_skips_a_vm_with_an_unreadable_record(
     made: World, server: MemoryServer
 ) -> None:
     where = (await stored(made, WEB)).node
@@ -180,14 +180,14 @@ async def test_a_drain_passes_over_a_vm_whose_record_cannot_be_read(
 
 
 @played
-async def test_a_damaged_heartbeat_is_told_until_it_has_expired(
+async def test_a_damaged_heartbeat_is_reported_until_it_expires(
     made: World, server: MemoryServer
 ) -> None:
     key = subjects.node_record("n3")
     damage(server, key, GARBAGE)
     await go_on(made, 1)
     assert key in await alarms(made)
-    del server.shelf(key).entries[key]  # this bucket tells nobody of what expires
+    del server.shelf(key).entries[key]  # this bucket does not report expired keys
     await go_on(made, 31)
     assert key not in await alarms(made)
 
@@ -210,7 +210,7 @@ async def test_a_damaged_sum_is_made_again_from_the_records(
 
 
 @played
-async def test_a_damaged_wish_is_replaced_over_the_last_that_was_known(
+async def test_a_damaged_node_spec_is_replaced_from_the_last_known_one(
     made: World, server: MemoryServer
 ) -> None:
     await made.ask("cordon", resource="node", node="n2")
@@ -224,7 +224,7 @@ async def test_a_damaged_wish_is_replaced_over_the_last_that_was_known(
     assert subjects.node_wish("n2") not in await alarms(made)
 
 
-def test_a_damaged_wish_that_nobody_knew_is_never_taken_for_an_open_node() -> None:
+def test_an_unknown_damaged_node_spec_never_counts_as_uncordoned() -> None:
     """It may have said that the node is fenced: then another node runs its VMs."""
     server, key = MemoryServer(), subjects.node_wish("n2")
 
@@ -245,7 +245,7 @@ def test_a_damaged_wish_that_nobody_knew_is_never_taken_for_an_open_node() -> No
 
 
 @played
-async def test_a_damaged_event_is_told_as_such_and_costs_no_other(
+async def test_a_damaged_event_is_reported_and_hides_no_other(
     made: World, server: MemoryServer
 ) -> None:
     kept = server.stored["EVT"]

@@ -45,7 +45,7 @@ async def refused(asking: Awaitable[Any]) -> VirtbusError:
 
 
 @played()
-async def test_a_create_answers_the_vm_and_tells_it_as_facts(made: World) -> None:
+async def test_a_create_returns_the_vm_and_emits_events(made: World) -> None:
     answer = await made.ask("create", name="web", image="tiny", uid=uid(1))
     assert answer["created"] is True
     assert (answer["vm"]["node"], answer["vm"]["state"]) == ("n1", "Scheduled")
@@ -76,7 +76,7 @@ async def test_a_repeated_create_is_the_same_vm_and_one_fact(made: World) -> Non
 
 
 @played()
-async def test_the_same_vm_under_another_uid_is_told_unchanged_with_its_uid(made: World) -> None:
+async def test_the_same_vm_under_another_uid_is_answered_with_its_own_uid(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     error = await refused(made.ask("create", name="web", image="tiny", uid=uid(2)))
     assert (error.code, error.reason) == (409, "exists_unchanged")
@@ -123,7 +123,7 @@ async def test_a_vm_is_found_by_name_and_by_uid(made: World) -> None:
 
 @played(controllers=2)
 async def test_a_name_is_found_though_the_cache_knows_an_earlier_holder(made: World) -> None:
-    """One controller lags: it must ask the leader who holds the name now."""
+    """One controller lags: it must ask the leader for the current holder of the name."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     fleet = made.controllers["c1"]._fleet
     second = await made.vm("create", name="db", image="tiny", uid=uid(2))
@@ -231,7 +231,7 @@ async def test_two_controllers_change_one_vm_and_lose_nothing(made: World) -> No
     assert (stored.powered, stored.power_epoch) == (True, 20)
 
 
-# --- the end ---------------------------------------------------------------------------------
+# --- end -------------------------------------------------------------------------------------
 async def let_go(made: World, **more: Any) -> None:
     stored = await made.stored(uid(1))
     assert stored is not None
@@ -240,7 +240,7 @@ async def let_go(made: World, **more: Any) -> None:
 
 
 @played(controllers=3)
-async def test_a_delete_ends_when_its_node_has_let_go_and_is_told_once(made: World) -> None:
+async def test_a_delete_ends_after_its_nodes_release_and_is_reported_once(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1), user_data="#cloud-config\n")
     await let_go(made)
     assert await made.stored(uid(1)) is not None, "nobody asked for a delete"
@@ -259,7 +259,7 @@ async def test_a_delete_ends_when_its_node_has_let_go_and_is_told_once(made: Wor
 
 
 @played()
-async def test_another_nodes_word_ends_no_delete(made: World) -> None:
+async def test_another_nodes_status_ends_no_delete(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", uid=uid(1))
     await let_go(made, node="n2", epoch=9)
@@ -267,7 +267,7 @@ async def test_another_nodes_word_ends_no_delete(made: World) -> None:
 
 
 @played()
-async def test_a_word_of_an_older_epoch_ends_no_delete(made: World) -> None:
+async def test_a_status_of_an_older_epoch_ends_no_delete(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", uid=uid(1))
     await let_go(made, epoch=0)
@@ -275,7 +275,7 @@ async def test_a_word_of_an_older_epoch_ends_no_delete(made: World) -> None:
 
 
 @played()
-async def test_a_controller_that_was_away_ends_what_was_let_go_meanwhile(made: World) -> None:
+async def test_a_restarted_controller_finishes_deletes_of_released_vms(made: World) -> None:
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", uid=uid(1))
     bus = made.buses["c1"]
@@ -288,8 +288,8 @@ async def test_a_controller_that_was_away_ends_what_was_let_go_meanwhile(made: W
 
 
 @played()
-async def test_values_that_cannot_be_read_stop_nothing(made: World) -> None:
-    """MSG-16, and what a compromised node may write below its own prefix."""
+async def test_unreadable_values_stop_nothing(made: World) -> None:
+    """MSG-16, and possible writes of a compromised node below its own prefix."""
     bus = MemoryBus(made.server)
     for key in ("$KV.vm.n1.x", "$KV.vm._name.default.x", "$KV.st.n1.x", "$KV.node.n1"):
         for value in (b"\xc1", b"\x01", b"\x80", b"{"):
@@ -315,8 +315,8 @@ async def test_an_orphan_claim_is_swept_after_its_grace(made: World) -> None:
 
 
 @played()
-async def test_what_waited_while_the_controller_was_stopped_is_not_acted_on(made: World) -> None:
-    """Its client may have settled it elsewhere since: a late create would be nobody's (F41)."""
+async def test_requests_that_waited_in_a_stopped_controller_are_not_executed(made: World) -> None:
+    """The client may have retried elsewhere: a late create would belong to nobody (F41)."""
     await asyncio.sleep(5)
     loop = asyncio.get_running_loop()
     loop._jump.now_s += 30  # type: ignore[attr-defined]  # SIGSTOP, on the virtual clock
@@ -328,7 +328,7 @@ async def test_what_waited_while_the_controller_was_stopped_is_not_acted_on(made
 
 
 @played()
-async def test_what_was_read_after_a_request_s_deadline_is_not_acted_on(
+async def test_a_request_is_not_executed_after_its_deadline(
     made: World,
 ) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
@@ -350,10 +350,10 @@ async def test_what_was_read_after_a_request_s_deadline_is_not_acted_on(
 
 
 @played()
-async def test_a_create_that_was_stopped_on_its_way_is_not_done_once_its_client_went_elsewhere(
+async def test_a_stopped_create_is_not_finished_after_its_client_went_elsewhere(
     made: World,
 ) -> None:
-    """Refused there for a name that is free again since: it would be a VM that nobody waits for."""
+    """It was refused for a name that is free again since: nobody waits for this VM."""
     bus = made.buses["c1"]
     write = bus.put
 

@@ -16,7 +16,7 @@ from virtbus.schemas.errors import Code, Retry, VirtbusError
 
 @asynccontextmanager
 async def agent(made: World, answer: Any = None) -> AsyncIterator[list[Any]]:
-    """The agent of the VM's node; what it was asked."""
+    """The agent of the VM's node, and its received requests."""
     asked: list[Any] = []
 
     async def do(request: Request) -> Any:
@@ -33,7 +33,7 @@ async def agent(made: World, answer: Any = None) -> AsyncIterator[list[Any]]:
 
 
 @played()
-async def test_a_command_is_done_once_its_node_says_so(made: World) -> None:
+async def test_a_command_succeeds_once_its_node_confirms_it(made: World) -> None:
     one = await made.vm("create", name="web", image="tiny", uid=uid(1))
     async with agent(made) as asked:
         after = await made.vm("reset", name="web", epoch=one.epoch)
@@ -55,7 +55,7 @@ async def test_a_repeated_request_bears_the_same_id_to_the_node(made: World) -> 
 
 
 @played()
-async def test_what_the_node_refuses_is_refused(made: World) -> None:
+async def test_a_refusal_of_the_node_is_passed_on(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     refusal = VirtbusError(Code.CONFLICT, "not_running", "web is not running")
     async with agent(made, refusal):
@@ -64,7 +64,7 @@ async def test_what_the_node_refuses_is_refused(made: World) -> None:
 
 
 @played()
-async def test_a_vm_that_its_node_does_not_have_yet_or_no_more_does_not_run(made: World) -> None:
+async def test_a_vm_without_a_current_status_does_not_run(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     refusal = VirtbusError(Code.NOT_FOUND, "vm_not_here", "it is not here")
     async with agent(made, refusal):
@@ -73,7 +73,7 @@ async def test_a_vm_that_its_node_does_not_have_yet_or_no_more_does_not_run(made
 
 
 @played()
-async def test_a_vm_that_was_moved_since_is_let_be(made: World) -> None:
+async def test_a_vm_that_was_moved_since_is_left_unchanged(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     async with agent(made) as asked:
         error = await refused(made.ask("reset", name="web", epoch=2))

@@ -1,4 +1,4 @@
-"""start, stop, restart, pause and unpause over the API: what each writes, and when it refuses."""
+"""start, stop, restart, pause and unpause over the API: their writes and their refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def paused_by_spec(**more: Any) -> VmRecord:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"start_strategy": "Paused"})})
 
 
-# --- what a change makes of a record ---------------------------------------------------------
+# --- effects of a change on a record ---------------------------------------------------------
 def test_a_pause_is_not_a_start() -> None:
     after = changes.paused(record(power_epoch=3), up=True, on=True)
     assert (after.paused, after.pause_epoch, after.power_epoch) == (True, 1, 3)
@@ -29,7 +29,7 @@ def test_a_pause_is_not_a_start() -> None:
     assert (again.paused, again.pause_epoch) == (False, 2)
 
 
-def test_a_restart_is_a_start_that_ends_the_guest_of_before() -> None:
+def test_a_restart_is_a_start_that_ends_the_earlier_guest() -> None:
     after = changes.restarted(record(power_epoch=3, paused=True), up=True, grace_s=5)
     assert (after.power_epoch, after.restart_epoch, after.stop_grace_s) == (4, 4, 5)
     assert (after.powered, after.paused) == (True, False)
@@ -48,14 +48,14 @@ def test_a_stop_ends_a_pause() -> None:
         (False, True, False),
     ],
 )
-def test_a_start_says_whether_it_leaves_the_guest_paused_or_the_spec_does(
+def test_a_start_may_override_the_specs_start_strategy(
     asked: bool | None, by_spec: bool, paused: bool
 ) -> None:
     off = paused_by_spec(powered=False) if by_spec else record(powered=False)
     assert changes.started(off, up=False, paused=asked).paused is paused
 
 
-def test_a_start_of_a_vm_that_is_up_neither_pauses_it_nor_lets_it_go_on() -> None:
+def test_a_start_of_a_running_vm_neither_pauses_nor_resumes_it() -> None:
     assert not changes.started(paused_by_spec(), up=True, paused=None).paused
     assert changes.started(record(paused=True), up=True, paused=None).paused
     with pytest.raises(VirtbusError, match="vm pause") as refusal:
@@ -63,7 +63,7 @@ def test_a_start_of_a_vm_that_is_up_neither_pauses_it_nor_lets_it_go_on() -> Non
     assert refusal.value.reason == "running"
 
 
-def test_a_restart_pauses_where_the_spec_says_so() -> None:
+def test_a_restart_pauses_the_guest_if_the_spec_says_so() -> None:
     assert changes.restarted(paused_by_spec(), up=True, grace_s=None).paused
 
 
@@ -76,7 +76,7 @@ def test_a_restart_pauses_where_the_spec_says_so() -> None:
         lambda r: changes.restarted(r, up=False, grace_s=None),
     ],
 )
-def test_what_is_off_or_has_ended_is_neither_paused_nor_restarted(
+def test_a_vm_that_is_off_or_has_ended_is_neither_paused_nor_restarted(
     change: Callable[[VmRecord], VmRecord], powered: bool
 ) -> None:
     with pytest.raises(VirtbusError, match="vm start") as refusal:
@@ -92,7 +92,7 @@ def test_what_is_off_or_has_ended_is_neither_paused_nor_restarted(
         ({"powered": True, "paused": True}, RunStrategy.HALTED, False),
     ],
 )
-def test_a_run_strategy_that_starts_a_vm_starts_it_as_the_spec_says(
+def test_a_run_strategy_starts_a_vm_by_its_start_strategy(
     before: dict[str, Any], after: RunStrategy, paused: bool
 ) -> None:
     one = paused_by_spec(**before)
@@ -119,7 +119,7 @@ async def test_a_vm_is_paused_and_restarted_while_it_runs(made: World) -> None:
 
 
 @played()
-async def test_a_create_that_starts_paused_says_so(made: World) -> None:
+async def test_a_create_that_starts_paused_reports_it(made: World) -> None:
     spec = {"start_strategy": "Paused"}
     one = await made.vm("create", name="web", image="tiny", uid=uid(1), spec=spec)
     assert one.paused
@@ -130,7 +130,7 @@ async def test_a_create_that_starts_paused_says_so(made: World) -> None:
 
 
 @played()
-async def test_a_guest_that_has_ended_is_refused_with_what_to_do(made: World) -> None:
+async def test_an_ended_guest_is_refused_with_the_next_step(made: World) -> None:
     await made.vm("create", name="web", image="tiny", uid=uid(1))
     stored = await made.stored(uid(1))
     assert stored is not None

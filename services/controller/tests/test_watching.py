@@ -1,4 +1,4 @@
-"""Watches of clients, in virtual time: pages, changes, heartbeats, renewal, and taking up again."""
+"""Watches of clients, in virtual time: pages, changes, heartbeats, renewal, and resuming."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def read(replies: AsyncIterator[Any]) -> WatchReply:
 
 
 async def listed(replies: AsyncIterator[Any]) -> tuple[list[str], WatchReply]:
-    """Names of the first list, and the reply that ended it."""
+    """Return the names of the first list, and the reply that ended it."""
     names: list[str] = []
     while True:
         reply = await read(replies)
@@ -38,7 +38,7 @@ async def listed(replies: AsyncIterator[Any]) -> tuple[list[str], WatchReply]:
 
 
 async def news(replies: AsyncIterator[Any]) -> WatchReply:
-    """The next reply that is no heartbeat."""
+    """Return the next reply except heartbeats."""
     while True:
         reply = await read(replies)
         if not reply.beat:
@@ -46,7 +46,7 @@ async def news(replies: AsyncIterator[Any]) -> WatchReply:
 
 
 @played()
-async def test_a_watch_lists_in_pages_and_then_tells_changes(made: World) -> None:
+async def test_a_watch_lists_in_pages_and_then_reports_changes(made: World) -> None:
     await made.hear(node("n1", cpus=64, memory_bytes=256 * GIB))
     await settle()
     for number in range(PAGE + 5):
@@ -82,7 +82,7 @@ async def test_a_deleted_vm_is_gone_once(made: World) -> None:
 
 
 @played()
-async def test_a_watch_of_one_vm_hears_of_no_other(made: World) -> None:
+async def test_a_watch_of_one_vm_reports_no_other(made: World) -> None:
     await made.ask("create", name="db", image="tiny", uid=uid(2))
     async with made.watch(name="web") as replies:
         assert (await listed(replies))[0] == []
@@ -94,7 +94,7 @@ async def test_a_watch_of_one_vm_hears_of_no_other(made: World) -> None:
 
 
 @played()
-async def test_what_leaves_the_filter_is_gone_to_the_watcher(made: World) -> None:
+async def test_a_vm_that_leaves_the_filter_is_gone_for_the_watcher(made: World) -> None:
     one = await made.vm("create", name="web", image="tiny", uid=uid(1), labels={"app": "a"})
     async with made.watch(labels={"app": "a"}) as replies:
         assert (await listed(replies))[0] == ["web"]
@@ -103,7 +103,7 @@ async def test_what_leaves_the_filter_is_gone_to_the_watcher(made: World) -> Non
 
 
 @played()
-async def test_a_quiet_watch_beats(made: World) -> None:
+async def test_a_quiet_watch_sends_heartbeats(made: World) -> None:
     async with made.watch() as replies:
         await listed(replies)
         start_s = asyncio.get_running_loop().time()
@@ -114,7 +114,7 @@ async def test_a_quiet_watch_beats(made: World) -> None:
 
 
 @played()
-async def test_a_busy_fleet_does_not_silence_the_heartbeat_of_a_narrow_watch(made: World) -> None:
+async def test_a_busy_fleet_does_not_delay_the_heartbeat_of_a_narrow_watch(made: World) -> None:
     await made.ask("create", name="db", image="tiny", uid=uid(2))
     async with made.watch(name="web") as replies, asyncio.TaskGroup() as group:
         await listed(replies)
@@ -153,9 +153,9 @@ async def test_two_controllers_give_two_watches_their_own_renewal(made: World) -
         assert first != second
 
 
-# --- taking up again -------------------------------------------------------------------------
+# --- resuming --------------------------------------------------------------------------------
 @played(controllers=2)
-async def test_a_resumed_watch_tells_only_what_changed(made: World) -> None:
+async def test_a_resumed_watch_reports_only_changes(made: World) -> None:
     for number, name in enumerate(("a", "b", "c"), start=1):
         await made.ask("create", name=name, image="tiny", uid=uid(number))
     await settle()
@@ -177,7 +177,7 @@ async def test_a_resumed_watch_tells_only_what_changed(made: World) -> None:
 
 @played()
 async def test_a_position_behind_a_purged_claim_is_reached(made: World) -> None:
-    """The last revision a client saw may be of a claim, which changes no VM."""
+    """The last revision that a client saw may be that of a claim, which changes no VM."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await settle()
     fleet = made.controllers["c1"]._fleet
@@ -205,7 +205,7 @@ async def _synced(replies: AsyncIterator[Any]) -> None:
         ("", Code.INVALID),
     ],
 )
-def test_a_position_that_cannot_be_taken_up_is_told(after: str, code: Code) -> None:
+def test_a_position_that_cannot_be_resumed_is_refused(after: str, code: Code) -> None:
     async def body() -> None:
         async with world() as made:
             await made.ask("create", name="web", image="tiny")
@@ -217,7 +217,7 @@ def test_a_position_that_cannot_be_taken_up_is_told(after: str, code: Code) -> N
 
 
 @played()
-async def test_a_position_from_before_what_was_forgotten_is_told(made: World) -> None:
+async def test_a_position_before_forgotten_deletes_is_refused(made: World) -> None:
     await made.ask("create", name="web", image="tiny")
     made.controllers["c1"]._fleet.forgotten_revision = 10_000
     async with made.watch(after="1-0-2000000000") as replies:
@@ -227,8 +227,8 @@ async def test_a_position_from_before_what_was_forgotten_is_told(made: World) ->
 
 
 @played()
-async def test_a_restarted_controller_tells_no_ghosts(made: World) -> None:
-    """Purge markers of claims and the join nonce are no VMs that went."""
+async def test_a_restarted_controller_reports_no_deleted_vms(made: World) -> None:
+    """Purge markers of claims and the join nonce are no deleted VMs."""
     await made.ask("create", name="web", image="tiny", uid=uid(1))
     await made.ask("delete", name="web", grace_s=0)
     stored = await made.stored(uid(1))
@@ -269,7 +269,7 @@ def test_positions_read_back() -> None:
 
 
 @played()
-async def test_only_the_account_that_asked_for_a_watch_can_renew_it(made: World) -> None:
+async def test_only_the_account_that_opened_a_watch_can_renew_it(made: World) -> None:
     watches = made.controllers["c1"]._watches
     async with made.watch() as replies:
         _, end = await listed(replies)

@@ -20,7 +20,7 @@ from virtbus.schemas.wire import encode, validate
 
 
 class _Jump(selectors.SelectSelector):
-    """Instead of waiting for a time-out, moves the clock there."""
+    """Advances the clock to the next time-out instead of waiting."""
 
     now_s = 1000.0
 
@@ -56,29 +56,29 @@ class World:
         self.host = MemoryBus(self.server, "host")
 
     async def ask(self, verb: str, resource: str = "vm", **data: Any) -> Any:
-        """The data that the API answers."""
+        """Return the API's data."""
         return await self.client.request(subjects.api(resource, verb), data, timeout_s=10)
 
     async def vm(self, verb: str, **data: Any) -> VmView:
-        """The same, where a VM is answered."""
+        """Return the API's data, for verbs that answer a VM."""
         answer = await self.ask(verb, **data)
         return validate(VmView, answer["vm"] if verb == "create" else answer)
 
     async def hear(self, one: NodeRecord) -> None:
-        """A node's liveness record."""
+        """Write a node's heartbeat."""
         await self.host.put(subjects.node_record(one.node), encode(one))
 
     async def say(self, one: VmStatus) -> None:
-        """A node's word on a VM."""
+        """Write a node's status of a VM."""
         await self.host.put(subjects.vm_status(one.node, one.uid), encode(one))
 
     async def stored(self, uid: str) -> VmRecord | None:
-        """The record as the bus has it."""
+        """Return the record on the bus."""
         entry = await self.host.get(subjects.vm_anywhere(uid))
         return validate(VmRecord, _decoded(entry.value)) if entry and entry.value else None
 
     def watch(self, **data: Any) -> Any:
-        """The replies to `vm.watch`."""
+        """Return the replies to `vm.watch`."""
         return self.client.request_stream(subjects.api("vm", "watch"), data, idle_timeout_s=60)
 
 
@@ -90,7 +90,7 @@ def _decoded(value: bytes) -> Mapping[str, Any]:
 
 
 def world(*, controllers: int = 1, nodes: int = 1) -> AbstractAsyncContextManager[World]:
-    """Controllers that run and have read the bus, and nodes that keep answering."""
+    """Running controllers that have read the bus, and nodes that keep answering."""
     return world_on(MemoryServer(), controllers=controllers, nodes=nodes)
 
 
@@ -115,7 +115,7 @@ async def _declared() -> None:
 
 
 async def settle() -> None:
-    """Let everything that can go on without time go on."""
+    """Run everything that needs no time."""
     for _ in range(50):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Fixtures: a web server on loopback, and imaged wired as its service wires it."""
+"""Fixtures: a web server on loopback, and imaged wired as in its service."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-# pytest's importlib mode puts no test folder on the path; what tests share is imported from here.
+# pytest's importlib mode puts no test folder on the path; shared fixtures are imported here.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from services.imaged.tests.site_under_test import FAST, Node, NodeMaker, Web

@@ -1,4 +1,4 @@
-"""The registry that Debian ships, on loopback, and how container tools push to it."""
+"""Debian's registry on loopback, and pushes as container tools do them."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class Debian:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """Once it answers."""
+        """Wait until it answers."""
         async with aiohttp.ClientSession(f"http://{self.host}", headers=self.headers) as session:
             while True:
                 try:
@@ -70,7 +70,7 @@ class Debian:
             yield session
 
     async def push(self, images: Registry) -> None:
-        """All that `images` holds, as `docker push` does."""
+        """Push everything in `images`, as `docker push` does."""
         async with self.client() as session:
             for path, data in sorted(
                 images.blobs.items(), key=lambda item: self._turn(images, *item)
@@ -89,7 +89,7 @@ class Debian:
                     assert done.status == 201, (path, await done.text())
 
     def _turn(self, images: Registry, path: str, _: bytes) -> int:
-        """What names others comes after them."""
+        """A manifest comes after those that it names."""
         return 0 if "/blobs/" in path else 2 if images.kinds[path] == INDEX else 1
 
     def ref(self, name: str) -> str:
@@ -102,7 +102,7 @@ class Debian:
 
 @dataclass
 class Wire:
-    """A way to a registry; it carries `most` bytes of answers and loses what follows."""
+    """A link to a registry; it forwards `most` bytes of answers and drops the rest."""
 
     target: str
     most: int

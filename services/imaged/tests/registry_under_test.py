@@ -22,7 +22,7 @@ DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 
 
 def tar(*members: tuple[str, bytes | str], kind: bytes = tarfile.REGTYPE) -> bytes:
-    """A layer: (name, bytes) is a file, (name, text) a symlink, a name that ends in `/` a folder.
+    """A layer: (name, bytes) is a file, (name, text) a symlink, a name with a final `/` a folder.
 
     `kind` is the type of files.
     """
@@ -53,7 +53,7 @@ def descriptor(data: bytes, kind: str, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Registry:
-    """Serves what is put into it, below `<site>/v2/`; `login` is the Authorization it wants."""
+    """Serves its content below `<site>/v2/`; `login` is the required Authorization."""
 
     site: Web
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class Registry:
 
     @property
     def known(self) -> Registries:
-        """What the node's settings say of it."""
+        """The node's settings for it."""
         return Registries(insecure=frozenset({self.host}), architecture="amd64")
 
     def ref(self, name: str) -> str:
         return f"docker://{self.host}/{name}"
 
     def asked(self, part: str) -> int:
-        """How many requests had `part` in their path."""
+        """Return the number of requests with `part` in their path."""
         return sum(part in request.path for request in self.site.requests)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -96,7 +96,7 @@ class Registry:
             self.kinds[path] = kind
 
     def push_manifest(self, repository: str, tag: str, value: Mapping[str, Any], kind: str) -> str:
-        """Its digest."""
+        """Store it; return its digest."""
         body = json.dumps(value).encode()
         for name in (tag, digest_of(body)):
             self.put(f"{repository}/manifests/{name}", body, kind)
@@ -110,7 +110,7 @@ class Registry:
         architecture: str = "amd64",
         kinds: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """Puts layers and configuration, and says what names them."""
+        """Store layers and configuration; return their descriptors."""
         config = json.dumps({"architecture": architecture, "os": "linux"}).encode()
         layers = tuple(layers)
         for data in (config, *layers):
@@ -124,12 +124,12 @@ class Registry:
         }
 
     def push(self, repository: str, tag: str, *layers: bytes, architecture: str = "amd64") -> str:
-        """An image, its layers from the lowest up; the manifest's digest."""
+        """Store an image, its layers from the lowest up; return the manifest's digest."""
         value = self.manifest(repository, layers, architecture=architecture)
         return self.push_manifest(repository, tag, value, MANIFEST)
 
     def push_index(self, repository: str, tag: str, images: Mapping[str, tuple[bytes, ...]]) -> str:
-        """An image by architecture, as `buildx` pushes them, with an attestation among them."""
+        """Store an image by architecture, as `buildx` pushes them, with an attestation."""
         entries = []
         for architecture, layers in images.items():
             value = self.manifest(repository, layers, architecture=architecture)

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback, and imaged's parts wired as the service wires them."""
+"""A real HTTP server on loopback, and imaged's parts wired as in the service."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from virtbus.imaged.images import Images
 
 MIB = 1024**2
 LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
-"""Where the servers of these tests are; the product fetches nothing from there unasked."""
+"""Networks of the tests' servers; the product connects to them only with a setting."""
 FAST = Limits(
     max_bytes=64 * MIB,
     min_rate_bytes_s=1024,
@@ -36,7 +36,7 @@ FAST = Limits(
 
 
 def qcow2_image(virtual_bytes: int = 16 * MIB, payload: int = 3 * MIB) -> bytes:
-    """An acceptable qcow2 file: its tables, then `payload` bytes that are like no others."""
+    """A valid qcow2 file: its tables, then `payload` unique bytes."""
     layout = overlay.build(virtual_bytes)
     data = bytearray(layout.length_bytes)
     for offset, piece in layout.pieces:
@@ -53,7 +53,7 @@ def qcow2_with_backing() -> bytes:
 
 @dataclass
 class Web:
-    """A server whose answers the test writes; `requests` is what was asked of it."""
+    """A server with the test's answers; `requests` are those it received."""
 
     base: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Web:
     prefixes: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = field(
         default_factory=dict
     )
-    """Answer all paths that begin so."""
+    """Answer all paths with this prefix."""
     requests: list[web.Request] = field(default_factory=list)
     etags: dict[str, str] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class Web:
     def sent(
         self, request: web.Request, data: bytes, headers: dict[str, str]
     ) -> web.StreamResponse:
-        """`data`, or what of it was asked for."""
+        """Answer with `data`, or the requested range of it."""
         etag = self.etags.get(request.path.lstrip("/"), '"v1"')
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304)
@@ -100,7 +100,7 @@ class Web:
 
 @contextlib.asynccontextmanager
 async def raw_server(body: bytes, *, hang: bool = False) -> AsyncIterator[str]:
-    """Answers each connection with exactly these bytes, whatever HTTP says of them."""
+    """Answers each connection with exactly these bytes, even if they violate HTTP."""
     gone = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,7 +135,7 @@ class Node:
     names_dir: Path
 
     def tree(self) -> list[str]:
-        """All files of the state dir but locks."""
+        """Return all files of the state folder except locks."""
         return sorted(
             str(path.relative_to(self.state)) for path in self.state.rglob("*") if path.is_file()
         )

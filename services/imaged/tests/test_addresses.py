@@ -1,4 +1,4 @@
-"""Which addresses images come from, and that nobody learns of the others by asking."""
+"""Allowed addresses of image servers; errors reveal nothing about other addresses."""
 
 import contextlib
 import ipaddress
@@ -84,7 +84,7 @@ async def test_a_server_on_loopback_is_never_connected_to_unless_it_is_allowed(
 async def test_a_name_is_judged_by_the_address_of_each_connection(
     make_node: NodeMaker, server: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DNS rebinding: a public address at the first look, another one when it is connected to."""
+    """DNS rebinding: a public address at the first look-up, another one at the connection."""
     looks: list[str] = []
     true_look = socket.getaddrinfo
 
@@ -105,7 +105,7 @@ async def test_a_name_is_judged_by_the_address_of_each_connection(
 
 @contextlib.contextmanager
 def _closed_port() -> Iterator[int]:
-    """A port that nobody listens on, kept from others meanwhile."""
+    """Reserve a port without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -113,7 +113,7 @@ def _closed_port() -> Iterator[int]:
 
 @contextlib.asynccontextmanager
 async def _targets() -> AsyncIterator[tuple[dict[str, str], dict[str, str]]]:
-    """URLs of things that an asker must not tell apart: allowed addresses, and others."""
+    """URLs that must be indistinguishable for a client: allowed addresses, and others."""
     async with (
         raw_server(b"SSH-2.0-OpenSSH\r\n\r\n") as ssh,
         raw_server(b"") as mute,

@@ -1,4 +1,4 @@
-"""Tars as Python, GNU tar and attackers write them, whatever the pieces they come in (SRC-16)."""
+"""Tars as Python, GNU tar and attackers write them, in chunks of any size (SRC-16)."""
 
 import gzip
 import io
@@ -144,13 +144,13 @@ def test_hostile_archives_are_refused(data: bytes) -> None:
         read(data)
 
 
-def test_links_and_folders_have_no_data_whatever_they_claim() -> None:
+def test_links_and_folders_have_no_data_even_if_they_claim_it() -> None:
     data = header(kind=b"2", size=b"%011o\0" % 512) + header(name=b"y\0")
     assert [entry.parts for entry, _ in read(data)] == [("x",), ("y",)]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
-def test_what_expands_comes_in_pieces_and_ends_at_its_bounds(
+def test_decompressed_data_comes_in_pieces_and_ends_at_its_bounds(
     pack: Callable[[bytes], bytes],
 ) -> None:
     packed, sizes = pack(bytes(100 * PIECE_BYTES)), list[int]()
@@ -174,16 +174,14 @@ def test_entries_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     [gzip.compress(b""), zstd.compress(b""), b"\x50\x2a\x4d\x18" + bytes(4)],
     ids=["gzip", "zstd", "skipped"],
 )
-def test_members_without_end_that_hold_nothing_are_refused(
-    monkeypatch: pytest.MonkeyPatch, nothing: bytes
-) -> None:
+def test_endless_empty_members_are_refused(monkeypatch: pytest.MonkeyPatch, nothing: bytes) -> None:
     monkeypatch.setattr(decoding, "MAX_MEMBERS", 100)
     assert b"".join(decoded(pieces(nothing * 100), 1 << 20, 100)) == b""
     with pytest.raises(DamagedError, match="more than 100 parts"):
         list(decoded(pieces(nothing * 101), 1 << 20, 100))
 
 
-def test_what_follows_an_entry_is_not_copied_for_each() -> None:
+def test_the_rest_of_an_archive_is_not_copied_for_each_entry() -> None:
     copied = 0
 
     class Counted(bytes):

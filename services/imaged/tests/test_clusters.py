@@ -1,4 +1,4 @@
-"""Cut qcow2 files: what their tables name must be there."""
+"""Truncated qcow2 files: every cluster in their tables must exist."""
 
 import struct
 import subprocess
@@ -29,7 +29,7 @@ OPTIONS = [
 
 
 def converted(tmp_path: Path, *options: str) -> bytes:
-    """A qcow2 of 3 MiB of text in the middle and at the end of 20 MiB and a sector."""
+    """A qcow2 of 20 MiB and a sector, with 3 MiB of text in the middle and at the end."""
     text = b"".join(b"line %d of the disk\n" % n for n in range(80_000))
     raw = bytearray(20 * MIB + 512)
     raw[5 * MIB : 5 * MIB + len(text)] = text
@@ -107,7 +107,7 @@ def test_hostile_tables_cost_a_bounded_read() -> None:
     assert read <= clusters.MAX_L2_BYTES + qcow2.MAX_L1_BYTES
 
 
-def test_a_cluster_that_reads_as_zeros_need_not_be_there() -> None:
+def test_a_cluster_of_zeros_need_not_exist() -> None:
     data = with_l1(len(with_l1(0)))
     check(data + struct.pack(">Q", (1 << 40) | 1).ljust(65536, b"\0"))
     assert refusal(data + struct.pack(">Q", 1 << 40).ljust(65536, b"\0")) == "truncated"

@@ -1,4 +1,4 @@
-"""Disks of VMs on container images: pull policies, and what a disk rests on."""
+"""Disks of VMs on container images: pull policies, and the images that disks depend on."""
 
 import pytest
 from services.imaged.tests.records import UID, record
@@ -34,7 +34,7 @@ async def test_a_disk_is_made_of_it_and_kept(make_node: NodeMaker, registry: Reg
         asked = registry.asked("")
         again = await node.disks.ensure(wanted)
         assert (again.ready, again.made) == (done.ready, False)
-        assert registry.asked("") == asked  # Always asks for new disks, not for one that is there
+        assert registry.asked("") == asked  # Always acts for new disks, not for an existing one
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ async def test_pull_policies_where_the_image_is_here_and_its_tag_has_moved(
         assert (registry.asked("manifests") > before) is asked
 
 
-async def test_always_asks_and_transfers_nothing_that_is_here(
+async def test_always_asks_the_registry_and_transfers_nothing_unchanged(
     make_node: NodeMaker, registry: Registry
 ) -> None:
     registry.push_index("a", "latest", {"amd64": (gz(tar(("disk/a", DISK))),)})
@@ -77,7 +77,7 @@ async def test_always_asks_and_transfers_nothing_that_is_here(
         assert caught.value.reason == "image_not_found"
 
 
-async def test_never_asks_nobody(make_node: NodeMaker, registry: Registry) -> None:
+async def test_never_makes_no_request(make_node: NodeMaker, registry: Registry) -> None:
     registry.push("a", "1", gz(tar(("disk/a", DISK))))
     wanted = record(container(registry, "a:1", image_pull_policy="Never"))
     async with make_node(registries=registry.known) as node:

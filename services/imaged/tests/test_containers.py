@@ -1,4 +1,4 @@
-"""Disks out of container images: which file it is, in which layer, and what is refused."""
+"""Disks out of container images: the choice of file and layer, and the refusals."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def estargz(data: bytes) -> bytes:
 
 
 def chunked_zstd(data: bytes) -> bytes:
-    """Frames, and a frame to skip behind them, as podman's zstd:chunked."""
+    """Frames, followed by a skippable frame, as in podman's zstd:chunked."""
     return zst(data[:100_000]) + zst(data[100_000:]) + b"\x50\x2a\x4d\x18\x03\0\0\0abc"
 
 
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[tuple[bytes, ...], str, str, str]] = {
 
 
 @pytest.mark.parametrize(("layers", "path", "reason", "words"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_no_disk_is_refused_and_nothing_stays(
+async def test_a_file_that_is_no_disk_is_refused_and_nothing_stays(
     make_node: NodeMaker,
     registry: Registry,
     layers: tuple[bytes, ...],
@@ -185,7 +185,7 @@ async def test_layers_that_expand_beyond_reason_are_refused(
         assert node.tree() == []
 
 
-async def test_a_broken_download_goes_on_where_it_was_also_in_the_next_process(
+async def test_a_broken_download_resumes_also_in_the_next_process(
     make_node: NodeMaker, registry: Registry, server: Web
 ) -> None:
     layer, small = gz(tar(("disk/a", DISK))), gz(BASE)
@@ -227,7 +227,7 @@ async def test_a_broken_download_goes_on_where_it_was_also_in_the_next_process(
     assert not [r for r in server.requests[asked:] if digest_of(small) in r.path]
 
 
-async def test_a_layer_that_is_not_its_digest_is_fetched_anew_the_next_time(
+async def test_a_layer_with_a_wrong_digest_is_fetched_again_next_time(
     make_node: NodeMaker, registry: Registry, server: Web
 ) -> None:
     layer = gz(tar(("disk/a", DISK)))
@@ -242,7 +242,7 @@ async def test_a_layer_that_is_not_its_digest_is_fetched_anew_the_next_time(
         await node.images.ensure(parse_image_ref(registry.ref("a:1")))
 
 
-async def test_fifty_askers_share_one_download_and_its_progress(
+async def test_fifty_requests_share_one_download_and_its_progress(
     make_node: NodeMaker, registry: Registry
 ) -> None:
     layer = gz(tar(("disk/a", DISK)))
@@ -264,7 +264,7 @@ async def test_fifty_askers_share_one_download_and_its_progress(
         assert heard[-1] == (total, total)
 
 
-async def test_the_last_asker_to_leave_takes_the_layers_with_it(
+async def test_the_last_cancelled_request_removes_the_layers(
     make_node: NodeMaker, registry: Registry, server: Web
 ) -> None:
     layer, begun = gz(tar(("disk/a", DISK))), asyncio.Event()

@@ -1,4 +1,4 @@
-"""The image store, cut short at any byte: never a wrong byte, and the next ask mends it (I11)."""
+"""An image store truncated at any byte: never a wrong byte, the next request repairs it (I11)."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from virtbus.schemas.image import parse_image_ref
 
 KIB = 1024
 RAW = bytes(range(256)) * 256 + b"\x55\xaa" * 128
-"""64.25 KiB without any header: of a cut one only its length tells."""
+"""64.25 KiB without any header: only its length reveals a cut."""
 
 
 def _points(length: int) -> list[int]:
-    """Where a file is cut: at both ends byte by byte, and in between here and there."""
+    """Positions of cuts: at both ends every byte, and some in between."""
     few = {*range(min(length, 6)), *range(max(0, length - 6), length)}
     return sorted(few | set(range(0, length, max(1, length // 10))))
 
@@ -43,7 +43,7 @@ async def test_cut_data_or_link_is_fetched_again(
             assert node.parts() == []
 
 
-async def test_cut_part_or_note_is_resumed_or_begun_anew_and_never_wrong(
+async def test_a_truncated_part_or_note_is_resumed_or_restarted_and_never_wrong(
     make_node: NodeMaker, server: Web, tmp_path: Path
 ) -> None:
     data = qcow2_image(payload=256 * KIB)

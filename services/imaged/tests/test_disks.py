@@ -121,7 +121,7 @@ async def test_a_lost_base_image_is_fetched_again_with_the_same_bytes(
         assert (await refused(node.disks, wanted)).reason == "digest_mismatch"
 
 
-async def test_recently_used_and_leased_images_are_no_garbage(make_node: NodeMaker) -> None:
+async def test_recently_used_and_leased_images_are_not_collected(make_node: NodeMaker) -> None:
     async with make_node() as node:
         (node.source_dir / "tiny.qcow2").write_bytes(qcow2_image())
         source = parse_image_ref("tiny")
@@ -145,7 +145,7 @@ async def test_impossible_sizes_are_refused(make_node: NodeMaker, size: int, rea
         assert not any(name.startswith("disks/") for name in node.tree())
 
 
-async def test_release_removes_all_and_fences_what_is_late(make_node: NodeMaker) -> None:
+async def test_release_removes_all_and_fences_late_requests(make_node: NodeMaker) -> None:
     async with make_node() as node:
         await node.disks.ensure(record(empty(MIB), epoch=3))
         assert (await refused(node.disks, record(empty(MIB), epoch=2))).reason == "stale_epoch"
@@ -170,7 +170,7 @@ async def test_release_removes_all_and_fences_what_is_late(make_node: NodeMaker)
         (volume("tiny"), volume(f"tiny@sha256:{'0' * 64}")),
     ],
 )
-async def test_a_disk_that_is_not_what_is_asked_for_is_left_alone(
+async def test_a_disk_other_than_requested_is_left_alone(
     make_node: NodeMaker, before: object, after: object
 ) -> None:
     async with make_node() as node:

@@ -1,4 +1,4 @@
-"""Against the registry that Debian ships: pushed as container tools do, pulled by imaged."""
+"""Debian's registry: images pushed as container tools do, pulled by imaged."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ DISK = qcow2_image(payload=4 * MIB)
 
 @pytest.fixture
 def images() -> Registry:
-    """Something to push; nobody serves it."""
+    """An image to push; nobody serves it."""
     return Registry(Web())
 
 
@@ -82,10 +82,10 @@ async def test_a_private_repository_of_a_real_registry(
             assert (await node.images.ensure(source)).digest == digest_of(DISK)
 
 
-async def test_a_registry_that_dies_in_the_middle_costs_only_what_is_left(
+async def test_after_a_registry_dies_only_the_rest_is_fetched(
     make_node: NodeMaker, images: Registry, tmp_path: Path
 ) -> None:
-    """The registry is killed while it sends, and another one goes on where it was."""
+    """The registry is killed while it sends, and another one continues at the same byte."""
     disk = qcow2_image(payload=24 * MIB)
     images.push("big", "1", gz(tar(("disk/a", disk))))
     registry = Debian(tmp_path)
@@ -103,5 +103,5 @@ async def test_a_registry_that_dies_in_the_middle_costs_only_what_is_left(
             with registry.running():
                 image = await pull
             assert image.digest == digest_of(disk)
-            assert wire.carried < len(disk) + 4 * MIB  # what was in its socket is fetched again
+            assert wire.carried < len(disk) + 4 * MIB  # bytes in its socket are fetched again
             assert node.parts() == []

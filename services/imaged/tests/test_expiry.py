@@ -1,4 +1,4 @@
-"""Names of images expire when nothing uses them, never under a VM; what is told is bounded."""
+"""Image names expire without a use, but never under a VM; reports have a bound."""
 
 import asyncio
 import os
@@ -35,15 +35,15 @@ def gone(uses: Iterable[NameUse], *wanted: NameUse, keep: Keep = KEEP) -> set[st
     return set(expired(uses, frozenset(one.name for one in wanted), NOW_S, keep))
 
 
-# --- the rule ----------------------------------------------------------------------------------
-def test_a_name_goes_when_nothing_used_it_for_long_and_no_vm_has_it() -> None:
+# --- rule --------------------------------------------------------------------------------------
+def test_a_name_expires_when_unused_for_long_and_no_vm_has_it() -> None:
     old, young, of_a_vm, on_a_disk = use("a", 15), use("b", 13), use("c", 99), use("d", 99)
     plain = NameUse("debian/12", 0.0, held=False)
     uses = [old, young, of_a_vm, on_a_disk._replace(held=True), plain]
     assert gone(uses, of_a_vm, keep=Keep(14 * DAY_S, 99)) == {old.name}
 
 
-def test_of_too_many_names_the_least_used_go_and_those_of_vms_stay() -> None:
+def test_the_least_used_names_are_removed_first_and_those_of_vms_stay() -> None:
     uses = [use(str(n), n / 10, held=True) for n in range(6)]
     plain = NameUse("debian/12", 0.0, held=False)
     assert gone(uses) == {use(n, 0).name for n in "543"}
@@ -70,7 +70,7 @@ def test_the_names_of_vms_never_expire(
     assert len({one.name for one in uses} - went) <= max(most, len(wanted))
 
 
-# --- what is told ------------------------------------------------------------------------------
+# --- reports -----------------------------------------------------------------------------------
 def image(digest: str) -> ImageInfo:
     return ImageInfo(digest=digest, format=ImageFormat.RAW, size_bytes=1, virtual_size_bytes=1)
 
@@ -82,14 +82,14 @@ def link(name: str, digest: str) -> Link:
 
 
 def stored(count: int, length: int) -> tuple[dict[str, ImageInfo], list[Link]]:
-    """So many images, each with a name of so many bytes."""
+    """Make this many images, each with a name of this many bytes."""
     digests = [f"sha256:{n:064x}" for n in range(count)]
     names = [f"https://h/{n}-".ljust(length, "x") for n in range(count)]
     return {d: image(d) for d in digests}, list(map(link, names, digests))
 
 
 @pytest.mark.parametrize("length", [120, 4000])
-def test_telemetry_and_pages_are_bounded_however_many_names_there_are(length: int) -> None:
+def test_telemetry_and_pages_are_bounded_for_any_number_of_names(length: int) -> None:
     images, links = stored(4293, length)
     keys = keys_of(links, {}, frozenset(images))
     state = ServiceState(state=NodeState.READY)
@@ -112,7 +112,7 @@ def test_an_image_with_very_many_names_is_listed_with_some_of_them() -> None:
     assert len(one.names) + one.more_names == 500
 
 
-def test_placement_hears_of_the_names_used_last() -> None:
+def test_placement_learns_the_most_recently_used_names() -> None:
     images, links = stored(1000, 40)
     used_s = {link.name: float(n) for n, link in enumerate(links)}
     keys = keys_of(links, used_s, frozenset(images))
@@ -123,12 +123,12 @@ def test_placement_hears_of_the_names_used_last() -> None:
 
 # --- on a node ---------------------------------------------------------------------------------
 def age(node: Node, ref: str, days: float) -> None:
-    """Let a name have been used last so long ago; the next imaged on this state sees it."""
+    """Set a name's last use to that long ago; the next imaged on this state sees it."""
     at_s = time.time() - days * DAY_S
     os.utime(node.state / "images/links" / file_name(ref), (at_s, at_s))
 
 
-async def test_an_expired_name_lets_its_image_go_unless_a_disk_is_made_of_it(
+async def test_the_image_of_an_expired_name_is_removed_unless_a_disk_depends_on_it(
     make_node: NodeMaker, server: Web
 ) -> None:
     refs = {name: server.url(name) for name in ("unused", "of-disk", "of-record")}

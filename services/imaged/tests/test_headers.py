@@ -1,4 +1,4 @@
-"""The header gate: IMG-01 … IMG-12, by real qemu-img files and by tampered bytes."""
+"""The header check: IMG-01 … IMG-12, with real qemu-img files and modified bytes."""
 
 import os
 import shutil
@@ -205,7 +205,7 @@ def test_a_virtual_size_bomb_is_refused() -> None:
         (b"", "header_invalid"),
     ],
 )  # fmt: skip
-def test_what_is_neither_qcow2_nor_plain_data_is_refused(data: bytes, reason: str) -> None:
+def test_data_that_is_neither_qcow2_nor_raw_is_refused(data: bytes, reason: str) -> None:
     assert refusal(data) == reason
 
 

@@ -99,7 +99,7 @@ def test_digests_are_checked_before_they_become_paths(digest: str) -> None:
     "url",
     ["ftp://h/x", "http://", "http:///x", "http://h:99999/", "http://[::1", "x", "http://h:0/"],
 )
-def test_what_is_no_http_url_is_refused(url: str) -> None:
+def test_a_url_that_is_not_http_is_refused(url: str) -> None:
     with pytest.raises(VirtbusError):
         check_url(url)
 

@@ -1,4 +1,4 @@
-"""The overlay writer, judged by qemu-img and qemu-io."""
+"""The overlay writer, checked by qemu-img and qemu-io."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_overlay_of_qemu_img_is_read_back(base: Path, tmp_path: Path) -> None:
     st.text(st.characters(min_codepoint=33, exclude_categories=["Cs"]), min_size=1, max_size=200),
     st.sampled_from(list(ImageFormat)),
 )
-def test_what_is_built_is_read_back(size: int, name: str, backing: ImageFormat) -> None:
+def test_an_encoded_message_is_decoded_again(size: int, name: str, backing: ImageFormat) -> None:
     layout = build(size, "/" + name, backing)
     found = read_overlay(layout.pieces[0][1])
     assert found == Overlay(-(-size // 512) * 512, "/" + name, backing.value)

@@ -26,7 +26,7 @@ from virtbus.schemas.nodework import ImageReady, Release
 from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def imaged(tmp_path: Path, creds: Path) -> AsyncIterator[asyncio.subproces
 
 
 async def held(bus: NatsBus, run_dir: Path) -> None:
-    """The agent of this host acts for the node, and said so."""
+    """The agent of this host holds the node, and has reported it."""
     one = Instance(node=NODE, instance="life", host=HostMarks(key="k"))
     await bus.put(subjects.node_instance(NODE), encode(one))
     run_dir.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ async def test_records_become_disks_across_kill_9(
 
         async with imaged(tmp_path, creds) as child:
             await put(controller, record(volume("tiny")))
-            with pytest.raises(TimeoutError):  # it serves no node that its host does not run
+            with pytest.raises(TimeoutError):  # it serves no node that its host does not hold
                 async with asyncio.timeout(3):
                     await ready()
             await held(node_bus, tmp_path / "run")

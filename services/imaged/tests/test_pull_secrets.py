@@ -1,4 +1,4 @@
-"""Logins that a VM brings for its container disks: for itself alone, and told nobody."""
+"""A VM's own logins for its container disks: used only for them, and never revealed."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ def registry(server: Web) -> Registry:
 
 
 def wanted(registry: Registry, one: str = UID, policy: str = "Always") -> VmRecord:
-    """A record as a controller writes it, of a VM that brings a login."""
+    """A record as a controller writes it, of a VM with a login."""
     image = f"{registry.host}/team/disk:1"
     disk = {"image": image, "image_pull_secret": "", "image_pull_policy": policy}
     volume = Volume(name="root", container_disk=ContainerDisk.model_validate(disk))
@@ -43,7 +43,7 @@ async def refused(disks: Disks, one: VmRecord, logins: dict[str, str]) -> Virtbu
     return caught.value
 
 
-async def test_a_private_image_is_pulled_with_the_vms_own_login_which_nobody_tells(
+async def test_a_private_image_is_pulled_with_the_vms_own_login_which_is_never_revealed(
     make_node: NodeMaker, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -52,8 +52,9 @@ async def test_a_private_image_is_pulled_with_the_vms_own_login_which_nobody_tel
         done = await node.disks.ensure(one, None, logins(registry))
         assert done.ready.digest == digest_of(DISK)
         assert "pass:word" not in done.ready.model_dump_json()
-        await node.disks.ensure(one)  # what stands needs no login
-        await node.disks.ensure(wanted(registry, uid(2), "IfNotPresent"))  # nor what is here
+        await node.disks.ensure(one)  # an existing disk needs no login
+        # nor does an existing image
+        await node.disks.ensure(wanted(registry, uid(2), "IfNotPresent"))
         node.store.path(digest_of(DISK)).unlink()
         assert (await refused(node.disks, one, {})).reason == "image_denied"
         await node.disks.ensure(one, None, logins(registry))

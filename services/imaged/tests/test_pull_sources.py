@@ -1,4 +1,4 @@
-"""Sources of images that refuse, lie, stall or lead elsewhere (SRC-01 to SRC-11)."""
+"""Image sources that refuse, lie, stall or redirect (SRC-01 to SRC-11)."""
 
 import gzip
 
@@ -44,7 +44,7 @@ async def test_server_answers_become_reasons(
         assert node.tree() == []
 
 
-async def test_a_server_that_recovers_is_asked_again(make_node: NodeMaker, server: Web) -> None:
+async def test_a_server_that_recovers_is_retried(make_node: NodeMaker, server: Web) -> None:
     server.files["a"] = qcow2_image()
 
     async def busy(_: web.Request) -> web.Response:
@@ -147,7 +147,7 @@ async def test_an_endless_body_ends_at_the_limit(make_node: NodeMaker) -> None:
         (b"HTTP/1.1 302 Found\r\nLocation:\r\n\r\n", "too_many_redirects"),
     ],
 )
-async def test_answers_that_are_not_whole_are_refused(
+async def test_incomplete_answers_are_refused(
     make_node: NodeMaker, answer: bytes, reason: str
 ) -> None:
     async with raw_server(answer) as url, make_node(attempts=2) as node:
@@ -159,7 +159,7 @@ async def test_answers_that_are_not_whole_are_refused(
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + b"x" * 300]
 )
-async def test_a_server_that_stalls_is_given_up(make_node: NodeMaker, answer: bytes) -> None:
+async def test_a_stalled_server_is_abandoned(make_node: NodeMaker, answer: bytes) -> None:
     async with raw_server(answer, hang=True) as url, make_node(attempts=2) as node:
         error = await refused(node.images, url + "/a")
         assert (error.reason, error.body.retry) == ("image_unreachable", Retry.LATER)
@@ -175,7 +175,7 @@ async def test_a_server_that_stalls_is_given_up(make_node: NodeMaker, answer: by
         ),
     ],
 )
-async def test_failed_attempts_are_told_in_words(
+async def test_failed_attempts_are_reported_in_words(
     make_node: NodeMaker, answer: bytes, why: str
 ) -> None:
     async with raw_server(answer) as url, make_node(attempts=2) as node:

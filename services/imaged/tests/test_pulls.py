@@ -1,4 +1,4 @@
-"""Transfers against real servers, good and bad: SRC-01 … SRC-11, IMG-16 … IMG-23."""
+"""Transfers from real servers, good and bad: SRC-01 … SRC-11, IMG-16 … IMG-23."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ async def test_refresh_of_an_unchanged_image_transfers_nothing(
         assert len(node.data()) == 2
 
 
-async def test_fifty_askers_share_one_download_though_half_of_them_leave(
+async def test_fifty_requests_share_one_download_though_half_are_cancelled(
     make_node: NodeMaker, server: Web
 ) -> None:
     data, release = qcow2_image(), asyncio.Event()
@@ -105,7 +105,7 @@ async def test_fifty_askers_share_one_download_though_half_of_them_leave(
         assert len(server.requests) == 1
 
 
-async def test_the_last_asker_to_leave_ends_the_download_and_its_bytes(
+async def test_the_last_cancelled_request_ends_the_download_and_removes_its_bytes(
     make_node: NodeMaker, server: Web
 ) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -156,9 +156,7 @@ async def test_a_pinned_digest_is_enforced_and_nothing_is_kept(
         assert (await node.images.ensure(pinned)).digest == digest_of(data)
 
 
-async def test_a_pin_never_moves_what_the_plain_name_means(
-    make_node: NodeMaker, server: Web
-) -> None:
+async def test_a_pin_never_changes_the_plain_name(make_node: NodeMaker, server: Web) -> None:
     old = server.files["a"] = qcow2_image()
     async with make_node() as node:
         plain = parse_image_ref(server.url("a"))
@@ -192,7 +190,7 @@ async def test_a_body_cut_short_is_resumed_by_range(make_node: NodeMaker, server
         response = web.StreamResponse(headers={"Content-Length": str(len(data)), "ETag": '"v1"'})
         await response.prepare(request)
         await response.write(data[: 2 * MIB])
-        await some.wait()  # what is still in the client's buffer is lost with the connection
+        await some.wait()  # bytes in the client's buffer are lost with the connection
         assert request.transport is not None
         request.transport.close()
         return response
@@ -262,7 +260,7 @@ async def test_a_stop_in_the_middle_is_resumed_by_the_next_process(
     async with make_node(rate_window_s=30) as node, asyncio.TaskGroup() as group:
         asker = group.create_task(node.images.ensure(source))
         await stalled.wait()
-        while len(node.parts()) < 2:  # the bytes, and the note that says whose they are
+        while len(node.parts()) < 2:  # the bytes, and the note with their source
             await asyncio.sleep(0.01)
         node.images.stop()
         asker.cancel()
@@ -303,7 +301,7 @@ async def test_one_byte_chunks_do_not_stall_the_loop(make_node: NodeMaker) -> No
     assert worst_s < 1.0  # the bound is 0.25 s on a quiet machine; this one is shared
 
 
-async def test_progress_is_told_to_each_asker(make_node: NodeMaker, server: Web) -> None:
+async def test_progress_is_reported_for_each_request(make_node: NodeMaker, server: Web) -> None:
     data = server.files["a"] = qcow2_image()
     seen: list[tuple[int, int | None]] = []
 

@@ -1,4 +1,4 @@
-"""Disks that no record accounts for are kept, listed, given back, or purged by name (ADR 0033)."""
+"""Disks without a record are kept, listed, given back, or purged by name (ADR 0033)."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +16,7 @@ KEEP = Keep(why="the bus has no record of it", record=WANTED)
 
 
 def write(node: Node, of: str = UID, text: bytes = b"the guest's own") -> str:
-    """What a guest's writes do to its disk; the digest of the whole file."""
+    """Write to a disk as a guest does; return the digest of the whole file."""
     disk = node.state / "disks" / of / "data.qcow2"
     with disk.open("ab") as file:
         file.write(text)
@@ -27,7 +27,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-async def test_a_disk_that_was_written_to_is_kept_whole_and_listed(make_node: NodeMaker) -> None:
+async def test_a_disk_with_writes_is_kept_whole_and_listed(make_node: NodeMaker) -> None:
     async with make_node() as node:
         await node.disks.ensure(WANTED)
         whole = write(node)
@@ -42,7 +42,7 @@ async def test_a_disk_that_was_written_to_is_kept_whole_and_listed(make_node: No
         assert digest(node.state / "disks" / "quarantine" / UID / "data.qcow2") == whole
 
 
-async def test_a_disk_that_nothing_was_written_to_is_not_kept(make_node: NodeMaker) -> None:
+async def test_a_disk_without_writes_is_not_kept(make_node: NodeMaker) -> None:
     async with make_node() as node:
         await node.disks.ensure(WANTED)
         assert (await node.disks.release(UID, 1, KEEP)).kept == ""
@@ -66,7 +66,7 @@ async def test_a_keep_that_is_repeated_finds_its_entry_and_another_gets_its_own(
         assert found == [first, second]
 
 
-async def test_a_release_without_keep_removes_what_is_there_and_no_entry(
+async def test_a_release_without_keep_removes_the_disks_and_no_entry(
     make_node: NodeMaker,
 ) -> None:
     async with make_node() as node:
@@ -79,7 +79,7 @@ async def test_a_release_without_keep_removes_what_is_there_and_no_entry(
         assert [kept.entry for kept in await node.disks.quarantined()] == [UID]
 
 
-async def test_an_entry_goes_back_to_its_vm_and_what_it_replaces_is_kept(
+async def test_an_entry_returns_to_its_vm_and_the_replaced_disks_are_kept(
     make_node: NodeMaker,
 ) -> None:
     async with make_node() as node:

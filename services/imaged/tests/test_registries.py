@@ -38,14 +38,14 @@ def registry(server: Web) -> Registry:
 
 
 def logins(registry: Registry, path: Path, login: str = LOGIN, name: str = "") -> Registries:
-    """What a node knows that has `login` in its registry-auth.json."""
+    """Return the settings of a node with `login` in its registry-auth.json."""
     auths = {name or registry.host: {"auth": login.removeprefix("Basic ")}}
     path.write_text(json.dumps({"auths": auths, "credHelpers": {"x": "y"}}))
     return replace(registry.known, auth_file=path)
 
 
 class Tokens:
-    """A token server at /token; `user` is who may have one."""
+    """A token server at /token; `user` may have a token."""
 
     def __init__(self, registry: Registry, user: str = "") -> None:
         self.registry, self.user, self.given = registry, user, 0
@@ -63,7 +63,7 @@ class Tokens:
         return web.json_response({"token": f"token-{self.given}", "expires_in": 60})
 
 
-async def test_a_token_is_fetched_for_whoever_we_are_and_used_until_it_ends(
+async def test_a_token_is_fetched_with_or_without_a_login_and_reused_until_it_expires(
     make_node: NodeMaker, registry: Registry, server: Web
 ) -> None:
     tokens = Tokens(registry)
@@ -95,7 +95,7 @@ async def test_a_private_image_is_pulled_with_the_login_of_the_file(
 
 
 @pytest.mark.parametrize("token", [False, True])
-async def test_a_private_image_without_a_login_or_with_a_wrong_one_says_what_to_do(
+async def test_a_private_image_without_a_valid_login_names_the_next_step(
     make_node: NodeMaker, registry: Registry, tmp_path: Path, token: bool
 ) -> None:
     registry.challenge, registry.login = 'Basic realm="r"', LOGIN
@@ -133,7 +133,7 @@ async def test_a_file_of_logins_that_cannot_be_read_is_named_and_not_repeated(
         assert "secret" not in str(error)
 
 
-async def test_a_password_is_told_to_no_token_server_that_is_not_known_for_it(
+async def test_a_password_is_sent_to_no_unknown_token_server(
     make_node: NodeMaker, registry: Registry, tmp_path: Path
 ) -> None:
     known = logins(registry, tmp_path / "a.json")
@@ -165,7 +165,7 @@ async def test_a_login_does_not_follow_a_redirect_to_another_server(
     monkeypatch: pytest.MonkeyPatch,
     same: bool,
 ) -> None:
-    """That other server is this one by another name, which is refused unless the test allows it."""
+    """The other server is this one under another name, which only the test's setting allows."""
     registry.challenge, registry.login = 'Basic realm="r"', LOGIN
     elsewhere = server.base.replace("127.0.0.1", "localhost")
     server.files["cdn"] = LAYER
@@ -187,7 +187,7 @@ async def test_a_login_does_not_follow_a_redirect_to_another_server(
     assert sent == [LOGIN if same else None]
 
 
-async def test_a_mirror_is_asked_in_a_registrys_place_and_told_its_own_login_only(
+async def test_a_mirror_replaces_its_registry_and_gets_only_its_own_login(
     make_node: NodeMaker, registry: Registry, tmp_path: Path
 ) -> None:
     for name in ("docker.io", registry.host):
@@ -213,7 +213,7 @@ async def test_plain_http_is_spoken_only_where_the_settings_say_so(
         assert registry.asked("") == 0
 
 
-async def test_an_absent_image_says_which_and_a_busy_registry_is_asked_again(
+async def test_an_absent_image_is_named_and_a_busy_registry_is_retried(
     make_node: NodeMaker, registry: Registry, server: Web
 ) -> None:
     async with make_node(registries=registry.known) as node:
@@ -295,7 +295,7 @@ async def test_manifests_that_lie_are_refused(
 
 
 @pytest.mark.parametrize("body", [b"", b"[" * 100_000, b"[]", b"\xff", b'{"a":' * 10_000])
-async def test_what_is_no_json_object_is_refused(
+async def test_a_body_that_is_no_json_object_is_refused(
     make_node: NodeMaker, registry: Registry, body: bytes
 ) -> None:
     registry.put("a/manifests/1", body, MANIFEST)
@@ -322,7 +322,7 @@ async def test_an_index_leads_to_no_other_index_and_to_no_other_bytes(
         assert error.reason == "manifest_invalid"
 
 
-async def test_a_configuration_says_nothing_but_its_architecture(
+async def test_only_the_architecture_of_a_configuration_is_read(
     make_node: NodeMaker, registry: Registry
 ) -> None:
     value = registry.manifest("a", [LAYER], architecture="")
@@ -332,7 +332,7 @@ async def test_a_configuration_says_nothing_but_its_architecture(
 
 
 @pytest.mark.parametrize("token", [False, True])
-async def test_a_registry_that_stalls_is_given_up(
+async def test_a_stalled_registry_is_abandoned(
     make_node: NodeMaker, registry: Registry, token: bool
 ) -> None:
     async with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", hang=True) as base:
@@ -355,7 +355,7 @@ async def _hangs(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_an_endless_manifest_is_given_up(make_node: NodeMaker) -> None:
+async def test_an_endless_manifest_is_abandoned(make_node: NodeMaker) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"
     async with raw_server(head + bytes(3 * 1024**2), hang=True) as base:
         host = base.removeprefix("http://")

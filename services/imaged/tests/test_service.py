@@ -1,4 +1,4 @@
-"""The service over the bus: records in, ready events and facts out; the repair path."""
+"""The service over the bus: records in, ready events and events out; the repair path."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ JOB = uid(0xABC)
 
 @dataclass
 class Desk:
-    """A client's side of the bus, with what imaged told it so far."""
+    """A client's side of the bus, with imaged's messages so far."""
 
     bus: MemoryBus
     state: Path
@@ -110,7 +110,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         yield made
 
 
-async def test_a_record_becomes_disks_a_ready_event_and_facts(desk: Desk, tmp_path: Path) -> None:
+async def test_a_record_becomes_disks_a_ready_event_and_events(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
     await desk.put(record(volume("tiny", 64 * MIB), empty(MIB)))
     ready = await desk.ready()
@@ -140,7 +140,7 @@ async def test_a_refusal_is_a_ready_event_with_the_error(desk: Desk) -> None:
     assert answer["error"]["reason"] == "image_unknown"
 
 
-async def test_what_failed_for_a_while_is_tried_again(tmp_path: Path, server: Web) -> None:
+async def test_a_temporary_failure_is_retried(tmp_path: Path, server: Web) -> None:
     async def busy(_: web.Request) -> web.Response:
         del server.handlers["a"]
         return web.Response(status=503)
@@ -155,7 +155,7 @@ async def test_what_failed_for_a_while_is_tried_again(tmp_path: Path, server: We
         assert (second.error, set(second.disks)) == (None, {"root"})
 
 
-async def test_what_failed_for_good_is_tried_again_for_who_asks(desk: Desk, tmp_path: Path) -> None:
+async def test_a_permanent_failure_is_retried_on_request(desk: Desk, tmp_path: Path) -> None:
     wanted = record(volume("tiny"))
     await desk.put(wanted)
     assert (await desk.ready()).error is not None
@@ -165,7 +165,7 @@ async def test_what_failed_for_good_is_tried_again_for_who_asks(desk: Desk, tmp_
     assert desk.disk("root").exists()
 
 
-async def test_a_mended_record_replaces_the_failing_one(desk: Desk, tmp_path: Path) -> None:
+async def test_a_repaired_record_replaces_the_failing_one(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
     await desk.put(record(volume("nosuch")))
     assert (await desk.ready()).error is not None
@@ -181,7 +181,7 @@ async def test_ensure_is_answered_with_the_disks(desk: Desk, tmp_path: Path) -> 
     assert desk.disk("root").exists()
 
 
-async def test_ensure_says_pulling_when_its_deadline_comes_first(
+async def test_ensure_answers_pulling_when_its_deadline_comes_first(
     desk: Desk, server: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "ANSWER_BEFORE_S", 3.0)  # a busy machine may lose a second
@@ -196,7 +196,7 @@ async def test_ensure_says_pulling_when_its_deadline_comes_first(
     with pytest.raises(VirtbusError) as caught:
         await desk.ask("ensure", Ensure(record=wanted), timeout_s=3.2)
     assert (caught.value.reason, caught.value.code) == ("image_pulling", 503)
-    release.set()  # the pull went on meanwhile
+    release.set()  # the pull continued meanwhile
     assert (await desk.ready()).error is None
     assert len(server.requests) == 1
 
@@ -218,7 +218,7 @@ async def test_release_is_by_request_only(desk: Desk) -> None:
     assert not (await desk.ask("inspect", Inspect())).get("things")
 
 
-async def test_an_audit_removes_nothing_that_a_record_stands_for(desk: Desk) -> None:
+async def test_an_audit_removes_nothing_that_belongs_to_a_record(desk: Desk) -> None:
     await desk.put(record(empty(MIB)))
     assert "data" in (await desk.ready()).disks
     path = desk.disk("data")
@@ -273,9 +273,7 @@ async def test_pull_and_list(desk: Desk, tmp_path: Path) -> None:
     assert caught.value.reason == "image_unknown"
 
 
-async def test_a_deleted_image_goes_when_the_last_disk_of_it_does(
-    desk: Desk, tmp_path: Path
-) -> None:
+async def test_a_deleted_image_is_removed_with_its_last_disk(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "source/tiny.qcow2").write_bytes(qcow2_image())
     image = await desk.ask("pull", PullImage(ref="tiny", job=JOB))
     await desk.ask("ensure", Ensure(record=record(volume("tiny"))))
@@ -315,7 +313,7 @@ async def test_malformed_requests_are_refused_and_the_service_stays_up(
     assert await desk.ask("list", {}) == HeldImages().model_dump(exclude_defaults=True)
 
 
-async def test_what_is_no_record_is_passed_over(desk: Desk) -> None:
+async def test_keys_other_than_records_are_skipped(desk: Desk) -> None:
     await desk.bus.put(subjects.join_nonce(NODE), encode({"nonce": "x"}))
     await desk.bus.put(subjects.vm_record(NODE, uid(3)), encode(Tombstone(uid=uid(3))))
     await desk.bus.put(subjects.vm_record(NODE, uid(4)), b"\xc1garbage")

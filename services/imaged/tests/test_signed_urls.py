@@ -1,4 +1,4 @@
-"""Queries of URLs are secrets of their VMs: used for the pull, and told or stored nowhere (L4)."""
+"""Queries of URLs are secrets of their VMs: used for the pull, never revealed or stored (L4)."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ QUERY, OTHER = "X-Amz-Signature=hunter2", "X-Amz-Signature=hunter3"
 
 @pytest.fixture
 def bucket(server: Web) -> Web:
-    """Shows its file to those with a signature."""
+    """Serves its file to requests with a signature."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.query_string not in {QUERY, OTHER}:
@@ -41,7 +41,7 @@ def wanted(bucket: Web, *, query: str = QUERY, one: str = UID, pin: str = "") ->
 
 
 def on_disk(node: Node) -> bytes:
-    """All names and contents of files that imaged keeps."""
+    """Return all names and contents of imaged's files."""
     files = [path for path in node.state.rglob("*") if path.is_file()]
     return b"".join(str(path).encode() + path.read_bytes() for path in files)
 
@@ -58,7 +58,7 @@ async def refused(node: Node, one: VmRecord, secret: str) -> VirtbusError:
 
 
 @pytest.mark.parametrize("pin", ["", f"@{DIGEST}"], ids=["no pin", "pinned"])
-async def test_an_image_is_pulled_with_a_query_that_stands_nowhere_afterwards(
+async def test_an_image_is_pulled_with_a_query_that_is_stored_nowhere(
     make_node: NodeMaker, bucket: Web, caplog: pytest.LogCaptureFixture, pin: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -70,8 +70,8 @@ async def test_an_image_is_pulled_with_a_query_that_stands_nowhere_afterwards(
         assert "hunter" not in str(error)
         done = await node.disks.ensure(one, None, {"root": QUERY})
         assert done.ready.digest == DIGEST
-        await node.disks.ensure(one)  # what stands needs no query
-        await node.disks.ensure(wanted(bucket, one=uid(2), pin=pin))  # nor what is here
+        await node.disks.ensure(one)  # an existing disk needs no query
+        await node.disks.ensure(wanted(bucket, one=uid(2), pin=pin))  # nor does an existing image
         asked = [request.query_string for request in bucket.requests]
         assert asked == [QUERY], "one transfer"
         assert b"hunter" not in on_disk(node)
@@ -135,7 +135,7 @@ async def test_another_signature_of_a_pinned_file_transfers_it_once(
         assert image.names == (bucket.url(f"disk.qcow2@{DIGEST}"),)
 
 
-async def test_other_queries_are_other_images_where_no_digest_says_what_they_are(
+async def test_without_a_digest_other_queries_are_other_images(
     make_node: NodeMaker, server: Web
 ) -> None:
     other = qcow2_image(payload=2000)
@@ -164,7 +164,7 @@ async def test_a_record_of_an_older_controller_is_still_pulled(
         assert b"hunter" not in on_disk(node)
 
 
-async def test_names_that_were_stored_with_a_query_are_let_go_at_the_next_start(
+async def test_names_stored_with_a_query_are_removed_at_the_next_start(
     make_node: NodeMaker, bucket: Web
 ) -> None:
     ref = bucket.url(f"disk.qcow2?{QUERY}")

@@ -1,4 +1,4 @@
-"""Where images come from besides URLs: names, allowed roots, the store itself (IMG-16, IMG-17)."""
+"""Image sources other than URLs: names, allowed roots, the store itself (IMG-16, IMG-17)."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ async def refused(images: Images, ref: str) -> VirtbusError:
     return caught.value
 
 
-async def test_names_are_translated_and_unknown_ones_say_what_is_near(
+async def test_names_are_translated_and_unknown_ones_get_a_hint(
     make_node: NodeMaker, server: Web
 ) -> None:
     server.files["debian-12.qcow2"] = qcow2_image()

@@ -1,4 +1,4 @@
-"""Slots of pulls are fair: nobody holds them by being slow, or by being many."""
+"""Pull slots are fair: a slow or frequent user cannot hold them."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def held(pull: Pull, held_s: float, moved_bytes: int = 0) -> Pull:
     return replace(pull, held_s=held_s, moved_bytes=moved_bytes)
 
 
-# --- the rules ---------------------------------------------------------------------------------
+# --- rules -------------------------------------------------------------------------------------
 def test_half_of_the_slots_are_the_most_for_a_source_or_a_namespace() -> None:
     for first, second, third in (
         [pull(n, host="x") for n in range(3)],
@@ -45,13 +45,13 @@ def test_half_of_the_slots_are_the_most_for_a_source_or_a_namespace() -> None:
 
 
 def test_a_shared_pull_waits_for_the_best_of_its_namespaces() -> None:
-    """Who asks first for what others want must not make them wait behind it."""
+    """The first request for a shared image must not delay the later ones."""
     running = [pull(n, namespace="many") for n in (0, 1)]
     shared = Pull(2, "h", frozenset({"many", "other"}))
     assert next_of([shared], running, 4) == shared
 
 
-def test_the_least_rate_grows_with_the_queue() -> None:
+def test_the_minimum_rate_grows_with_the_queue() -> None:
     rates = [least_rate_bytes_s(n, LIMITS) for n in (1, 2, 4, 100)]
     assert rates == [512 * KIB, 1024 * KIB, 4096 * KIB, 4096 * KIB]
 
@@ -61,7 +61,7 @@ def test_the_least_rate_grows_with_the_queue() -> None:
     [(4, 0, False), (5, 0, True), (5, 5 * 512 * KIB - 1, True), (5, 5 * 512 * KIB, False),
      (59, 59 * MIB, False), (60, 60 * MIB, True)],
 )  # fmt: skip
-def test_a_turn_ends_soon_where_it_is_slow_and_later_where_it_is_not(
+def test_a_slow_turn_ends_early_and_a_fast_one_later(
     held_s: float, moved_bytes: int, ends: bool
 ) -> None:
     slow = held(pull(0), held_s, moved_bytes)
@@ -73,14 +73,14 @@ def test_a_turn_ends_soon_where_it_is_slow_and_later_where_it_is_not(
     assert gives_way([pull(4)], [settled, *others], 4, LIMITS) in {None, *others}
 
 
-def test_nobody_gives_way_to_one_that_cannot_use_the_slot() -> None:
+def test_no_pull_yields_to_one_that_cannot_use_the_slot() -> None:
     running = [*(held(pull(n, namespace="a"), 999) for n in (0, 1)), pull(2), pull(3)]
     assert gives_way([pull(4, namespace="b")], running, 4, LIMITS) in running[:2]
     running = [held(pull(0), 999), pull(1), *(pull(n, namespace="a") for n in (2, 3))]
     assert gives_way([pull(4, namespace="a")], running, 4, LIMITS) is None
 
 
-def test_one_that_gave_way_has_a_longer_turn_but_not_against_newcomers() -> None:
+def test_a_pull_that_lost_its_slot_gets_a_longer_turn_but_not_against_newcomers() -> None:
     slow = held(pull(0, yields=3), 6)
     full = [slow, *(held(pull(n), 0, 1 << 40) for n in (1, 2, 3))]
     assert gives_way([pull(4, yields=3)], full, 4, LIMITS) is None
@@ -122,7 +122,7 @@ def test_slots_are_never_overbooked_and_never_idle_for_a_stranger(
 # --- real transfers ----------------------------------------------------------------------------
 @contextlib.asynccontextmanager
 async def trickling(host: str) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that is just fast enough for an empty queue, for ever; what was asked of it."""
+    """A server that is forever just fast enough for an empty queue; its requests."""
     asked: list[bytes] = []
     gone = asyncio.Event()
 
@@ -147,7 +147,7 @@ async def trickling(host: str) -> AsyncIterator[tuple[str, list[bytes]]]:
 
 @contextlib.asynccontextmanager
 async def pulled_slowly(node: Node, askers: dict[str, Asker]) -> AsyncIterator[None]:
-    """Pulls by URL, in work while the context is open."""
+    """Pulls by URL, in progress while the context is open."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(node.images.ensure(parse_image_ref(url), asker))
@@ -161,7 +161,7 @@ async def pulled_slowly(node: Node, askers: dict[str, Asker]) -> AsyncIterator[N
                 task.cancel()
 
 
-async def test_four_slow_servers_do_not_hold_up_a_healthy_one(
+async def test_four_slow_servers_do_not_delay_a_healthy_one(
     make_node: NodeMaker, server: Web
 ) -> None:
     server.files["a"] = qcow2_image()
@@ -195,7 +195,7 @@ async def test_the_many_pulls_of_one_leave_slots_to_others_at_once(
         assert sum(len(asked) for _, asked in slow) == 2
 
 
-async def test_a_pull_that_gives_way_goes_on_from_what_it_has(
+async def test_a_pull_that_lost_its_slot_resumes_its_partial_file(
     make_node: NodeMaker, server: Web
 ) -> None:
     data, resumed = qcow2_image(), asyncio.Event()
@@ -228,7 +228,7 @@ async def test_a_pull_that_gives_way_goes_on_from_what_it_has(
         assert node.store.path(image.digest).read_bytes() == data
 
 
-# --- what reading an image costs ---------------------------------------------------------------
+# --- cost of reading an image ------------------------------------------------------------------
 async def test_layers_that_take_long_for_their_size_are_refused(
     make_node: NodeMaker, server: Web
 ) -> None:

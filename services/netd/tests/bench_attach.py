@@ -1,7 +1,7 @@
-"""netd's figures, one JSON line each: `python services/netd/tests/bench_attach.py`, as root.
+"""Prints netd's figures, one JSON line each. Run this file as root.
 
-Everything happens in a network namespace of its own. CPU is that of this process and its
-children; medians, so that a noisy neighbour does not decide.
+Everything runs in a network namespace of its own. CPU is that of this process and its children.
+Medians reduce the effect of other load.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def cpu_ms() -> float:
 
 
 class Figure:
-    """Samples of one thing."""
+    """Samples of one figure."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -137,7 +137,7 @@ async def dhcp(node: Node) -> None:
 
 
 async def handover(node: Node) -> None:
-    """Arm, and the wrapper from exec to the exec of its emulator (/bin/true)."""
+    """Grant, and the wrapper from exec to the exec of its emulator (/bin/true)."""
     (uid,) = uids(1)
     await node.attach(uid)
     figures = {name: Figure(name) for name in ("arm", "wrapper in C", "wrapper in Python")}

@@ -1,4 +1,4 @@
-"""Fixtures: the pretended host, and netd's attachments on it."""
+"""Fixtures: the simulated host, and netd's attachments on it."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# pytest's importlib mode puts no test folder on the path; what tests share is imported from here.
+# pytest's importlib mode puts no test folder on the path; shared fixtures are imported here.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from services.netd.tests.pretended_host import Host, Node, pretended_host
@@ -20,7 +20,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.fixture
 async def node(host: Host) -> AsyncIterator[Node]:
-    """Attachments that have recovered, on a host that is left as it was found."""
+    """Attachments that have recovered; afterwards the host is unchanged."""
     before = host.census()
     made = Node(host)
     await made.start()

@@ -48,13 +48,13 @@ def _links_here() -> set[str]:
 
 @dataclass
 class Host:
-    """The pretended host: where things are, and what is there."""
+    """The simulated host: its paths, and its objects."""
 
     tmp: Path
     namespaces: Namespaces
 
     def census(self) -> dict[str, Any]:
-        """What must be equal before and after."""
+        """Return the objects that must be equal before and after."""
         tables = subprocess.run(
             ["nft", "list", "tables"], capture_output=True, text=True, check=True
         ).stdout
@@ -67,7 +67,7 @@ class Host:
         }
 
     async def returns_to(self, before: dict[str, Any]) -> None:
-        """Return when the census is `before` again; the kernel frees things a little later."""
+        """Return once the census is `before` again; the kernel frees objects a little later."""
         try:
             await eventually(lambda: self.census() == before)
         except TimeoutError:
@@ -140,7 +140,7 @@ def checksum(data: bytes) -> int:
 
 
 class Guest:
-    """A guest in user space: it speaks through the tap descriptor that QEMU would get."""
+    """A guest in user space: it sends through the tap descriptor that QEMU would get."""
 
     def __init__(self, fd: int, mac: str, address: str) -> None:
         self.fd = fd
@@ -231,7 +231,7 @@ class Guest:
         return self.ipv4(to, destination, 17, payload, **options)
 
     async def receive(self, wanted: Callable[[bytes], bool], timeout_s: float = 5.0) -> bytes:
-        """The next frame that is `wanted`; TimeoutError where none comes."""
+        """Return the next `wanted` frame; TimeoutError if none comes."""
         async with asyncio.timeout(timeout_s):
             while True:
                 frame = await self.frames.get()
@@ -239,7 +239,7 @@ class Guest:
                     return frame
 
     async def resolve(self, address: IPv4Address) -> bytes:
-        """The MAC of a neighbour by ARP."""
+        """Return the MAC of a neighbour by ARP."""
         for _attempt in range(20):
             self.send(self.arp(1, b"\xff" * 6, address))
             try:
@@ -257,7 +257,7 @@ class Guest:
         raise TimeoutError(f"{address} does not answer ARP")
 
     async def ping(self, address: IPv4Address, via: IPv4Address | None = None) -> None:
-        """Return when an echo reply of `address` came; TimeoutError where none does."""
+        """Return once an echo reply of `address` came; TimeoutError if none does."""
         mac = await self.resolve(via or address)
         icmp = struct.pack("!BBHHH", 8, 0, 0, 7, 1) + b"virtbus"
         icmp = icmp[:2] + struct.pack("!H", checksum(icmp)) + icmp[4:]
@@ -270,7 +270,7 @@ class Guest:
 
 
 async def ping_from_host(address: str, timeout_s: float = 5.0) -> None:
-    """Return when `address` answers an echo request of this thread's namespace."""
+    """Return once `address` answers an echo request of this thread's namespace."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
         raw.setblocking(False)
@@ -285,14 +285,14 @@ async def ping_from_host(address: str, timeout_s: float = 5.0) -> None:
 
 
 async def eventually(check: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return when `check` holds; the kernel frees namespaces a little later."""
+    """Return once `check` holds; the kernel frees namespaces a little later."""
     async with asyncio.timeout(timeout_s):
         while not check():
             await asyncio.sleep(0.01)
 
 
 class Node:
-    """netd's attachments as its service wires them; `restart` is a new process on the same host."""
+    """netd's attachments wired as in its service; `restart` is a new process on the same host."""
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ class Node:
         self.doors.files.close()
 
     async def end(self) -> None:
-        """Release all, and wait until the kernel has freed it."""
+        """Release all, and wait until the kernel has freed them."""
         for uid in list(self.attachments.held()):
             await self.attachments.release(uid, 1_000)
         await self.attachments.tidy()
@@ -375,7 +375,7 @@ class Node:
                     os.close(fd)
 
     def inside(self, uid: str, command: str) -> str:
-        """The output of a shell command in the VM's namespace."""
+        """Return the output of a shell command in the VM's namespace."""
         path = self.host.namespaces.path(netns(uid))
         done = subprocess.run(
             ["nsenter", f"--net={path}", "sh", "-c", command],

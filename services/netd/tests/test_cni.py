@@ -1,4 +1,4 @@
-"""CNI by the real plugins, and by plugins that misbehave (NET-10, NET-11)."""
+"""CNI with the real plugins, and with plugins that misbehave (NET-10, NET-11)."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def bridge(node: Node, **more: Any) -> dict[str, Any]:
 
 
 def plugin(node: Node, name: str, script: str) -> None:
-    """A plugin of our own, which notes each command that it was run for."""
+    """A plugin of our own, which records each of its commands."""
     directory = node.host.tmp / "cni-bin"
     directory.mkdir(exist_ok=True)
     path = directory / name
@@ -58,7 +58,7 @@ def leases(node: Node) -> list[str]:
 
 
 def without_bridge() -> None:
-    """What the bridge plugin leaves by design: its bridge, and forwarding switched on."""
+    """Remains of the bridge plugin by design: its bridge, and enabled forwarding."""
     subprocess.run(["ip", "link", "del", "cnitest0"], check=False)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("0")
 
@@ -156,7 +156,7 @@ async def test_a_removed_plugin_does_not_stop_the_release(node: Node) -> None:
     without_bridge()
 
 
-async def test_after_a_reboot_the_plugins_are_run_anew(node: Node) -> None:
+async def test_after_a_reboot_the_plugins_run_again(node: Node) -> None:
     conflist(node, "lan", bridge(node))
     ready = await node.attach(A, networks=("lan",))
     node.stop()
@@ -223,7 +223,7 @@ async def test_plugins_that_choose_the_mac_are_attached_before_the_start_next_ti
         ("echo oops >&2; exit 3", "cni_failed", "oops"),
     ],
 )
-async def test_a_plugin_that_misbehaves_is_undone(
+async def test_the_effects_of_a_misbehaving_plugin_are_reverted(
     node: Node, script: str, reason: str, words: str
 ) -> None:
     plugin(node, "bad", f'[ "$CNI_COMMAND" = DEL ] && exit 0\n{script}')
@@ -240,7 +240,7 @@ async def test_a_plugin_that_misbehaves_is_undone(
 
 
 def runs(pid: str) -> bool:
-    """False for a zombie, which has no command line: PID 1 reaps when it likes."""
+    """Return False for a zombie, which has no command line: PID 1 may reap it late."""
     cmdline = Path("/proc", pid, "cmdline")
     return cmdline.exists() and cmdline.read_bytes() != b""
 
@@ -277,7 +277,9 @@ async def test_a_release_that_a_plugin_refuses_can_be_repeated(node: Node) -> No
         ('{"name": "other", "type": "bridge"}', "no network 'lan' on this node; known: default, o"),
     ],
 )
-async def test_configuration_that_cannot_work_says_why(node: Node, text: str, words: str) -> None:
+async def test_an_impossible_configuration_names_the_cause(
+    node: Node, text: str, words: str
+) -> None:
     (node.conf_dir / "10-lan.conf").write_text(text)
     with pytest.raises(VirtbusError, match=words.replace("../", r"\.\./")):
         await node.attach(A, networks=("lan",))

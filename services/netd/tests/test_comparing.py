@@ -1,4 +1,4 @@
-"""Somebody removes parts of a VM's network behind netd's back: what netd sees, mends and tells."""
+"""Another program removes parts of a VM's network: netd notices, repairs and reports it."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ EMULATOR = "import sys; print(flush=True); sys.stdin.read()"
 
 @asynccontextmanager
 async def running(node: Node) -> AsyncIterator[Guest]:
-    """A guest whose tap an emulator's process holds too."""
+    """A guest whose tap is also open in an emulator's process."""
     attachment, taps = await node.attachments.take_taps(A, 5.0)
     nic = attachment.nics[0]
     with subprocess.Popen(
@@ -99,7 +99,7 @@ async def test_a_record_seen_again_does_not_cut_off_a_guest_of_an_unnamed_namesp
         "nft flush ruleset",
     ],
 )
-async def test_what_is_missing_inside_is_made_anew_under_the_guest(
+async def test_missing_parts_inside_are_made_again_under_the_guest(
     node: Node, command: str
 ) -> None:
     await node.attach(A)
@@ -111,7 +111,7 @@ async def test_what_is_missing_inside_is_made_anew_under_the_guest(
         assert await node.attachments.compare() == []
 
 
-async def test_a_firewall_that_is_loaded_anew_takes_the_hosts_rules_for_a_moment_only(
+async def test_the_hosts_rules_are_restored_after_a_firewall_reload(
     node: Node,
 ) -> None:
     await node.attach(A)
@@ -129,7 +129,7 @@ async def test_a_firewall_that_is_loaded_anew_takes_the_hosts_rules_for_a_moment
         await guest.ping(GATEWAY)
 
 
-async def test_a_tap_removed_under_a_guest_is_told_until_the_guest_was_started_anew(
+async def test_a_tap_removed_under_a_guest_is_reported_until_its_restart(
     node: Node,
 ) -> None:
     first = await node.attach(A)
@@ -142,7 +142,7 @@ async def test_a_tap_removed_under_a_guest_is_told_until_the_guest_was_started_a
         assert phase(node) is NetPhase.FAILED
         with pytest.raises(VirtbusError, match="stop and start the VM"):
             await node.attach(A)
-        assert await node.attachments.compare() == []  # told once
+        assert await node.attachments.compare() == []  # reported once
     again = await node.attach(A)
     assert again.interfaces == first.interfaces
     async with running(node) as guest:
@@ -156,12 +156,12 @@ async def test_a_tap_removed_while_no_guest_runs_is_back_at_once(node: Node) -> 
     (finding,) = await node.attachments.compare()
     assert finding.error is None
     node.inside(A, "ip link del tap0")
-    await node.attach(A)  # as well without a comparison
+    await node.attach(A)  # the same without a comparison
     async with running(node) as guest:
         await guest.ping(GATEWAY)
 
 
-async def test_a_cni_link_removed_under_a_guest_is_told_and_made_anew_at_the_next_start(
+async def test_a_removed_cni_link_is_reported_and_made_again_at_the_next_start(
     node: Node,
 ) -> None:
     conflist(node, "lan", bridge(node))

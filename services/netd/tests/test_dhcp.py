@@ -1,4 +1,4 @@
-"""DHCP as bytes: exact answers, silence for all else, and no input that breaks the parser."""
+"""DHCP as bytes: exact answers, silence for everything else, and no input breaks the parser."""
 
 import struct
 from dataclasses import replace
@@ -70,7 +70,7 @@ def options_of(reply: Answer) -> dict[int, bytes]:
     return found
 
 
-def test_a_discover_is_offered_exactly_what_was_assigned() -> None:
+def test_a_discover_gets_exactly_the_assigned_configuration() -> None:
     reply = answered(request(Kind.DISCOVER))
     assert reply is not None
     assert (reply.kind, reply.destination, reply.unicast) == (Kind.OFFER, ADDRESS, True)
@@ -119,7 +119,7 @@ def test_a_nak_is_broadcast_and_gives_nothing() -> None:
     assert set(options_of(reply)) == {Option.MESSAGE_TYPE, Option.SERVER_ID}
 
 
-def test_a_client_that_cannot_take_unicast_is_answered_by_broadcast() -> None:
+def test_a_client_that_cannot_receive_unicast_is_answered_by_broadcast() -> None:
     reply = answered(request(Kind.DISCOVER, flags=0x8000))
     assert reply is not None
     assert not reply.unicast
@@ -162,7 +162,7 @@ def test_inform_is_answered_without_a_lease() -> None:
         "empty",
     ],
 )
-def test_silence(message: bytes) -> None:
+def test_no_answer_is_sent(message: bytes) -> None:
     assert answered(message) is None
 
 
@@ -189,7 +189,7 @@ def test_a_router_outside_the_subnet_is_first_reached_on_the_link() -> None:
     )
 
 
-def test_what_does_not_fit_the_clients_buffer_is_left_out_from_the_end() -> None:
+def test_an_answer_is_cut_at_the_end_to_fit_the_clients_buffer() -> None:
     search = tuple(f"{'x' * 60}.{number}.example" for number in range(8))
     small = answered(request(), replace(OFFER, search=search))
     large = answered(request(Kind.DISCOVER, (57, b"\x05\xdc")), replace(OFFER, search=search))

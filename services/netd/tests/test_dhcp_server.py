@@ -1,4 +1,4 @@
-"""DHCP over a real tap: a guest in user space asks, netd answers, the bridge hears nothing."""
+"""DHCP over a real tap: a guest in user space asks, netd answers, the bridge receives nothing."""
 
 import asyncio
 import struct
@@ -29,7 +29,7 @@ async def reply(guest: Guest, timeout_s: float = 5.0) -> bytes:
     return frame[42:]
 
 
-async def test_a_guest_gets_its_address_and_nobody_else_hears_it_ask(node: Node) -> None:
+async def test_a_guest_gets_its_address_and_nobody_else_sees_its_request(node: Node) -> None:
     await node.attach(A)
     async with node.guest(A) as guest:
         with wire() as host:
@@ -79,7 +79,7 @@ async def test_a_flood_is_answered_slowly_and_the_loop_stays_free(node: Node) ->
         assert sum(node.doors.dhcp.counts(A).values()) <= BURST + 5
 
 
-async def test_each_interface_is_told_its_own_address_and_one_default_route(node: Node) -> None:
+async def test_each_interface_gets_its_own_address_and_only_one_a_default_route(node: Node) -> None:
     ready = await node.attach(A, networks=("default", "default"))
     routers = []
     for index in (0, 1):

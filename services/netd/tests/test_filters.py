@@ -1,4 +1,4 @@
-"""What a guest may not send is dropped at its tap: live packets, not rule texts (NET-06)."""
+"""Forbidden frames of a guest are dropped at its tap: live packets, not rule texts (NET-06)."""
 
 import contextlib
 import socket
@@ -25,7 +25,7 @@ class Wire:
         self._packets = packets
 
     def seen(self, mark: bytes) -> bool:
-        """True when a frame with `mark` came: it is here before the sender's write ends."""
+        """Return True if a frame with `mark` came: it is here before the sender's write ends."""
         found = False
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -122,7 +122,7 @@ async def test_the_filter_holds_after(node: Node, event: str) -> None:
 
 
 async def test_the_filter_is_there_before_the_tap_is_up(node: Node) -> None:
-    """The netdev chain names its device and the tap is up last: both are seen together or never."""
+    """The netdev chain names its device, and the tap comes up last: both appear together."""
     await node.attach(A)
     rules = node.inside(A, "nft list ruleset")
     assert 'hook ingress device "tap0" priority filter; policy drop' in rules

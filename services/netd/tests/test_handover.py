@@ -1,4 +1,4 @@
-"""The two sockets and the wrapper: who gets descriptors, who does not, and what QEMU inherits."""
+"""The two sockets and the wrapper: permissions for descriptors, and QEMU's inherited ones."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ CGROUPS = Path("/sys/fs/cgroup/unified")
 
 
 class Desk:
-    """A hand-over server, what it reported, and the wrapper installed for it."""
+    """A hand-over server, its reports, and the wrapper installed for it."""
 
     def __init__(self, node: Node, server: HandoverServer, done: list[Handover]) -> None:
         self.node = node
@@ -73,7 +73,7 @@ class Desk:
     async def start(
         self, language: str, *arguments: str, uid: str = A, domain: str = DOMAIN
     ) -> tuple[int, list[str], str]:
-        """Run the wrapper as libvirt does, in the domain's cgroup; exit code, stdout, stderr."""
+        """Run the wrapper as libvirt does, in the domain's cgroup; return its code and output."""
         with machine_cgroup(domain) as procs:
             process = await asyncio.create_subprocess_exec(
                 "/bin/sh",
@@ -176,7 +176,7 @@ async def test_refusals_are_one_line_that_libvirt_can_show(desk: Desk, language:
 
 
 @pytest.mark.parametrize("language", ["c", "python"])
-async def test_without_netd_the_wrapper_says_so(desk: Desk, language: str) -> None:
+async def test_without_netd_the_wrapper_reports_it(desk: Desk, language: str) -> None:
     wrapper = install(
         desk.node.host.tmp / "alone",
         desk.node.host.tmp / "nobody.sock",
@@ -201,7 +201,7 @@ async def test_without_netd_the_wrapper_says_so(desk: Desk, language: str) -> No
         (b"", b"netd_gone"),
     ],
 )
-async def test_a_wrapper_that_is_answered_nonsense_never_starts_qemu(
+async def test_a_wrapper_with_an_invalid_answer_never_starts_qemu(
     desk: Desk, language: str, answer: bytes, code: bytes
 ) -> None:
     path = desk.node.host.tmp / "fake.sock"
@@ -272,7 +272,7 @@ async def test_a_process_outside_the_domains_cgroup_is_denied(desk: Desk) -> Non
     writer.close()
 
 
-async def test_arming_what_cannot_start_is_refused(desk: Desk) -> None:
+async def test_a_grant_for_an_impossible_start_is_refused(desk: Desk) -> None:
     await desk.node.attach(A)
     unknown, older = await desk.arm(B), await desk.arm(A, epoch=9)
     assert unknown.error is not None
@@ -310,7 +310,7 @@ async def test_bad_frames_are_closed_and_others_served(desk: Desk, sent: bytes) 
     assert (await desk.start("c"))[0] == 0
 
 
-async def test_half_a_frame_is_given_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_frame_is_dropped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("virtbus.netd.edge.handover.READ_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_unix_connection(desk.server.wrapper_path)
     writer.write(b"\0\0\0\x50half")
@@ -340,7 +340,7 @@ async def test_a_thousand_connections_leave_no_descriptors_and_others_are_served
 
 
 async def test_one_machine_or_user_holds_its_share_and_others_are_served(desk: Desk) -> None:
-    """An emulator that a guest broke out to asks for descriptors and then says nothing."""
+    """A compromised emulator requests descriptors and then stays silent."""
     await desk.node.attach(A)
     await desk.arm()
     async with contextlib.AsyncExitStack() as stack:
@@ -361,13 +361,15 @@ async def test_one_machine_or_user_holds_its_share_and_others_are_served(desk: D
 
 FLOOD = """
 import os, socket, sys, threading, time
+folder, name = os.path.split(sys.argv[1])
+os.chdir(folder)  # pytest closes its own folder to other users at each start
 os.setgid(65534); os.setuid(65534)
 end = time.monotonic() + float(sys.argv[2])
 def connect():
     while time.monotonic() < end:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.setblocking(sys.argv[3] == "waits")
-            try: sock.connect(sys.argv[1])
+            try: sock.connect(name)
             except BlockingIOError: pass
 threads = [threading.Thread(target=connect) for _ in range(20)]
 for thread in threads: thread.start()
@@ -379,8 +381,7 @@ for thread in threads: thread.join()
 async def test_a_flood_of_another_user_keeps_no_guest_from_starting(desk: Desk, way: str) -> None:
     """Forty threads connect as fast as they can, with a backlog that is always full."""
     path = desk.server.wrapper_path
-    for folder in path.parents[:-2]:
-        folder.chmod(folder.stat().st_mode | 0o011)
+    path.parent.chmod(path.parent.stat().st_mode | 0o011)
     await desk.node.attach(A)
     desk.wrapper("c")
     flood = (sys.executable, "-c", FLOOD, str(path), "6", way)
@@ -438,7 +439,7 @@ async def test_a_cgroup_that_is_no_text_ends_nothing_but_its_connection(
     assert "connection_failed" not in caplog.text
 
 
-async def test_whatever_a_peer_makes_fail_costs_its_own_connection_only(desk: Desk) -> None:
+async def test_a_peers_failure_costs_only_its_own_connection(desk: Desk) -> None:
     def broken(_pid: int) -> tuple[bytes, str]:
         message = "something that nobody thought of"
         raise LookupError(message)
@@ -471,7 +472,7 @@ def _not_blocking(check: Callable[[], bool]) -> bool:
         return False
 
 
-async def test_the_sockets_have_the_permissions_of_the_design(desk: Desk) -> None:
+async def test_the_sockets_have_the_documented_permissions(desk: Desk) -> None:
     assert desk.server.admin_path.stat().st_mode & 0o777 == 0o600
     assert desk.server.wrapper_path.stat().st_mode & 0o777 == 0o666
     assert desk.server.admin_path.parent.stat().st_mode & 0o777 == 0o711

@@ -1,4 +1,4 @@
-"""Whatever is sent to netd: it lives, and requesters are answered (ADR 0028)."""
+"""netd survives every message, and every requester gets an answer (ADR 0028)."""
 
 import pytest
 from services.netd.tests.pretended_host import Host, make_record
@@ -11,7 +11,7 @@ from virtbus.netd.service import teardown
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
-async def test_netd_survives_whatever_is_sent_to_it(host: Host) -> None:
+async def test_netd_survives_every_message(host: Host) -> None:
     server = MemoryServer()
     async with serving(host, server) as desk:
         assert not unheard(server, "rpc", "netd.")

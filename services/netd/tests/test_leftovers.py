@@ -1,4 +1,4 @@
-"""What an audit is told of the host's network: strays, what is missing, and that it is mended."""
+"""netd's audit report of the host's network: strays, missing objects, and repairs."""
 
 import subprocess
 from pathlib import Path
@@ -62,7 +62,7 @@ async def test_a_namespace_is_known_by_its_mark_after_a_restart(node: Node, netw
         without_bridge()
 
 
-async def test_what_is_another_instance_s_or_nobody_s_is_no_stray(node: Node) -> None:
+async def test_objects_of_another_instance_or_nobody_are_no_strays(node: Node) -> None:
     other = Node(node.host, "10.128.0.1/16", bridge="virtbus1", state="other")
     await other.start()
     try:
@@ -91,7 +91,7 @@ async def test_what_is_another_instance_s_or_nobody_s_is_no_stray(node: Node) ->
         ("ip link delete virtbus0", HOST, "bridge virtbus0: gone"),
     ],
 )
-async def test_what_somebody_took_is_told_and_made_again(
+async def test_parts_removed_by_others_are_reported_and_made_again(
     node: Node, blow: str, uid: str, said: str
 ) -> None:
     await node.attach(A)
@@ -101,7 +101,7 @@ async def test_what_somebody_took_is_told_and_made_again(
     assert await leftovers(node).faults() == {}
 
 
-async def test_what_is_missing_inside_a_namespace_is_told_and_made_again(node: Node) -> None:
+async def test_missing_parts_inside_a_namespace_are_reported_and_made_again(node: Node) -> None:
     await node.attach(A)
     node.inside(A, "ip link set tap0 nomaster; nft flush ruleset")
     faults = (await leftovers(node).faults())[A]
@@ -110,7 +110,7 @@ async def test_what_is_missing_inside_a_namespace_is_told_and_made_again(node: N
     assert await leftovers(node).faults() == {}
 
 
-async def test_a_host_side_that_no_vm_needs_is_told_and_removed(node: Node) -> None:
+async def test_an_unneeded_host_side_is_reported_and_removed(node: Node) -> None:
     await node.attach(A)
     await node.attachments.release(A, 1)
     assert await leftovers(node).faults() == {}, "netd is about to remove it"
@@ -124,7 +124,7 @@ async def test_a_host_side_that_no_vm_needs_is_told_and_removed(node: Node) -> N
     assert not Path("/sys/class/net/virtbus0").exists()
 
 
-async def test_the_bridge_of_earlier_settings_is_told_and_removed(node: Node) -> None:
+async def test_the_bridge_of_earlier_settings_is_reported_and_removed(node: Node) -> None:
     await node.attach(A)
     node.stop()
     renamed = Node(node.host, bridge="virtbus7")

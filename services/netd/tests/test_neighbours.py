@@ -1,4 +1,4 @@
-"""Two instances of virtbus on one host: neither touches what is the other's."""
+"""Two instances of virtbus on one host: neither touches the other's objects."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the kernel is asked and answers, over real sockets where nothing else is said."""
+"""Netlink requests and answers, over real sockets unless noted."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def ip(*arguments: str) -> str:
 
 
 class Wire:
-    """A kernel that ends each list at once; the first `interrupted` of them changed meanwhile."""
+    """A kernel that ends each list at once; the first `interrupted` lists changed meanwhile."""
 
     def __init__(self, interrupted: int) -> None:
         self.interrupted = interrupted
@@ -51,19 +51,19 @@ def over(wire: Wire) -> Netlink:
     return netlink
 
 
-def test_a_list_that_changed_while_it_was_told_is_asked_for_again() -> None:
+def test_a_list_that_changed_while_it_was_read_is_requested_again() -> None:
     wire = Wire(interrupted=2)
     assert links.list_links(over(wire)) == []
     assert wire.asked == 3
 
 
-def test_a_list_that_never_holds_still_is_an_error_that_names_it() -> None:
+def test_a_list_that_always_changes_is_an_error_that_names_it() -> None:
     with pytest.raises(NetlinkError, match="list links") as refused:
         links.list_links(over(Wire(interrupted=1000)))
     assert refused.value.errno == errno.EAGAIN
 
 
-def test_a_bridge_is_made_once_with_what_was_asked(host: Host) -> None:
+def test_a_bridge_is_made_once_with_the_requested_settings(host: Host) -> None:
     with Netlink() as netlink:
         bridge = links.new_bridge("vbtest0", index=1234, mac="02:00:00:00:00:07")
         netlink.do([bridge, bridge, host_end.no_ipv6("vbtest0")])
@@ -133,7 +133,7 @@ def test_the_longest_mark_is_an_alias_that_the_kernel_takes(host: Host) -> None:
 
 
 def test_only_the_messages_of_pyroute2_are_loaded() -> None:
-    """Its package loads all of it, sockets and their event loops included: 6 MB of each netd."""
+    """The package loads everything, including sockets with event loops: 6 MB in each netd."""
     script = (
         "import sys, virtbus.netd.__main__\n"
         "print(*(name for name in sys.modules if name.startswith('pyroute2.')))\n"

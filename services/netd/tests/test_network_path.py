@@ -1,4 +1,4 @@
-"""The built-in network with real frames: guest to host, guest to guest, guest to the world."""
+"""The built-in network with real frames: guest to host, guest to guest, guest to the outside."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ GATEWAY = IPv4Address("10.127.0.1")
 
 @contextlib.contextmanager
 def world(*more: IPv4Address) -> Iterator[None]:
-    """A second namespace behind the host: 198.51.100.2, which knows no route to the guests.
+    """A second namespace behind the host: 198.51.100.2, which has no route to the guests.
 
     It refuses connections to any port of its addresses, so each is answered.
     """
@@ -159,7 +159,7 @@ def listening(address: str, *ports: int) -> Iterator[None]:
 
 
 async def answers(guest: object, to: IPv4Address, port: int) -> bool:
-    """True when a SYN to `to` is answered by anything."""
+    """Return True if anything answers a SYN to `to`."""
     from services.netd.tests.pretended_host import Guest, checksum
 
     assert isinstance(guest, Guest)
@@ -176,7 +176,7 @@ async def answers(guest: object, to: IPv4Address, port: int) -> bool:
     return True
 
 
-async def test_doing_it_twice_changes_nothing(node: Node) -> None:
+async def test_a_repeated_attach_changes_nothing(node: Node) -> None:
     first = await node.attach(A)
     links = node.host.census()["links"]
     assert await node.attach(A) == first
@@ -285,7 +285,7 @@ async def test_a_subnet_of_the_host_is_refused(node: Node) -> None:
         subprocess.run(["ip", "link", "del", "lan0"], check=True)
 
 
-async def test_a_vm_without_interfaces_is_ready_with_nothing_made(node: Node) -> None:
+async def test_a_vm_without_interfaces_is_ready_without_a_network(node: Node) -> None:
     ready = await node.attach(A, networks=())
     assert (ready.phase, ready.interfaces) == (NetPhase.READY, ())
     assert node.host.census()["netns"] == []
@@ -308,7 +308,7 @@ async def test_twenty_vms_at_once_get_twenty_addresses(node: Node) -> None:
     assert os.path.isdir("/proc/self")
 
 
-async def test_out_of_descriptors_is_an_error_and_passes_by_itself(node: Node) -> None:
+async def test_running_out_of_descriptors_is_an_error_and_recovers(node: Node) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     hogs = []

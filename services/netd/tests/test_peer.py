@@ -1,4 +1,4 @@
-"""Is a process the emulator of a domain? And the frames that it may send."""
+"""The check that a process is a domain's emulator, and the frames that it may send."""
 
 import pytest
 from hypothesis import given

@@ -46,7 +46,7 @@ def test_uids_that_share_their_beginning_have_other_links() -> None:
     assert names.host_link(A, 0) != names.host_link(B, 0)
 
 
-def test_a_plan_takes_the_specs_mac_and_makes_the_others() -> None:
+def test_a_plan_uses_the_specs_mac_and_generates_the_others() -> None:
     record = make_record(A, networks=("default", "lan"), macs=("02:00:00:00:00:07", None))
     plan = plan_of(record)
     assert [nic.kind for nic in plan.nics] == [NicKind.BRIDGE, NicKind.CNI]
@@ -109,7 +109,7 @@ def test_a_subnet_that_cannot_serve_is_refused(subnet: str) -> None:
         Settings(node="n1", subnet=subnet)
 
 
-def test_a_dns_stub_on_loopback_is_not_told_to_guests(tmp_path: Path) -> None:
+def test_a_dns_stub_on_loopback_is_not_offered_to_guests(tmp_path: Path) -> None:
     path = tmp_path / "resolv.conf"
     path.write_text(
         "# x\nnameserver 127.0.0.53\nnameserver 192.0.2.5\nnameserver fe80::1\nsearch a\n"

@@ -1,4 +1,4 @@
-"""netd is killed at every step of attach and release; the next one goes on from what it finds."""
+"""Kills netd at every step of attach and release; the next one continues from the host."""
 
 import asyncio
 import os
@@ -35,11 +35,11 @@ B = "0192f0c1-2d3e-7abc-8def-00000000000b"
 GATEWAY = IPv4Address("10.127.0.1")
 STEPS = {"send", "ioctl", "replace", "unlink", "_call", "write_sysctl", "make_and_enter", "bind"}
 CNI_STEPS = {"replace", "unlink", "make_and_enter", "run", "_listen", "wait", "read_result"}
-"""What differs where plugins are run: before, during and after each, and what is kept of it."""
+"""The differences with plugins: before, during and after each, and its stored result."""
 
 
 class Killer:
-    """A profile function that ends this process, as kill -9 does, at the n-th step."""
+    """A profile function that kills this process at the n-th step, as kill -9 does."""
 
     def __init__(self, at: int, steps: set[str]) -> None:
         self._left = at
@@ -61,7 +61,7 @@ class Killer:
 
 
 def killed_at(step: int, work: Callable[[], Awaitable[object]], steps: set[str] = STEPS) -> bool:
-    """Run `work` in a child that dies at `step`; False when it came to its end."""
+    """Run `work` in a child that dies at `step`; return False if it finished."""
     pid = os.fork()
     if pid == 0:
         killer = Killer(step, steps)
@@ -110,7 +110,7 @@ async def gone(host: Host, *, census: dict[str, Any]) -> None:
     }
 
 
-def test_killed_at_any_step_of_attach_the_next_attach_works_and_release_leaves_nothing(
+def test_after_a_kill_at_any_step_of_attach_the_next_attach_works_and_release_leaves_nothing(
     host: Host,
 ) -> None:
     before = host.census()
@@ -122,7 +122,7 @@ def test_killed_at_any_step_of_attach_the_next_attach_works_and_release_leaves_n
     asyncio.run(gone(host, census=before))
 
 
-def test_killed_at_any_step_of_release_nothing_is_left_by_the_next(host: Host) -> None:
+def test_after_a_kill_at_any_step_of_release_the_next_leaves_nothing(host: Host) -> None:
     before = host.census()
     step = 0
     asyncio.run(attach(host))
@@ -169,7 +169,7 @@ def forget_cni() -> None:
     forget_rules()
 
 
-def test_killed_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no_lease(
+def test_after_a_kill_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no_lease(
     host: Host,
 ) -> None:
     cni_on(host)
@@ -183,7 +183,7 @@ def test_killed_at_any_step_of_a_cni_attach_the_next_works_and_release_leaves_no
     forget_cni()
 
 
-def test_killed_at_any_step_of_a_cni_release_the_address_is_never_given_twice(host: Host) -> None:
+def test_after_a_kill_at_any_step_of_a_cni_release_no_address_is_given_twice(host: Host) -> None:
     cni_on(host)
     step = 0
     asyncio.run(attach_cni(host))
@@ -194,7 +194,7 @@ def test_killed_at_any_step_of_a_cni_release_the_address_is_never_given_twice(ho
     forget_cni()
 
 
-def test_a_plugin_that_outlives_its_netd_is_ended_before_its_work_is_undone(host: Host) -> None:
+def test_a_plugin_that_outlives_netd_is_ended_before_its_effects_are_reverted(host: Host) -> None:
     node = Node(host)
     late = "sleep 60; touch $0.late"
     plugin(node, "slow", f'if [ "$CNI_COMMAND" = ADD ]; then echo $$ > $0.pid; {late}; fi')
@@ -308,7 +308,7 @@ async def test_a_record_that_comes_after_its_release_makes_nothing(node: Node) -
     with pytest.raises(VirtbusError, match="was released"):
         await node.attach(A)
     assert A not in node.attachments.held()
-    await node.attach(A, epoch=2)  # assigned anew
+    await node.attach(A, epoch=2)  # assigned again
     assert node.host.census() == before
     assert await node.attachments.release(A, ANY_EPOCH)
-    await node.attach(A, epoch=3)  # an audit says nothing of what comes
+    await node.attach(A, epoch=3)  # an audit does not report future objects

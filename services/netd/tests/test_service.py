@@ -1,4 +1,4 @@
-"""The service on a bus: records in, ready events and facts out, the repair path, its sockets."""
+"""The service on a bus: records in, ready events and events out, the repair path, its sockets."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ def settings_on(host: Host) -> Settings:
 
 
 class Desk:
-    """A client's side of the bus, with what netd told it so far."""
+    """A client's side of the bus, with netd's messages so far."""
 
     def __init__(self, bus: MemoryBus, settings: Settings) -> None:
         self.bus = bus
@@ -139,7 +139,7 @@ async def test_ensure_and_release_by_request_are_repeatable(desk: Desk) -> None:
     await eventually_kinds(desk, [Kind.NETWORK_READY, Kind.NETWORK_RELEASED])
 
 
-async def test_an_audit_removes_nothing_that_a_record_stands_for(desk: Desk) -> None:
+async def test_an_audit_removes_nothing_that_belongs_to_a_record(desk: Desk) -> None:
     await desk.put(make_record(A))
     assert (await desk.ready()).phase is NetPhase.READY
     with pytest.raises(VirtbusError) as caught:
@@ -149,7 +149,7 @@ async def test_an_audit_removes_nothing_that_a_record_stands_for(desk: Desk) -> 
 
 
 @pytest.mark.parametrize("verb", ["release", "inspect"])
-async def test_a_uid_that_is_none_is_refused_with_its_path(desk: Desk, verb: str) -> None:
+async def test_an_invalid_uid_is_refused_with_its_path(desk: Desk, verb: str) -> None:
     with pytest.raises(VirtbusError, match="uid: must be a UUID") as refused:
         await desk.ask(verb, {"uid": "../etc", "epoch": 1})
     assert refused.value.code == 400
@@ -202,7 +202,7 @@ async def test_hosts_that_come_and_go_are_closed_to_guests(desk: Desk) -> None:
     await desk.ready(B)
 
 
-async def test_the_hosts_own_addresses_are_told_without_the_guests_bridge(desk: Desk) -> None:
+async def test_the_hosts_own_addresses_are_reported_without_the_guests_bridge(desk: Desk) -> None:
     subprocess.run(["ip", "addr", "add", "198.51.100.1/32", "dev", "lo"], check=True)
     subprocess.run(["ip", "addr", "add", "2001:db8::1/128", "dev", "lo"], check=True)
     await desk.put(make_record(A))
@@ -210,7 +210,7 @@ async def test_the_hosts_own_addresses_are_told_without_the_guests_bridge(desk: 
     await eventually(lambda: desk.teles[-1].addresses == ("198.51.100.1", "2001:db8::1"))
 
 
-async def test_a_network_that_cannot_be_is_told_with_its_reason(desk: Desk) -> None:
+async def test_an_impossible_network_is_reported_with_its_reason(desk: Desk) -> None:
     await desk.put(make_record(A, networks=("nowhere",)))
     told = await desk.ready()
     assert told.phase is NetPhase.FAILED
@@ -224,7 +224,7 @@ async def test_a_network_that_cannot_be_is_told_with_its_reason(desk: Desk) -> N
             pass
 
 
-async def test_an_unreadable_record_stops_nobody(desk: Desk) -> None:
+async def test_an_unreadable_record_stops_no_other_vm(desk: Desk) -> None:
     await desk.bus.put(subjects.vm_record(NODE, B), b"\x81\xa3uid\xc1")
     await desk.put(make_record(A))
     assert (await desk.ready()).phase is NetPhase.READY
@@ -248,7 +248,7 @@ async def test_the_wrapper_and_the_sockets_are_there(desk: Desk) -> None:
     assert [network.name for network in desk.teles[-1].networks] == ["default"]
 
 
-async def test_networks_outlive_the_service_and_are_told_again(host: Host) -> None:
+async def test_networks_survive_the_service_and_are_reported_again(host: Host) -> None:
     server = MemoryServer()
     async with serving(host, server) as desk:
         await desk.put(make_record(A))

@@ -1,4 +1,4 @@
-"""The state files of netd, cut short: forgotten whole, never read in part."""
+"""Truncated state files of netd: forgotten whole, never read in part."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A node without a host: the real agent on the memory bus, a hypervisor made of a dict."""
+"""A node without a host: the real agent on the memory bus, with a dict as hypervisor."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -63,7 +63,7 @@ def record(number: int = 1, **more: Any) -> VmRecord:
 
 
 class Domains:
-    """The `Hypervisor` port as a dict: uid to state, and what was done, in order."""
+    """The `Hypervisor` port as a dict: uid to state, and its calls, in order."""
 
     healthy = True
 
@@ -159,7 +159,7 @@ class Domains:
 
 
 class Node:
-    """One host whose agent comes and goes; bus, domains and disk stay."""
+    """One host whose agent stops and restarts; bus, domains and disk stay."""
 
     def __init__(self, tmp: Path, **settings: Any) -> None:
         self.tmp = tmp
@@ -181,14 +181,14 @@ class Node:
         await self.bus.put(subjects.join_nonce(NODE), encode(JoinNonce(nonce=nonce)))
 
     async def other_bus(self, nonce: str = "bus-2") -> None:
-        """The bus is lost, and another, empty one is in its place."""
+        """The bus is lost, and another, empty one replaces it."""
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server, "test")
         await self.join(nonce)
 
     @asynccontextmanager
     async def agent(self, bus: MemoryBus | None = None) -> AsyncIterator[NodeAgent]:
-        """The agent's process, for as long as the context is open; on a connection of its own."""
+        """Run the agent's process while the context is open; on a connection of its own."""
         bus = bus or MemoryBus(self.server, "agent")
         self.files = StateFiles(self.settings.state_dir, self.settings.run_dir)
         self.files.open(NODE)
@@ -220,12 +220,12 @@ class Node:
         finally:
             self.files.close()
 
-    # --- what the bus shows ---------------------------------------------------------------
+    # --- state on the bus -----------------------------------------------------------------
     async def put(self, wanted: VmRecord) -> None:
         await self.bus.put(subjects.vm_record(wanted.node, wanted.uid), encode(wanted))
 
     async def start_another(self) -> None:
-        """Return when a VM that comes now was started: all that came before it was seen to."""
+        """Return once a new VM was started: all earlier events have been handled."""
         await self.put(record(99))
         await eventually(lambda: ("start", uid(99)) in self.domains.done)
 
@@ -245,7 +245,7 @@ class Node:
 
 
 def in_state(node: Node, state: str, of: str = uid(1)) -> Callable[[], Awaitable[bool]]:
-    """What `eventually` waits for: the status of `of` tells `state`."""
+    """A condition for `eventually`: the status of `of` shows `state`."""
 
     async def check() -> bool:
         return await node.state(of) == state
@@ -254,7 +254,7 @@ def in_state(node: Node, state: str, of: str = uid(1)) -> Callable[[], Awaitable
 
 
 async def eventually(check: Callable[[], Any], timeout_s: float = 5.0) -> Any:
-    """The first true value of `check`, which may be a coroutine function."""
+    """Return the first true value of `check`, which may be a coroutine function."""
     async with asyncio.timeout(timeout_s):
         while True:
             value = check()

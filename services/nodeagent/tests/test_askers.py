@@ -1,4 +1,4 @@
-"""A bridge opens consoles, ports and guests of the VMs that it made, on any node (M3)."""
+"""A bridge opens consoles, ports and guest agents only of its own VMs, on any node (M3)."""
 
 from pathlib import Path
 
@@ -22,9 +22,7 @@ ASKS = {
 
 
 @pytest.mark.parametrize("verb", ASKS)
-async def test_a_bridge_opens_nothing_of_a_vm_that_is_not_its_own(
-    tmp_path: Path, verb: str
-) -> None:
+async def test_a_bridge_opens_no_stream_of_another_owners_vm(tmp_path: Path, verb: str) -> None:
     made = Node(tmp_path)
     await made.join()
     async with made.agent():

@@ -1,4 +1,4 @@
-"""While libvirt does not answer nothing is known of guests, and the node says so (I9)."""
+"""While libvirt does not answer, guests' states are unknown, and the node reports it (I9)."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ A = uid(1)
 
 
 class Away(Domains):
-    """libvirtd comes and goes."""
+    """libvirtd that stops and restarts."""
 
     here = True
 
@@ -53,7 +53,7 @@ async def test_a_node_that_cannot_see_its_guests_is_recovering_until_it_has_comp
         await eventually(in_state(node, "Running"))
         assert await said(NodeState.READY)
         domains.go()
-        domains.set(A, DomainState.SHUT_OFF, Ending.CRASHED)  # nobody hears of it
+        domains.set(A, DomainState.SHUT_OFF, Ending.CRASHED)  # nobody receives the event
         await eventually(lambda: said(NodeState.RECOVERING))
         found = await node.liveness()
         assert found is not None
@@ -64,7 +64,7 @@ async def test_a_node_that_cannot_see_its_guests_is_recovering_until_it_has_comp
         await eventually(in_state(node, "Failed"))
 
 
-async def test_a_short_restart_of_libvirtd_is_not_told(tmp_path: Path) -> None:
+async def test_a_short_restart_of_libvirtd_is_not_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
     domains = await running(node)
     async with node.agent():
@@ -77,7 +77,7 @@ async def test_a_short_restart_of_libvirtd_is_not_told(tmp_path: Path) -> None:
         assert found.state is NodeState.READY
 
 
-async def test_a_list_that_fails_without_a_lost_connection_is_told_as_well(
+async def test_a_list_failure_without_a_lost_connection_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("virtbus.nodeagent.watched_domains.BLIND_AFTER_S", 0.05)

@@ -1,4 +1,4 @@
-"""A command acts at most once for its id, on the guest it was meant for, and says what became."""
+"""A command acts at most once for its id, on the intended guest, and reports its result."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -18,7 +18,7 @@ A = uid(1)
 
 
 class Stuck(Domains):
-    """Libvirt presses the button, and never says so."""
+    """libvirt presses the button, and never answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Gone(Domains):
 
 
 class Away(Domains):
-    """Libvirt goes away while it is asked."""
+    """libvirt ends during the call."""
 
     async def reset(self, of: str) -> bool:
         await super().reset(of)
@@ -82,7 +82,7 @@ def pressed(node: Node) -> list[str]:
     return [what for what, _ in node.domains.done if what in {"reset", "reboot"}]
 
 
-async def test_each_command_acts_once_however_often_it_comes(node: Node) -> None:
+async def test_each_command_acts_once_for_any_repeats(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -118,7 +118,7 @@ async def test_an_agent_that_died_between_act_and_answer_does_not_act_again(node
         assert pressed(node) == ["reset"]
 
 
-async def test_what_libvirt_did_not_answer_is_told_as_unknown_and_not_done_again(
+async def test_an_unanswered_command_of_libvirt_is_unknown_and_not_repeated(
     node: Node,
 ) -> None:
     node.domains = Away()
@@ -131,7 +131,7 @@ async def test_what_libvirt_did_not_answer_is_told_as_unknown_and_not_done_again
         assert pressed(node) == ["reset"]
 
 
-async def test_what_came_too_late_for_its_guest_is_told_as_that_however_often_it_comes(
+async def test_a_command_too_late_for_its_guest_gives_the_same_answer_to_any_repeats(
     node: Node,
 ) -> None:
     node.domains = Gone()
@@ -154,7 +154,7 @@ async def test_a_command_for_another_assignment_is_refused(node: Node) -> None:
         assert pressed(node) == ["reset"]
 
 
-async def test_a_vm_that_is_off_or_not_here_is_refused_with_what_to_do(node: Node) -> None:
+async def test_a_vm_that_is_off_or_not_here_is_refused_with_the_next_step(node: Node) -> None:
     await node.join()
     await node.put(record(powered=False))
     async with node.agent():
@@ -185,7 +185,7 @@ async def test_a_paused_guest_is_reset_but_not_asked_to_reboot(node: Node) -> No
         assert pressed(node) == ["reset"]
 
 
-async def test_a_held_vm_is_let_be(node: Node) -> None:
+async def test_a_held_vm_is_left_unchanged(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent() as agent:
@@ -195,7 +195,7 @@ async def test_a_held_vm_is_let_be(node: Node) -> None:
         assert pressed(node) == []
 
 
-async def test_what_is_remembered_of_a_vm_is_bounded_and_goes_with_it(node: Node) -> None:
+async def test_the_memory_of_a_vm_is_bounded_and_removed_with_it(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -212,7 +212,7 @@ async def test_what_is_remembered_of_a_vm_is_bounded_and_goes_with_it(node: Node
         assert not (node.files.vms / A).exists()
 
 
-async def test_an_unreadable_memory_is_told_and_hinders_nothing(
+async def test_an_unreadable_state_file_is_reported_and_blocks_nothing(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     await node.join()

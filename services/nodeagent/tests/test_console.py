@@ -1,4 +1,4 @@
-"""Consoles over a socket that plays QEMU's: a hostile guest, clients that come, go and stay."""
+"""Consoles over a socket that plays QEMU's: a hostile guest, and clients that connect and leave."""
 
 import asyncio
 import tempfile
@@ -18,7 +18,7 @@ UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 
 @dataclass
 class Serial:
-    """QEMU's end: one connection at a time, as its server sockets are."""
+    """QEMU's end: one connection at a time, like its server sockets."""
 
     path: Path
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -56,7 +56,7 @@ def consoles(folder: Path) -> Consoles:
 
 
 async def take(viewer: Viewer, size: int) -> bytes:
-    """The next bytes of the guest, at least `size` of them or all there are."""
+    """Return the next bytes of the guest, at least `size` of them or all."""
     seen = b""
     async for output in viewer.output():
         seen += output if isinstance(output, bytes) else b""
@@ -82,9 +82,7 @@ async def test_keys_go_in_and_output_comes_out(folder: Path, serial: Serial) -> 
             await asyncio.sleep(0)
 
 
-async def test_all_who_look_on_see_every_byte_over_one_connection(
-    folder: Path, serial: Serial
-) -> None:
+async def test_all_viewers_see_every_byte_over_one_connection(folder: Path, serial: Serial) -> None:
     door = consoles(folder)
     async with asyncio.timeout(10), AsyncExitStack() as stack:
         viewers = [await stack.enter_async_context(door.attach(UID)) for _ in range(10)]
@@ -95,7 +93,7 @@ async def test_all_who_look_on_see_every_byte_over_one_connection(
     assert len(serial.writers) == 1
 
 
-async def test_the_last_who_came_to_write_writes_until_they_leave(
+async def test_the_last_writer_to_connect_writes_until_it_leaves(
     folder: Path, serial: Serial
 ) -> None:
     door = consoles(folder)
@@ -114,7 +112,9 @@ async def test_the_last_who_came_to_write_writes_until_they_leave(
     assert not door._ports
 
 
-async def test_who_falls_behind_is_ended_and_the_others_go_on(folder: Path, serial: Serial) -> None:
+async def test_a_viewer_that_falls_behind_is_ended_and_the_others_continue(
+    folder: Path, serial: Serial
+) -> None:
     door = consoles(folder)
     async with asyncio.timeout(10), door.attach(UID) as slow, door.attach(UID) as fast:
         await serial.attached.get()
@@ -131,9 +131,7 @@ async def test_who_falls_behind_is_ended_and_the_others_go_on(folder: Path, seri
         assert fast.closed == "the guest stopped"
 
 
-async def test_what_was_written_before_comes_first_and_nothing_twice(
-    folder: Path, serial: Serial
-) -> None:
+async def test_earlier_output_comes_first_and_nothing_twice(folder: Path, serial: Serial) -> None:
     (folder / "console.log").write_bytes(b"boot messages\nlogin: ")
     door = consoles(folder)
     async with asyncio.timeout(5), door.attach(UID, tail_bytes=7) as first:
@@ -157,7 +155,7 @@ async def test_five_hundred_attaches_leave_nothing(folder: Path, serial: Serial)
     assert len(asyncio.all_tasks()) < 510
 
 
-async def test_no_guest_no_console(folder: Path) -> None:
+async def test_a_console_needs_a_running_guest(folder: Path) -> None:
     with pytest.raises(VirtbusError) as raised:
         async with consoles(folder).attach(UID):
             pass
@@ -187,7 +185,7 @@ async def test_the_log_gives_its_tail_and_no_symlink(folder: Path) -> None:
     assert await read(door) == b""
 
 
-async def test_a_followed_log_goes_on_after_its_rotation(folder: Path) -> None:
+async def test_a_followed_log_continues_after_its_rotation(folder: Path) -> None:
     door, log = consoles(folder), folder / "console.log"
     log.write_bytes(b"first line\n")
     seen = b""
@@ -202,13 +200,13 @@ async def test_a_followed_log_goes_on_after_its_rotation(folder: Path) -> None:
     assert seen == b"first line\nsecond\n"
 
 
-async def test_keys_that_waited_for_the_guest_are_dropped_where_another_writes_by_then(
+async def test_waiting_keys_are_dropped_if_another_viewer_writes_by_then(
     folder: Path, serial: Serial
 ) -> None:
     held = consoles(folder)
     async with asyncio.timeout(5), held.attach(UID) as first:
         await serial.attached.get()
-        held._ports[UID].pause_writing()  # as asyncio does for a guest that takes nothing
+        held._ports[UID].pause_writing()  # as asyncio does for a guest that reads nothing
         async with asyncio.TaskGroup() as group:
             group.create_task(first.write(b"rm -rf /\n"))
             await asyncio.sleep(0)

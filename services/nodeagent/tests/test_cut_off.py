@@ -1,4 +1,4 @@
-"""A guest that lost its network while it ran: told in its status, never ended for it."""
+"""A guest that loses its network while it runs: its status reports it, and the guest continues."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ A = uid(1)
 LOST = VirtbusError(Code.CONFLICT, "network_lost", "the running guest is cut off").body
 
 
-async def test_the_status_says_that_a_running_guest_is_cut_off_and_keeps_its_address(
+async def test_the_status_of_a_cut_off_guest_reports_it_and_keeps_the_address(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)

@@ -1,6 +1,6 @@
-"""A hostile imaged: whatever it says or puts into its folders, libvirt is told of no other file.
+"""A hostile imaged: with any report or file of it, libvirt gets no other file.
 
-imaged owns `disks/` and `images/`. libvirt, which is root, changes the owner of what the XML names.
+imaged owns `disks/` and `images/`. libvirt is root and changes the owner of files in the XML.
 """
 
 import os
@@ -69,7 +69,7 @@ async def test_libvirt_gets_a_name_of_the_disk_that_imaged_cannot_change(host: H
     assert source.path == str(host.pin)
     assert host.pin.samefile(host.disk)
     assert source.backing_path == str(host.image)
-    host.disk.unlink()  # by imaged, between the agent's look and libvirt's
+    host.disk.unlink()  # by imaged, between the agent's check and libvirt's
     host.disk.symlink_to(host.secret)
     assert not host.pin.is_symlink()
     assert host.pin.read_bytes() != host.secret.read_bytes()
@@ -119,7 +119,7 @@ def _hard_link(path: str) -> Callable[[Host], None]:
 
 
 def _second_name(host: Host) -> None:
-    """Of another file of the same name as the pin: the pin does not make up for it."""
+    """Of another file with the pinned name: the pin does not repair it."""
     host.pin.write_bytes(b"old")
     os.link(host.disk, host.state / "foreign")
 
@@ -186,7 +186,7 @@ HOSTILE: dict[str, Callable[[Host], object]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_what_is_not_the_vms_own_disk_is_refused(host: Host, what: str) -> None:
+async def test_a_file_other_than_the_vms_own_disk_is_refused(host: Host, what: str) -> None:
     HOSTILE[what](host)
     with pytest.raises(VirtbusError) as caught:
         await host.path()
@@ -204,13 +204,13 @@ def test_imaged_names_an_image_by_its_digest_only(digest: str) -> None:
     assert caught.value.reason in {"invalid", "disk_refused"}
 
 
-def test_no_path_of_imaged_is_taken() -> None:
+def test_no_path_from_imaged_is_used() -> None:
     said = {"path": "/etc/shadow", "format": "raw", "virtual_size_bytes": 1}
     told = {"uid": WANTED.uid, "epoch": 1, "disks": {"root": said, "more": said}}
     sources = disk_sources(Path("/s"), EMPTY, validate(ImageReady, told).disks)
     assert {source.path for source in sources.values()} == {f"/s/disks/{WANTED.uid}/root.qcow2"}
 
 
-def test_a_disk_that_imaged_left_out_is_told_by_name() -> None:
+def test_a_disk_that_imaged_omitted_is_named() -> None:
     with pytest.raises(VirtbusError, match="volume root is refused: imaged did not make it"):
         disk_sources(Path("/s"), WANTED, {})

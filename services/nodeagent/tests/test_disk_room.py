@@ -1,4 +1,4 @@
-"""A disk without room: guests wait and say why, and all goes on once there is some (F30)."""
+"""A full disk: guests wait and report the reason, and continue once there is space (F30)."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ from virtbus.nodeagent.edge import ledger, seed_iso
 A = uid(1)
 
 
-async def test_a_guest_that_waits_for_room_is_told_and_tried_again(tmp_path: Path) -> None:
+async def test_a_guest_that_waits_for_disk_space_is_reported_and_retried(tmp_path: Path) -> None:
     node = Node(tmp_path, compare_s=0.1)
     async with node.agent():
         await node.put(record())
@@ -63,7 +63,7 @@ def no_room(*_of: object, **_more: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-async def test_a_seed_that_does_not_fit_is_told_and_tried_again(
+async def test_a_seed_that_does_not_fit_is_reported_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node(tmp_path)

@@ -1,4 +1,4 @@
-"""The domain XML, held by golden files; `REGENERATE=1 pytest …` rewrites them for review."""
+"""The domain XML, checked by golden files; `REGENERATE=1 pytest …` rewrites them for review."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The node's own connections to its guests: whatever a guest does, none outlives its stream."""
+"""The node's connections to its guests: none outlives its stream, with any guest."""
 
 import asyncio
 import socket
@@ -32,11 +32,11 @@ class Display:
 
 
 async def say(_: StreamData) -> None:
-    """Nobody hears it."""
+    """Discard it."""
 
 
 async def left_in_the_midst(carry: Carry) -> socket.socket:
-    """Send more than the other side takes, then leave; the connection's socket."""
+    """Send more than the other side reads, then leave; return the connection's socket."""
     stream = Stream(say, Flow(MORE_THAN_ANY_BUFFER))
     stream.heard(StreamData(data=bytes(MORE_THAN_ANY_BUFFER)))
     writer: asyncio.StreamWriter = cast("partial[None]", carry).keywords["writer"]
@@ -58,7 +58,7 @@ async def gone(connected: socket.socket) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_guest_that_takes_nothing_keeps_no_connection(
+async def test_a_guest_that_reads_nothing_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doors, "CLOSE_S", 0.05)
@@ -69,7 +69,7 @@ async def test_a_guest_that_takes_nothing_keeps_no_connection(
         await gone(connected)
 
 
-async def test_a_display_that_takes_nothing_keeps_no_connection(
+async def test_a_display_that_reads_nothing_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doors, "CLOSE_S", 0.05)
@@ -80,7 +80,7 @@ async def test_a_display_that_takes_nothing_keeps_no_connection(
         await gone(connected)
 
 
-async def test_what_was_taken_of_a_client_that_leaves_still_reaches_the_guest() -> None:
+async def test_accepted_input_of_a_client_that_leaves_still_reaches_the_guest() -> None:
     display = Display()
     with display.qemus:
         async with GuestDoors(cast("Displays", display)).display(UID) as carry:
@@ -92,7 +92,7 @@ async def test_what_was_taken_of_a_client_that_leaves_still_reaches_the_guest() 
         assert display.qemus.recv(100) == b""
 
 
-async def test_an_address_that_no_datagram_can_go_to_is_refused_as_a_silent_port() -> None:
+async def test_an_unreachable_datagram_address_is_refused_like_a_silent_port() -> None:
     want = PortOpen(uid=UID, port=53, protocol="udp")
     with pytest.raises(VirtbusError) as refused:
         async with GuestDoors(cast("Displays", None)).port("255.255.255.255", want):

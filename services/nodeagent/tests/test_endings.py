@@ -1,4 +1,4 @@
-"""How a guest ended and how often it booted anew is told, and outlives the agent."""
+"""A guest's end and its number of reboots are reported, and survive the agent."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ async def boots_anew(node: Node, times: int) -> None:
         (Ending.CRASHED, DomainChange.CRASHED, "crashed"),
     ],
 )
-async def test_what_ended_a_guest_by_itself_is_told_with_its_time(
+async def test_the_cause_of_a_guests_own_end_is_reported_with_its_time(
     node: Node, ending: Ending, change: DomainChange, how: str
 ) -> None:
     await node.join()
@@ -73,16 +73,16 @@ async def test_what_ended_a_guest_by_itself_is_told_with_its_time(
         (DomainChange.WATCHDOG_POWEROFF, "watchdog", "the guest was powered off by its watchdog"),
     ],
 )
-async def test_a_panic_and_a_watchdog_are_crashes_that_are_called_by_their_names(
+async def test_panics_and_watchdogs_are_crashes_with_their_own_names(
     node: Node, change: DomainChange, how: str, words: str, strategy: str
 ) -> None:
     await node.join()
     await node.put(record(spec={"run_strategy": strategy}))
     async with node.agent():
         await eventually(in_state(node, "Running"))
-        node.domains.tell(DomainEvent(A, change))  # libvirt ends it, and tells that next
+        node.domains.tell(DomainEvent(A, change))  # libvirt ends it, and reports that next
         node.domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
-        node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # told twice, it counts once
+        node.domains.tell(DomainEvent(A, DomainChange.CRASHED))  # reported twice, it counts once
 
         async def ended() -> bool:
             return (await status(node)).last_end is not None
@@ -124,7 +124,7 @@ async def test_a_watchdog_that_resets_its_guest_is_a_fact_and_no_end(node: Node)
         assert end.how == "crashed"
 
 
-async def test_an_end_that_was_asked_for_says_so_and_is_told_of_the_next_run(node: Node) -> None:
+async def test_a_requested_end_is_marked_and_kept_in_the_next_run(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -184,7 +184,7 @@ async def test_a_firmware_that_resets_once_more_is_the_same_reboot(node: Node) -
         assert seen.reboots == 1
 
 
-async def test_a_guest_that_boots_anew_is_ready_once_it_answers_again(node: Node) -> None:
+async def test_a_rebooting_guest_is_ready_once_it_answers_again(node: Node) -> None:
     await node.join()
     await node.put(record())
 

@@ -1,4 +1,4 @@
-"""Records that came garbled: key and record name two VMs, and neither is to be believed."""
+"""Corrupted records: key and record name two VMs, and neither counts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What guests say of themselves: by a libvirt that is played here, to who asks over the bus."""
+"""Guest-agent data: from a simulated libvirt to a client on the bus."""
 
 import asyncio
 import socket
@@ -59,7 +59,7 @@ ANSWERS: dict[str, object] = {
 
 
 class Domain:
-    """A libvirt domain whose guest agent answers once it may."""
+    """A libvirt domain whose guest agent answers on a test's signal."""
 
     def __init__(self, uid: str, host: "Host") -> None:
         self._uid = uid
@@ -122,7 +122,7 @@ class Host:
 
 
 class Refusal(libvirt.libvirtError):
-    """libvirt's error, without a connection that it came from."""
+    """libvirt's error, without its connection."""
 
     def __init__(self, code: int, text: str) -> None:
         Exception.__init__(self, text)
@@ -171,7 +171,7 @@ async def ask(client: MemoryBus, uid: str = UIDS[0], **words: Any) -> GuestInfo:
     return validate(GuestInfo, answer)
 
 
-async def test_a_guest_tells_of_itself_over_the_bus(client: MemoryBus, host: Host) -> None:
+async def test_guest_agent_data_is_available_over_the_bus(client: MemoryBus, host: Host) -> None:
     info = await ask(client)
     assert host.asked == [(UIDS[0], 0)], "all that it knows"
     assert info.hostname == "web"
@@ -184,20 +184,24 @@ async def test_a_guest_tells_of_itself_over_the_bus(client: MemoryBus, host: Hos
     assert info.interfaces[0].addresses == ("10.127.0.5/24", "fe80::1/64")
 
 
-async def test_only_what_is_asked_for_is_asked_of_the_guest(client: MemoryBus, host: Host) -> None:
+async def test_only_the_requested_data_is_requested_from_the_guest(
+    client: MemoryBus, host: Host
+) -> None:
     await ask(client, about=(GuestQuestion.USERS, GuestQuestion.FILESYSTEMS))
     wanted = libvirt.VIR_DOMAIN_GUEST_INFO_USERS | libvirt.VIR_DOMAIN_GUEST_INFO_FILESYSTEM
     assert host.asked == [(UIDS[0], wanted)]
 
 
-async def test_a_vm_of_another_node_is_not_asked(client: MemoryBus, host: Host) -> None:
+async def test_a_vm_of_another_node_gets_no_request(client: MemoryBus, host: Host) -> None:
     with pytest.raises(VirtbusError) as caught:
         await ask(client, UIDS[1])
     assert caught.value.reason == "vm_not_here"
     assert host.asked == []
 
 
-async def test_an_absent_agent_is_told_with_the_next_step(client: MemoryBus, host: Host) -> None:
+async def test_an_absent_agent_is_reported_with_the_next_step(
+    client: MemoryBus, host: Host
+) -> None:
     text = "Guest agent is not responding: QEMU guest agent is not connected"
     host.error = Refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE, text)
     with pytest.raises(VirtbusError) as caught:
@@ -214,9 +218,7 @@ async def test_an_agent_that_libvirt_gives_up_is_silent(client: MemoryBus, host:
     assert (caught.value.code, caught.value.reason) == (Code.UNAVAILABLE, "guest_agent_silent")
 
 
-async def test_a_hung_guest_costs_its_asker_his_time_and_nobody_else(
-    guests: LibvirtGuests, host: Host
-) -> None:
+async def test_a_hung_guest_delays_only_its_own_client(guests: LibvirtGuests, host: Host) -> None:
     host.hung = {UIDS[0]}
     for _ in range(6):
         with pytest.raises(VirtbusError) as caught:
@@ -232,7 +234,7 @@ async def test_a_hung_guest_costs_its_asker_his_time_and_nobody_else(
     assert len(host.asked) == 10
 
 
-async def test_libvirt_waits_for_an_answer_no_longer_than_who_asks(
+async def test_libvirt_waits_for_an_answer_no_longer_than_the_client(
     guests: LibvirtGuests, host: Host
 ) -> None:
     await guests.ask(UIDS[0], (), timeout_s=3)
@@ -246,11 +248,11 @@ async def test_libvirt_waits_for_an_answer_no_longer_than_who_asks(
     assert host.patience_s == 10
 
 
-async def test_slow_guests_keep_no_quick_one_waiting_however_many_they_are(
+async def test_any_number_of_slow_guests_delays_no_quick_one(
     guests: LibvirtGuests, host: Host
 ) -> None:
     host.hung, took_s = set(UIDS[:8]), 0.0
-    for _ in range(4):  # it takes three until all are known
+    for _ in range(4):  # all are known after three
         async with asyncio.TaskGroup() as group:
             slow = [
                 group.create_task(silent(guests, uid, timeout_s=1.2)) for uid in sorted(host.hung)
@@ -290,7 +292,7 @@ async def test_displays_do_not_wait_for_guest_agents_nor_for_hung_displays(
     threads.close()
 
 
-async def test_a_refused_connection_leaves_the_next_asker_his_turn(
+async def test_a_refused_connection_does_not_cost_the_next_client_its_turn(
     guests: LibvirtGuests, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_uri: str) -> None:
@@ -305,7 +307,7 @@ async def test_a_refused_connection_leaves_the_next_asker_his_turn(
     assert await guests.ask(UIDS[0], (), timeout_s=10) == ANSWERS
 
 
-def test_a_guest_that_lies_is_cut_to_what_a_message_holds() -> None:
+def test_excessive_guest_data_is_cut_to_fit_a_message() -> None:
     huge: dict[str, object] = {
         "hostname": "x" * 10_000,
         "os.id": 7,
@@ -328,5 +330,5 @@ def test_a_guest_that_lies_is_cut_to_what_a_message_holds() -> None:
     assert len(encode(info)) < 1024**2
 
 
-def test_a_guest_that_tells_nothing_is_an_empty_answer() -> None:
+def test_a_guest_without_data_gives_an_empty_answer() -> None:
     assert guest_info({}) == GuestInfo()

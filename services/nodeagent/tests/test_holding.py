@@ -1,4 +1,4 @@
-"""VMs that the bus does not name, or that are of another bus: an agent holds them (ADR 0033)."""
+"""VMs without a record, or on another bus: an agent holds them (ADR 0033)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ def held(node: Node) -> Callable[[], Awaitable[bool]]:
 
 
 async def run_once(node: Node) -> None:
-    """One VM, started by an agent that is gone since."""
+    """One VM, started by an agent that has ended since."""
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -53,14 +53,14 @@ async def lose_record(node: Node) -> None:
     del node.server.shelf("$KV.vm.x").entries[subjects.vm_record(NODE, A)]
 
 
-async def test_a_vm_without_a_record_that_does_not_run_is_not_started_but_told(node: Node) -> None:
+async def test_a_stopped_vm_without_a_record_is_reported_and_not_started(node: Node) -> None:
     await run_once(node)
     await lose_record(node)
     node.domains.set(A, DomainState.SHUT_OFF)
     async with node.agent():
         await eventually(node_is(node, NodeState.READY, "1 VM(s) here have no record"))
         await eventually(held(node))
-        await asyncio.sleep(0.2)  # several comparisons later it is still so
+        await asyncio.sleep(0.2)  # several comparisons later it is unchanged
     assert node.domains.done == []
     assert A in await node.files.list()
 
@@ -79,7 +79,7 @@ async def test_a_running_vm_without_a_record_runs_on_and_is_not_started_again_wh
     assert node.domains.done == []
 
 
-async def test_a_record_that_comes_back_lets_the_vm_go_on(node: Node) -> None:
+async def test_a_record_that_returns_resumes_the_vm(node: Node) -> None:
     await run_once(node)
     await lose_record(node)
     node.domains.set(A, DomainState.SHUT_OFF)
@@ -94,7 +94,7 @@ async def test_a_record_that_comes_back_lets_the_vm_go_on(node: Node) -> None:
         assert "Held" not in {condition.type for condition in status.conditions}
 
 
-async def test_a_start_of_a_held_vm_is_not_told_as_done_before_it_is_begun(
+async def test_a_start_of_a_held_vm_is_not_done_before_it_begins(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, int]] = []
@@ -135,7 +135,7 @@ async def test_no_grace_ends_a_vm_without_a_record_and_it_is_counted(node: Node)
     assert A in await node.files.list()
 
 
-async def test_on_another_bus_all_is_held_and_the_supervisor_is_told_ready(
+async def test_on_another_bus_all_is_held_and_the_agent_reports_ready(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run_once(node)
@@ -167,7 +167,7 @@ async def test_records_of_another_bus_neither_start_nor_end_anything(node: Node)
     assert node.domains.done == []
 
 
-async def test_a_bus_that_is_made_anew_under_a_running_agent_holds_all(node: Node) -> None:
+async def test_an_agent_holds_all_vms_on_a_recreated_bus(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():

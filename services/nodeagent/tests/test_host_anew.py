@@ -1,4 +1,4 @@
-"""libvirt or the host started anew: no domain knows how its guest ended (F6, F23)."""
+"""libvirt or the host restarted: no domain knows how its guest ended (F6, F23)."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ async def started(node: Node, strategy: str) -> None:
 
 
 async def crashed(node: Node, strategy: str) -> None:
-    """A guest that crashed for good, and a host that is off since."""
+    """A permanently crashed guest, and a host that has been off since."""
     await started(node, strategy)
     async with node.agent():
         await eventually(in_state(node, "Running"))
@@ -69,7 +69,7 @@ async def test_a_guest_that_had_powered_itself_off_stays_off(tmp_path: Path, str
         await eventually(lambda: node.domains.done == [("start", A)])
 
 
-async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_path: Path) -> None:
+async def test_a_start_requested_while_the_host_was_off_is_executed(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await crashed(node, "Once")
     await node.put(record(1, spec={"run_strategy": "Once"}, power_epoch=1))
@@ -77,7 +77,7 @@ async def test_a_start_that_was_asked_for_while_the_host_was_off_is_done(tmp_pat
         await eventually(lambda: node.domains.done == [("start", A)])
 
 
-async def test_a_start_that_is_held_back_is_not_told_as_one_that_ended(tmp_path: Path) -> None:
+async def test_a_blocked_start_is_not_reported_as_an_end(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await started(node, "Once")
     async with node.agent() as agent:
@@ -115,7 +115,7 @@ async def test_a_guest_that_crashes_at_each_start_is_tried_ever_more_slowly_unti
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[2:])
-async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strategy: str) -> None:
+async def test_a_permanently_crashed_guest_stays_off(tmp_path: Path, strategy: str) -> None:
     node = Node(tmp_path)
     await crashed(node, strategy)
     async with node.agent() as agent:
@@ -124,7 +124,7 @@ async def test_a_guest_that_had_crashed_for_good_stays_off(tmp_path: Path, strat
 
 
 class Blind(MemoryBus):
-    """A bus whose statuses cannot be read for the first `times` tries."""
+    """A bus whose statuses cannot be read for the first `times` attempts."""
 
     def __init__(self, server: MemoryServer, times: int) -> None:
         super().__init__(server, "blind")
@@ -140,7 +140,7 @@ class Blind(MemoryBus):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[2:])
-async def test_a_status_that_cannot_be_read_yet_is_waited_for_not_guessed(
+async def test_the_agent_waits_for_a_temporarily_unreadable_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     monkeypatch.setattr(nodestatus, "RETRY_S", (0.01, 0.02))
@@ -156,7 +156,7 @@ async def test_a_status_that_cannot_be_read_yet_is_waited_for_not_guessed(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_what_may_have_run_once_is_not_started_where_its_status_is_unreadable(
+async def test_a_once_vm_with_an_unreadable_status_is_not_started(
     tmp_path: Path, strategy: str
 ) -> None:
     node = Node(tmp_path)

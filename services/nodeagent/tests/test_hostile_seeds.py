@@ -1,4 +1,4 @@
-"""User data that takes long to read holds up its own VM's seed, and nothing else (ADR 0029)."""
+"""Slow user data delays only its own VM's seed (ADR 0029)."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,12 @@ from virtbus.schemas.vm import VmRecord
 
 LARGE = "#cloud-config\n" + "#" * seed_iso.SMALL_BYTES
 MANY = 28
-"""As many as the pretended host has room for; an executor of asyncio has CPUs + 4 threads."""
+"""As many as the simulated host has room for; an executor of asyncio has CPUs + 4 threads."""
 
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Large user data is read without an end; set once it began."""
+    """Large user data is read endlessly; set once it began."""
     began, go_on = threading.Event(), threading.Event()
     real = seed.seed_files
 

@@ -1,4 +1,4 @@
-"""The hypervisor's door, on libvirt's own test driver, which runs in this process."""
+"""The hypervisor module, on libvirt's own test driver, which runs in this process."""
 
 import asyncio
 import threading
@@ -107,7 +107,9 @@ async def test_events_of_a_life_arrive_in_order(host: LibvirtHypervisor) -> None
         assert (await next_of(events, DomainChange.ENDED)).uid == uid(2)
 
 
-async def test_what_is_missing_is_no_error_to_end_but_is_to_start(host: LibvirtHypervisor) -> None:
+async def test_a_missing_domain_is_an_error_for_a_start_but_not_for_an_end(
+    host: LibvirtHypervisor,
+) -> None:
     await host.destroy(uid(9))
     await host.undefine(uid(9))
     assert await host.shutdown(uid(9)) is False
@@ -123,7 +125,7 @@ async def test_a_foreign_domain_is_neither_listed_nor_touched(host: LibvirtHyper
     await host.destroy(uid(5))
     await host.undefine(uid(5))
     with pytest.raises(VirtbusError):
-        await host.define(xml(5))  # the UUID is the foreigner's: it is still there
+        await host.define(xml(5))  # the UUID belongs to the foreign domain: it still exists
 
 
 async def test_many_at_once_use_one_connection_of_the_test_driver(host: LibvirtHypervisor) -> None:
@@ -138,7 +140,7 @@ async def test_many_at_once_use_one_connection_of_the_test_driver(host: LibvirtH
     assert all(domain.active for domain in running)
 
 
-async def test_libvirt_that_is_away_is_said_so_with_the_next_step(tmp_path: Path) -> None:
+async def test_a_missing_libvirt_is_reported_with_the_next_step(tmp_path: Path) -> None:
     uri = f"qemu+unix:///system?socket={tmp_path}/none"
     async with LibvirtHypervisor(uri, starts_at_once=4) as hypervisor, hypervisor.events():
         for _ in range(3):
@@ -149,7 +151,7 @@ async def test_libvirt_that_is_away_is_said_so_with_the_next_step(tmp_path: Path
             assert "start libvirtd" in str(raised.value)
 
 
-async def test_a_call_that_hangs_is_given_up_and_others_go_on() -> None:
+async def test_a_hung_call_is_abandoned_and_others_continue() -> None:
     threads = Threads("test")
     release = threading.Event()
     settled: list[str] = []
@@ -185,7 +187,7 @@ async def test_a_cancelled_caller_leaves_the_call_to_end_by_itself() -> None:
     threads.close()
 
 
-async def test_too_many_stuck_calls_make_the_door_refuse(tmp_path: Path) -> None:
+async def test_too_many_stuck_calls_make_the_hypervisor_refuse(tmp_path: Path) -> None:
     release = threading.Event()
     threads = Threads("test")
     links = Links(f"test://{_node(tmp_path)}", threads, at_once=9, stuck_limit=STUCK_LIMIT)
@@ -237,7 +239,7 @@ def test_the_cause_is_the_emulators_own_last_line(text: str, said: str) -> None:
 
 
 class Raised(libvirt.libvirtError):
-    """An error of libvirt, as it comes out of a call."""
+    """An error of libvirt, as a call raises it."""
 
     def __init__(self, code: int, domain: int, message: str) -> None:
         super().__init__(message)
@@ -257,12 +259,12 @@ def test_the_wrappers_line_gives_the_reason_and_whether_to_try_later() -> None:
     assert (never.code, never.reason) == (Code.INTERNAL, "mac_mismatch")
 
 
-def test_a_missing_disk_is_not_taken_for_a_libvirt_that_is_away() -> None:
+def test_a_missing_disk_is_not_mistaken_for_a_missing_libvirt() -> None:
     error = Raised(libvirt.VIR_ERR_SYSTEM_ERROR, 18, "Cannot access storage file '/x'")
     assert translated(error, "start the guest").reason == "libvirt_failed"
 
 
-def test_a_domain_whose_start_waits_is_starting_not_paused() -> None:
+def test_a_domain_with_a_waiting_start_is_starting_not_paused() -> None:
     paused, starting = libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP
     assert state_of(paused, starting) == (DomainState.STARTING, Ending.UNKNOWN)
     failed = state_of(libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_FAILED)

@@ -1,4 +1,4 @@
-"""The hypervisor's door on the real libvirtd, with guests that are one boot sector long."""
+"""The hypervisor module on the real libvirtd, with guests of one boot sector."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ URI = "qemu:///system"
 QEMU = "/usr/bin/qemu-system-x86_64"
 HALTS = bytes([0xFA, 0xF4, 0xEB, 0xFD])
 """cli; hlt; jmp: a guest that does nothing."""
-# On the serial port, what is typed comes back (in al,dx of LSR; test; in; out; jmp).
+# The serial port echoes its input (in al,dx of LSR; test; in; out; jmp).
 ECHOES = bytes(
     [0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xFB, 0xBA, 0xF8, 0x03, 0xEC, 0xEE, 0xEB, 0xF1]
 )
@@ -55,7 +55,7 @@ POWERS_OFF = bytes([0xBA, 0x04, 0x06, 0xB8, 0x00, 0x20, 0xEF, 0xF4])
 
 @dataclass
 class Host:
-    """A state directory that QEMU's user may pass through, and the real libvirtd."""
+    """A state folder that QEMU's user may traverse, and the real libvirtd."""
 
     hypervisor: LibvirtHypervisor
     files: StateFiles
@@ -167,7 +167,7 @@ async def test_a_guest_lives_from_define_to_undefine(host: Host) -> None:
         assert await host.hypervisor.facts(record.uid) is None
 
 
-async def test_a_guest_that_powers_off_is_told_from_one_that_is_killed(host: Host) -> None:
+async def test_a_guest_that_powers_off_is_distinguished_from_a_killed_one(host: Host) -> None:
     async with host.hypervisor.events() as events:
         off = host.record()
         await host.define(off, POWERS_OFF)
@@ -221,7 +221,7 @@ async def test_disks_of_every_bus_with_nine_sata_start(host: Host) -> None:
 
 
 def _reserved_ports_in_use(uid: str) -> set[str]:
-    """Ports of NICs (1 to 8) that libvirt gave to something else."""
+    """Return ports of NICs (1 to 8) that libvirt gave to another device."""
     connection = libvirt.open(URI)
     try:
         text = connection.lookupByUUIDString(uid).XMLDesc()
@@ -278,7 +278,7 @@ async def _start_refused(host: Host, uid: str) -> None:
         await host.hypervisor.start(uid)
 
 
-async def test_the_console_takes_keys_and_the_log_keeps_what_was_said(host: Host) -> None:
+async def test_the_console_accepts_keys_and_the_log_keeps_the_output(host: Host) -> None:
     record = host.record()
     await host.define(record, ECHOES)
     await host.hypervisor.start(record.uid)
@@ -318,7 +318,7 @@ async def _log(consoles: Consoles, uid: str) -> str:
 
 
 async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) -> None:
-    """The daemon is shared, so its death is played by closing our sockets to it."""
+    """The daemon is shared, so a test simulates its death by closing our sockets to it."""
     record = host.record()
     await host.define(record)
     async with host.hypervisor.events() as events:
@@ -326,7 +326,7 @@ async def test_a_lost_connection_is_made_again_and_events_with_it(host: Host) ->
         _cut_connections()
         async with asyncio.timeout(30):
             while await anext(aiter(events)) != DomainEvent("", None):
-                pass  # an event of somebody else's domain
+                pass  # an event of a foreign domain
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -355,7 +355,7 @@ def _cut_connections() -> None:
                 peer.shutdown(socket.SHUT_RDWR)
 
 
-async def test_a_hung_qemu_holds_up_nobody_and_can_be_ended(
+async def test_a_hung_qemu_delays_no_other_call_and_can_be_ended(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("virtbus.nodeagent.edge.hypervisor.MONITOR_TIMEOUT_S", 3.0)

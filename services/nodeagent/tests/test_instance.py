@@ -1,4 +1,4 @@
-"""One node id, one host: whoever has a node's credentials, one agent at a time acts for it."""
+"""One node id, one host: with any copies of the credentials, only one agent at a time acts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +22,7 @@ LIVES = count(1)
 
 
 class Disk:
-    """A state folder, with what else a host is known by; a copy of it is a clone."""
+    """A state folder, with the host's other identifiers; a copy of it is a clone."""
 
     def __init__(self, key: str = "k1", machine: str = "m1", boot: str = "b1") -> None:
         self.marks = HostMarks(key=key, machine=machine, hardware="h1")
@@ -31,7 +31,7 @@ class Disk:
         self.word = ("", "")
 
     def clone(self, **changed: str) -> "Disk":
-        """The same disk on other hardware, or in another place."""
+        """The same disk on other hardware, or in another folder."""
         other = Disk(boot=changed.pop("boot", "b2"))
         other.marks = self.marks.model_copy(update=changed)
         other.lives = set(self.lives)
@@ -74,7 +74,7 @@ async def claimed(disk: Disk, server: MemoryServer) -> Ownership:
 
 @asynccontextmanager
 async def refused(disk: Disk, server: MemoryServer, **more: object) -> AsyncIterator[Ownership]:
-    """A life that asks for the node and does not get it; it goes on asking meanwhile."""
+    """An instance that asks for the node and is refused; it keeps asking."""
     own = disk.life(MemoryBus(server), **more)  # type: ignore[arg-type]  # a callback
     async with asyncio.TaskGroup() as group:
         task = group.create_task(own.claim())
@@ -93,7 +93,7 @@ async def joined(server: MemoryServer, disk: Disk, **more: object) -> None:
 
 
 def damage(server: MemoryServer, value: bytes) -> None:
-    """Put bytes at the key as nobody's program would."""
+    """Put bytes at the key that no program of ours would write."""
     key = subjects.node_instance(NODE)
     server.shelf(key).apply(key, value)
 
@@ -105,7 +105,7 @@ async def beat(server: MemoryServer, own: Ownership, state: NodeState = NodeStat
     await MemoryBus(server).put(subjects.node_record(NODE), encode(record))
 
 
-async def test_a_killed_agents_successor_takes_over_at_once(server: MemoryServer) -> None:
+async def test_the_successor_of_a_killed_agent_takes_over_at_once(server: MemoryServer) -> None:
     disk = Disk()
     first = await claimed(disk, server)
     await beat(server, first)
@@ -130,7 +130,7 @@ async def test_a_killed_agents_successor_takes_over_at_once(server: MemoryServer
 )
 @pytest.mark.parametrize("known", [True, False], ids=["joined", "not joined yet"])
 @pytest.mark.parametrize("alive", [True, False], ids=["heard", "silent"])
-async def test_a_second_host_is_refused_whether_the_first_is_heard_or_not(
+async def test_a_second_host_is_refused_even_if_the_first_is_silent(
     server: MemoryServer, stranger: Callable[[Disk], Disk], *, known: bool, alive: bool
 ) -> None:
     disk = Disk()
@@ -150,7 +150,7 @@ async def test_a_second_host_is_refused_whether_the_first_is_heard_or_not(
         await first.prove()
 
 
-async def test_a_disk_of_yesterday_on_the_same_hardware_is_refused(server: MemoryServer) -> None:
+async def test_an_old_disk_on_the_same_hardware_is_refused(server: MemoryServer) -> None:
     disk = Disk()
     yesterday = disk.clone()
     await claimed(disk, server)
@@ -174,7 +174,7 @@ async def test_a_booted_host_waits_for_the_end_of_its_last_heartbeat(server: Mem
     assert own.held
 
 
-async def test_a_host_that_said_goodbye_boots_without_a_wait(server: MemoryServer) -> None:
+async def test_a_cleanly_stopped_host_boots_without_a_wait(server: MemoryServer) -> None:
     disk = Disk()
     first = await claimed(disk, server)
     await beat(server, first, NodeState.LEFT)
@@ -199,10 +199,10 @@ async def test_a_person_gives_the_node_to_the_host_that_waits(server: MemoryServ
         await first.prove()
     async with refused(disk, server):
         pass  # also after its next start
-    assert (await claimed(other, server)).held  # and the new host's agent may be started anew
+    assert (await claimed(other, server)).held  # and the new host's agent may be restarted
 
 
-async def test_the_word_is_void_once_the_holder_is_back(server: MemoryServer) -> None:
+async def test_a_takeover_is_void_once_the_holder_is_back(server: MemoryServer) -> None:
     disk, other = Disk(), Disk(key="other")
     first = await claimed(disk, server)
     await joined(server, disk)
@@ -228,7 +228,7 @@ async def test_a_host_that_was_replaced_ends_its_guests(server: MemoryServer) ->
 
     async with refused(other, server, on_replaced=end):
         await asyncio.sleep(0.1)
-        assert not ended.is_set()  # nobody said that this host is to be replaced
+        assert not ended.is_set()  # nobody has approved another host
     word = Takeover(instance="x", over=0, why="burnt", time_ns=1)
     await joined(server, other, takeover=word)
     disk.word = ("", "")
@@ -236,7 +236,7 @@ async def test_a_host_that_was_replaced_ends_its_guests(server: MemoryServer) ->
         await ended.wait()
 
 
-async def test_a_life_that_was_copied_with_its_memory_ends_one_of_the_two(
+async def test_one_of_two_copies_with_the_same_memory_ends(
     server: MemoryServer,
 ) -> None:
     disk = Disk()
@@ -251,7 +251,9 @@ async def test_a_life_that_was_copied_with_its_memory_ends_one_of_the_two(
     await first.prove()
 
 
-async def test_a_bus_that_was_emptied_or_rolled_back_is_taken_again(server: MemoryServer) -> None:
+async def test_the_key_is_taken_again_on_an_emptied_or_rolled_back_bus(
+    server: MemoryServer,
+) -> None:
     disk, bus = Disk(), MemoryBus(server)
     old = await claimed(disk, server)
     own = await claimed(disk, server)
@@ -265,16 +267,16 @@ async def test_a_bus_that_was_emptied_or_rolled_back_is_taken_again(server: Memo
     assert own.held
 
 
-async def test_of_a_bus_that_was_emptied_no_copy_takes_what_a_backup_gives_the_host(
+async def test_after_a_restore_no_copy_takes_the_hosts_node(
     server: MemoryServer,
 ) -> None:
     disk = Disk()
-    await joined(server, disk)  # of the backup; the key is not in it
+    await joined(server, disk)  # from the backup; the key is not in it
     async with refused(disk.clone(hardware="h2"), server):
         assert (await claimed(disk, server)).held
 
 
-async def test_hosts_that_ask_at_once_are_one_winner(server: MemoryServer) -> None:
+async def test_hosts_that_ask_at_once_have_one_winner(server: MemoryServer) -> None:
     disks = [Disk(key=f"k{number}") for number in range(5)]
     lives = [disk.life(MemoryBus(server)) for disk in disks]
     async with asyncio.TaskGroup() as group:
@@ -285,7 +287,7 @@ async def test_hosts_that_ask_at_once_are_one_winner(server: MemoryServer) -> No
             task.cancel()
 
 
-async def test_a_key_that_cannot_be_read_is_held_by_nobody_who_is_known(
+async def test_an_unreadable_key_has_an_unknown_holder(
     server: MemoryServer,
 ) -> None:
     disk = Disk()
@@ -307,7 +309,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damaged", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("known", [True, False], ids=["joined", "not joined yet"])
-async def test_a_life_that_holds_the_node_writes_a_damaged_key_anew(
+async def test_the_holder_of_a_node_rewrites_a_damaged_key(
     server: MemoryServer, damaged: bytes, *, known: bool
 ) -> None:
     disk, bus = Disk(), MemoryBus(server)
@@ -321,10 +323,10 @@ async def test_a_life_that_holds_the_node_writes_a_damaged_key_anew(
     key = await bus.get(subjects.node_instance(NODE))
     assert key is not None
     assert read(Instance, key.value).instance == own.me.instance
-    assert (await claimed(disk, server)).held  # and its successor takes over as ever
+    assert (await claimed(disk, server)).held  # and its successor takes over as usual
 
 
-async def test_a_damaged_key_may_be_of_a_host_that_was_given_the_node(
+async def test_a_damaged_key_may_belong_to_a_host_after_a_takeover(
     server: MemoryServer,
 ) -> None:
     for other in (Disk(key="other"), Disk()):  # the same host with another disk, too
@@ -339,7 +341,7 @@ async def test_a_damaged_key_may_be_of_a_host_that_was_given_the_node(
             await own.prove()
 
 
-def test_marks_that_a_machine_does_not_tell_say_nothing() -> None:
+def test_missing_identifiers_of_a_machine_are_not_compared() -> None:
     known, untold = HostMarks(key="k", machine="m", hardware="h"), HostMarks(key="k")
     assert known.same(untold)
     assert untold.same(known)

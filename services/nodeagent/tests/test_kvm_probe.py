@@ -21,7 +21,7 @@ def test_the_probe_is_a_bootable_sector() -> None:
     assert boot_sector().endswith(b"\x55\xaa")
 
 
-async def test_a_qemu_that_ends_otherwise_did_not_boot(tmp_path: Path) -> None:
+async def test_a_qemu_with_another_exit_did_not_boot(tmp_path: Path) -> None:
     assert await boots_in_s(stand_in(tmp_path / "qemu", "exit 0"), "tcg") is None
     assert await boots_in_s(stand_in(tmp_path / "qemu", "exit 85"), "tcg") is not None
 

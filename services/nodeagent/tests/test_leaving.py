@@ -1,4 +1,4 @@
-"""VMs that leave a node, come back to it, or were moved while it was away (F21, F25)."""
+"""VMs that leave a node, come back to it, or were moved while it was down (F21, F25)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -63,7 +63,7 @@ async def unfence(node: Node) -> None:
 
 
 async def run_once(node: Node, **more: Any) -> None:
-    """One VM, started by an agent that is gone since."""
+    """One VM, started by an agent that has ended since."""
     await node.join()
     await node.put(record(**more))
     async with node.agent():
@@ -72,12 +72,12 @@ async def run_once(node: Node, **more: Any) -> None:
 
 
 async def power_off(node: Node) -> None:
-    """The host goes off: its guests end, its disk stays."""
+    """The host powers off: its guests end, its disk stays."""
     for of in list(node.domains.there):
         node.domains.set(of, DomainState.SHUT_OFF)
 
 
-async def test_a_vm_that_leaves_is_ended_and_let_go_and_forgotten_once_moved(node: Node) -> None:
+async def test_a_leaving_vm_is_ended_released_and_forgotten_once_moved(node: Node) -> None:
     await run_once(node)
     async with node.agent():
         await eventually(in_state(node, "Running"))
@@ -90,7 +90,7 @@ async def test_a_vm_that_leaves_is_ended_and_let_go_and_forgotten_once_moved(nod
         await eventually(gone(node))
 
 
-async def test_an_agent_that_restarts_while_a_vm_leaves_tells_again_that_it_let_go(
+async def test_an_agent_that_restarts_while_a_vm_leaves_reports_the_release_again(
     node: Node,
 ) -> None:
     await run_once(node)
@@ -115,7 +115,7 @@ async def test_a_vm_that_left_and_comes_back_starts_as_new(node: Node) -> None:
     assert (found.epoch, node.domains.done[-1]) == (2, ("start", A))
 
 
-async def test_what_is_held_for_the_next_assignment_already_is_not_waited_for(node: Node) -> None:
+async def test_a_release_does_not_wait_for_parts_of_the_next_assignment(node: Node) -> None:
     await run_once(node)
     await node.put(record(leaving=True))
     async with node.agent():  # reports the release; the next agent was killed before that
@@ -146,7 +146,7 @@ async def test_a_lower_epoch_never_starts(node: Node) -> None:
 
 
 async def test_a_guest_whose_record_was_moved_away_is_ended_at_once(node: Node) -> None:
-    """A fence that was no fence: the other copy may run, so there is no grace here."""
+    """A false fence: the other copy may run, so there is no grace here."""
     spec = {"termination_grace_s": 3600}
     await run_once(node, spec=spec)
     async with node.agent():
@@ -157,7 +157,7 @@ async def test_a_guest_whose_record_was_moved_away_is_ended_at_once(node: Node) 
     assert await node.files.list() == {}
 
 
-async def test_a_node_that_returns_never_starts_what_was_moved_and_cleans_it_up(
+async def test_a_returned_node_never_starts_moved_vms_and_cleans_them_up(
     node: Node,
 ) -> None:
     await run_once(node)
@@ -171,9 +171,9 @@ async def test_a_node_that_returns_never_starts_what_was_moved_and_cleans_it_up(
     assert node.domains.done == []
 
 
-async def test_a_node_that_was_cut_off_ends_what_was_moved_when_it_is_back(node: Node) -> None:
+async def test_a_node_that_was_cut_off_ends_moved_guests_when_it_is_back(node: Node) -> None:
     await run_once(node)
-    await node.bus.purge(KEY)  # while the agent, and only it, is away
+    await node.bus.purge(KEY)  # while only the agent is down
     async with node.agent():
         await eventually(gone(node))
     assert node.domains.done == [("destroy", A)]
@@ -190,10 +190,10 @@ async def test_a_fenced_node_starts_nothing_until_it_is_unfenced(node: Node) -> 
         await eventually(in_state(node, "Running"))
 
 
-async def test_no_guest_is_told_of_that_ended_with_its_host(
+async def test_a_guest_that_ended_with_its_host_is_never_shown_as_running(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it is held: what an earlier agent told is put over at once."""
+    """Also if it is held: the status of an earlier agent is overwritten at once."""
     monkeypatch.setattr(statuses, "PASSING_S", 60.0)
     await run_once(node)
     await power_off(node)
@@ -220,7 +220,7 @@ async def test_a_vm_moved_off_a_fenced_node_that_is_back_was_not_started_there(
     assert ("start", A) not in node.domains.done
 
 
-async def test_a_deleted_vm_of_a_fenced_node_is_let_go_all_the_same(node: Node) -> None:
+async def test_a_deleted_vm_of_a_fenced_node_is_released_as_usual(node: Node) -> None:
     await run_once(node)
     await fence(node)
     await node.put(record(deleting=True))
@@ -270,7 +270,7 @@ async def test_a_status_that_is_still_under_way_is_not_stored_behind_its_purge(n
         bus.go_on.clear()
         await node.bus.purge(KEY)
         await eventually(lambda: bus.asked and ("destroy", A) in node.domains.done)
-        await asyncio.sleep(0.3)  # enough for a purge, and for looking whether a status is left
+        await asyncio.sleep(0.3)  # enough for a purge, and for checking whether a status is left
         bus.go_on.set()
         await eventually(gone(node))
         await node.start_another()
@@ -278,7 +278,7 @@ async def test_a_status_that_is_still_under_way_is_not_stored_behind_its_purge(n
 
 
 class LostPuts(MemoryBus):
-    """Puts of statuses hang in a connection that broke: they may be stored whenever it heals."""
+    """Puts of statuses hang in a broken connection: they may be stored whenever it heals."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server, "agent")

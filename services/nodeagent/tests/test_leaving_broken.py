@@ -1,6 +1,6 @@
-"""An agent that is killed before or behind any of its calls while a VM leaves (ADR 0014).
+"""Kills an agent before or after each of its calls while a VM leaves (ADR 0014).
 
-The next agent goes on: the guest is not started again, and nothing of it is left on the host.
+The next agent continues: the guest is not started again, and nothing of it is left on the host.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ CALLS = ("get", "put", "purge", "request")
 
 
 class MortalBus(MemoryBus):
-    """A connection whose process is killed at its call number `at`, before it or right behind."""
+    """A connection whose process is killed at its call number `at`, before it or right after it."""
 
     def __init__(self, server: MemoryServer, at: int, *, behind: bool) -> None:
         super().__init__(server, "mortal")
@@ -50,7 +50,7 @@ class MortalBus(MemoryBus):
 
 
 async def killed_at(tmp: Path, at: int, *, behind: bool) -> bool:
-    """One VM leaves; its agent dies at call `at`. False: it made fewer."""
+    """One VM leaves; its agent dies at call `at`. Return False if it made fewer."""
     node = Node(tmp, resync_s=0.05, orphan_grace_s=600)
     await node.join()
     await node.put(record())

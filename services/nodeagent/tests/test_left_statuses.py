@@ -1,4 +1,4 @@
-"""Statuses that a killed agent left: each is looked for once, and few are remembered."""
+"""Statuses of a killed agent: each is looked for once, and few are remembered."""
 
 from services.nodeagent.tests.pretended_node import NODE, uid
 
@@ -6,7 +6,7 @@ from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.nodeagent.left_statuses import LOOKED_KEPT, LeftStatuses
 
 
-async def test_what_was_looked_for_is_remembered_up_to_a_bound() -> None:
+async def test_the_memory_of_searched_statuses_is_bounded() -> None:
     left = LeftStatuses(MemoryBus(MemoryServer(), "agent"), NODE)
     for number in range(LOOKED_KEPT + 500):
         left.purged(uid(number))

@@ -1,4 +1,4 @@
-"""The table of a VM's life on its node: every row, and what users see of it."""
+"""The table of a VM's life on its node: every row, and the user-visible state of each phase."""
 
 import pytest
 
@@ -22,26 +22,26 @@ STRATEGIES = [str(s) for s in RunStrategy]
 
 
 @pytest.mark.parametrize(("phase", "event"), TABLE, ids=lambda v: str(v).replace(" ", "-"))
-def test_each_row_is_followed(phase: Phase, event: Event) -> None:
+def test_every_row_decides_its_case(phase: Phase, event: Event) -> None:
     assert step(phase, event, "Always") == TABLE[phase, event]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("event", list(Event))
-def test_what_has_no_row_changes_nothing(phase: Phase, event: Event, strategy: str) -> None:
+def test_an_event_without_a_row_changes_nothing(phase: Phase, event: Event, strategy: str) -> None:
     if (phase, event) in TABLE or (phase in ALIVE and (strategy, event) in BY_STRATEGY):
         return
     assert step(phase, event, strategy) == (phase, ())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_says_what_follows_each_ending(strategy: str) -> None:
+def test_every_strategy_has_a_row_for_each_ending(strategy: str) -> None:
     for event in (Event.SHUT_DOWN, Event.ENDED, Event.CRASHED):
         assert (strategy, event) in BY_STRATEGY
 
 
-def test_a_delete_reaches_its_end_from_every_phase() -> None:
+def test_a_delete_completes_from_every_phase() -> None:
     for phase in set(Phase) - {Phase.RELEASING, Phase.RELEASED, Phase.GONE}:
         after, _ = step(phase, Event.DELETE, "Always")
         assert after in {Phase.ENDING, Phase.RELEASING}, phase
@@ -51,7 +51,7 @@ def test_a_delete_reaches_its_end_from_every_phase() -> None:
 
 
 def test_no_disk_is_released_under_a_guest() -> None:
-    """RELEASE is only ever reached over a phase in which no guest can run."""
+    """RELEASE is only reached through a phase in which no guest can run."""
     alive = {Phase.STARTING, Phase.RUNNING, Phase.PAUSED, Phase.STOPPING}
     for (phase, event), (_, actions) in TABLE.items():
         if Action.RELEASE in actions:
@@ -68,7 +68,7 @@ def test_every_action_is_used() -> None:
     assert {action for _, actions in rows for action in actions} == set(Action)
 
 
-def test_what_users_see_follows_their_own_table() -> None:
+def test_user_visible_states_follow_their_own_table() -> None:
     """A step of the agent is at most two of the users': a status may be skipped, not invented."""
     once: dict[VmState, set[VmState]] = {state: {state} for state in VmState}
     for (state, _), after in TRANSITIONS.items():
@@ -95,13 +95,13 @@ def test_a_running_domain_is_adopted_never_started_again() -> None:
     assert step(Phase.NEW, event, "Always") == (Phase.RUNNING, ())
 
 
-def test_a_start_that_is_under_way_is_awaited() -> None:
+def test_a_start_in_progress_is_awaited() -> None:
     event = found(facts(DomainState.STARTING), powered=True)
     assert event is Event.FOUND_STARTING
     assert step(Phase.NEW, event, "Always") == (Phase.STARTING, (Action.AWAIT_START,))
 
 
-def test_a_domain_that_never_ran_is_left_to_the_record() -> None:
+def test_the_record_decides_about_a_domain_that_never_ran() -> None:
     assert found(facts(DomainState.SHUT_OFF), powered=True) is None
     assert found(None, powered=True) is None
 
@@ -126,7 +126,7 @@ def test_a_guest_that_ended_while_the_agent_was_down_follows_its_strategy() -> N
         (Phase.STARTING, DomainState.SHUT_OFF, None),
     ],
 )
-def test_a_lost_event_is_made_good_by_comparison(
+def test_a_lost_event_is_corrected_by_comparison(
     phase: Phase, state: DomainState | None, event: Event | None
 ) -> None:
     assert missed(phase, facts(state) if state else None) is event

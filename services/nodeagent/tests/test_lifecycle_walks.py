@@ -1,4 +1,4 @@
-"""Walks over the table of a VM's life: what must hold whatever happens, in any order."""
+"""Random walks over the table of a VM's life: invariants that hold for events in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ ENOUGH = 20
 
 
 class Life(RuleBasedStateMachine):
-    """A VM and its guest; `doing` is what the agent has begun and not ended."""
+    """A VM and its guest; `doing` is the agent's unfinished work."""
 
     @initialize(strategy=st.sampled_from([str(one) for one in RunStrategy]))
     def begin(self, strategy: str) -> None:
@@ -33,7 +33,7 @@ class Life(RuleBasedStateMachine):
                 self.doing.clear()
             self.doing.add(action)
 
-    # --- what users want ------------------------------------------------------------------
+    # --- requests of users ----------------------------------------------------------------
     @precondition(lambda self: not self.deleting)
     @rule(event=st.sampled_from([Event.RUN, Event.HALT]))
     def wish(self, event: Event) -> None:
@@ -44,12 +44,12 @@ class Life(RuleBasedStateMachine):
         self.deleting = True
         self.take(Event.DELETE)
 
-    # --- what comes of actions ------------------------------------------------------------
+    # --- results of actions ---------------------------------------------------------------
     @precondition(lambda self: Action.PREPARE in self.doing)
     @rule(event=st.sampled_from([Event.PARTS_READY, Event.PARTS_FAILED, Event.PARTS_IMPOSSIBLE]))
     def prepared(self, event: Event) -> None:
         self.doing.discard(Action.PREPARE)
-        if self.phase is Phase.PREPARING:  # else it was ended: its event is not posted
+        if self.phase is Phase.PREPARING:  # otherwise it was ended: its event is not posted
             self.take(event)
 
     @precondition(lambda self: Action.START in self.doing)
@@ -72,7 +72,7 @@ class Life(RuleBasedStateMachine):
         self.doing.discard(Action.RELEASE)
         self.take(Event.RELEASED)
 
-    # --- what happens by itself -----------------------------------------------------------
+    # --- spontaneous events ---------------------------------------------------------------
     @precondition(lambda self: self.guest)
     @rule(event=GUEST_ENDS)
     def guest_ends(self, event: Event) -> None:
@@ -91,7 +91,7 @@ class Life(RuleBasedStateMachine):
         self.doing.discard(Action.SHUTDOWN)
         self.take(Event.GRACE_OVER)
 
-    # --- what holds -----------------------------------------------------------------------
+    # --- guarantees -----------------------------------------------------------------------
     @invariant()
     def a_guest_that_runs_is_known(self) -> None:
         if getattr(self, "guest", False):
@@ -103,7 +103,7 @@ class Life(RuleBasedStateMachine):
             assert VISIBLE[self.phase] is VmState.DELETING
 
     def teardown(self) -> None:
-        """From wherever the walk ended, a delete comes to its end."""
+        """From every end of a walk, a delete completes."""
         if not hasattr(self, "phase"):
             return
         self.delete()

@@ -1,4 +1,4 @@
-"""Console logs over the bus: followers of a guest that is silent, and followers that leave."""
+"""Console logs over the bus: followers of a silent guest, and followers that leave."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ async def test_a_follower_of_a_silent_guest_is_answered_at_once(
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "goes silent"])
-async def test_a_follower_that_is_gone_is_let_go(
+async def test_a_follower_that_left_is_disconnected(
     client: MemoryBus, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "SILENT_S", 30.0 if leaves else 0.2)
@@ -56,7 +56,7 @@ async def test_a_follower_that_is_gone_is_let_go(
             assert (await anext(answers))["closed"] == ("detached" if leaves else streams.SILENT)
 
 
-async def test_a_follower_that_gives_signs_stays(
+async def test_a_follower_with_keep_alives_stays_connected(
     client: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "SILENT_S", 0.5)

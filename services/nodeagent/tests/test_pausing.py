@@ -1,4 +1,4 @@
-"""A paused guest: what the record says of it holds over restarts of agent, guest and host."""
+"""A paused guest: the record's wish holds over restarts of agent, guest and host."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ A = uid(1)
 
 
 class Held(Domains):
-    """Libvirt holds a start before the guest is there."""
+    """libvirt blocks a start before the guest exists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Held(Domains):
 
 
 class Deaf(Domains):
-    """Libvirt does not answer the first request to suspend."""
+    """libvirt does not answer the first request to suspend."""
 
     deaf = True
 
@@ -53,7 +53,7 @@ def state(node: Node) -> DomainState:
     return node.domains.there[A].state
 
 
-async def test_pause_and_unpause_stop_the_guest_and_let_it_go_on(node: Node) -> None:
+async def test_pause_and_unpause_stop_and_resume_the_guest(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -81,7 +81,7 @@ async def test_a_paused_start_brings_a_guest_that_never_ran(node: Node) -> None:
         assert ("resume", A) not in node.domains.done
 
 
-async def test_a_paused_guest_is_found_so_by_the_next_agent(node: Node) -> None:
+async def test_the_next_agent_finds_a_paused_guest_paused(node: Node) -> None:
     await node.join()
     await node.put(record(paused=True, pause_epoch=1))
     async with node.agent():
@@ -94,7 +94,7 @@ async def test_a_paused_guest_is_found_so_by_the_next_agent(node: Node) -> None:
 
 
 @pytest.mark.parametrize("paused", [True, False])
-async def test_what_was_asked_while_the_agent_was_down_is_done_when_it_is_back(
+async def test_requests_made_while_the_agent_was_down_are_executed_when_it_is_back(
     node: Node, paused: bool
 ) -> None:
     await node.join()
@@ -107,7 +107,7 @@ async def test_what_was_asked_while_the_agent_was_down_is_done_when_it_is_back(
         assert (state(node) is DomainState.PAUSED) is paused
 
 
-async def test_a_guest_that_others_paused_stays_so_until_an_unpause(node: Node) -> None:
+async def test_a_guest_paused_by_others_stays_paused_until_an_unpause(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -123,7 +123,7 @@ async def test_a_guest_that_others_paused_stays_so_until_an_unpause(node: Node) 
         await eventually(in_state(node, "Running"))
 
 
-async def test_a_paused_guest_that_others_let_go_on_is_paused_again(node: Node) -> None:
+async def test_a_paused_guest_resumed_by_others_is_paused_again(node: Node) -> None:
     await node.join()
     await node.put(record(paused=True, pause_epoch=1))
     async with node.agent():
@@ -169,7 +169,7 @@ async def test_a_pause_that_meets_a_start_holds_once_it_has_come(node: Node) -> 
         assert (await status(node)).pause_epoch == 1
 
 
-async def test_an_unpause_that_meets_a_paused_start_lets_it_go_on(tmp_path: Path) -> None:
+async def test_an_unpause_during_a_paused_start_resumes_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.domains = domains = Held()
     await node.join()
@@ -182,7 +182,7 @@ async def test_an_unpause_that_meets_a_paused_start_lets_it_go_on(tmp_path: Path
         await eventually(in_state(node, "Running"))
 
 
-async def test_an_agent_that_died_in_that_start_is_followed_by_one_that_lets_it_go_on(
+async def test_the_agent_after_a_crash_in_a_start_resumes_the_guest(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)
@@ -197,7 +197,7 @@ async def test_an_agent_that_died_in_that_start_is_followed_by_one_that_lets_it_
         await eventually(in_state(node, "Running"))
 
 
-async def test_pauses_one_after_the_other_end_as_the_last_one_says(node: Node) -> None:
+async def test_of_consecutive_pauses_the_last_one_wins(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -211,7 +211,7 @@ async def test_pauses_one_after_the_other_end_as_the_last_one_says(node: Node) -
         assert state(node) is DomainState.RUNNING
 
 
-async def test_trouble_that_is_over_is_told_no_more(node: Node) -> None:
+async def test_a_resolved_problem_is_no_longer_reported(node: Node) -> None:
     node.domains = Deaf()
     await node.join()
     await node.put(record())

@@ -25,14 +25,14 @@ def node(tmp_path: Path) -> Node:
 
 
 async def run(node: Node, **more: Any) -> None:
-    """One VM that runs, so that its disk was written to."""
+    """One running VM, so its disk has writes."""
     await node.join()
     await node.put(record(**more))
     await eventually(in_state(node, "Running"))
 
 
 async def lose_record(node: Node) -> None:
-    """The record is gone without a marker, as of a bus that was restored to an older state."""
+    """The record is gone without a marker, as on a bus that was restored to an older state."""
     del node.server.shelf("$KV.vm.x").entries[KEY]
     await eventually(lambda: is_held(node))
 
@@ -149,7 +149,7 @@ async def test_a_vm_with_a_record_is_not_ended_by_keep(node: Node) -> None:
         assert node.domains.done == [("start", A)]
 
 
-async def test_a_guest_without_any_record_is_ended_by_keep_only(node: Node) -> None:
+async def test_only_keep_ends_a_guest_without_any_record(node: Node) -> None:
     async with node.agent():
         await node.join()
         await node.start_another()
@@ -163,7 +163,7 @@ async def test_a_guest_without_any_record_is_ended_by_keep_only(node: Node) -> N
 
 
 async def quarantined(node: Node) -> VmRecord:
-    """A VM that ran and whose disks are in quarantine now."""
+    """A VM that ran and whose disks are now in quarantine."""
     await run(node)
     await lose_record(node)
     await ask(node, "keep", A)
@@ -171,7 +171,7 @@ async def quarantined(node: Node) -> VmRecord:
     return record()
 
 
-async def test_an_entry_is_adopted_as_the_vm_that_it_was_and_comes_switched_off(
+async def test_an_entry_is_adopted_as_its_former_vm_switched_off(
     node: Node,
 ) -> None:
     async with node.agent():
@@ -190,7 +190,7 @@ async def test_an_entry_is_adopted_as_the_vm_that_it_was_and_comes_switched_off(
 
 
 async def test_an_adoption_that_was_not_finished_is_held_and_repeated(node: Node) -> None:
-    """Whoever asked died before it wrote the record."""
+    """The requester died before it wrote the record."""
     async with node.agent():
         await quarantined(node)
         first = (await ask(node, "adopt", A)).record
@@ -210,7 +210,7 @@ async def test_an_entry_is_adopted_as_a_new_vm(node: Node) -> None:
         assert node.simulated.kept == {}
 
 
-async def test_an_entry_goes_back_to_its_vm_that_is_there_again_once_that_is_off(
+async def test_an_entry_returns_to_its_recreated_vm_once_that_is_off(
     node: Node,
 ) -> None:
     async with node.agent():
@@ -221,11 +221,11 @@ async def test_an_entry_goes_back_to_its_vm_that_is_there_again_once_that_is_off
         await node.put(record(epoch=5, powered=False, power_epoch=7))
         await eventually(in_state(node, "Stopped"))
         await ask(node, "adopt", A)
-        assert list(node.simulated.kept) == [f"{A}.2"]  # what it had meanwhile
+        assert list(node.simulated.kept) == [f"{A}.2"]  # the disk that it had meanwhile
         assert "took their place" in node.simulated.kept[f"{A}.2"].why
 
 
-async def test_an_entry_without_a_saved_record_says_how_it_is_adopted(node: Node) -> None:
+async def test_an_entry_without_a_saved_record_names_the_way_to_adopt_it(node: Node) -> None:
     async with node.agent():
         await run(node)
         node.simulated.kept[COPY] = Keep(why="a test")

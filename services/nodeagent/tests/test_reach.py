@@ -1,4 +1,4 @@
-"""When a guest counts as ready."""
+"""The readiness of a guest."""
 
 import asyncio
 import os
@@ -34,12 +34,12 @@ def interface(*addresses: str) -> InterfaceStatus:
     )
 
 
-async def test_a_guest_is_ready_when_its_console_says_so(reach: Reach, log: Path) -> None:
+async def test_a_guest_is_ready_when_its_console_shows_the_word(reach: Reach, log: Path) -> None:
     log.write_text("booting\nGUEST-READY\n")
     assert await reach.answers(UID, tuple) == "GuestSaysReady"
 
 
-async def test_what_the_console_says_later_counts_too(reach: Reach, log: Path) -> None:
+async def test_later_console_output_counts_too(reach: Reach, log: Path) -> None:
     log.write_text("x" * 100_000)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         waiting = group.create_task(reach.answers(UID, tuple))
@@ -49,9 +49,7 @@ async def test_what_the_console_says_later_counts_too(reach: Reach, log: Path) -
     assert waiting.result() == "GuestSaysReady"
 
 
-async def test_what_the_console_said_before_a_reboot_does_not_count(
-    reach: Reach, log: Path
-) -> None:
+async def test_console_output_from_before_a_reboot_does_not_count(reach: Reach, log: Path) -> None:
     log.write_text("GUEST-READY\n")
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         waiting = group.create_task(reach.answers(UID, tuple, rebooted=True))
@@ -103,7 +101,7 @@ async def test_a_flood_of_one_guests_replies_is_not_read_for_another(
             async with asyncio.timeout(2):
                 await reach.answers(UID, lambda: (interface("127.0.0.10/8"),))
         assert time.thread_time() - begun_s < 0.2
-        async with asyncio.timeout(5):  # who floods is ready, and costs one datagram
+        async with asyncio.timeout(5):  # the flooding guest is ready, and costs one datagram
             found = await reach.answers(UID, lambda: (interface("127.0.0.9/8"),))
         assert found == "AddressAnswers"
     finally:

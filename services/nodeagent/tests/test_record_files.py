@@ -1,4 +1,4 @@
-"""What the agent keeps on disk: whole or not there, whatever happens in between."""
+"""The agent's files are complete or missing, after a crash at any point."""
 
 import asyncio
 import stat
@@ -39,7 +39,7 @@ def opened(path: Path) -> StateFiles:
     return files
 
 
-async def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_written_data_survives_a_restart(tmp_path: Path) -> None:
     files = opened(tmp_path)
     async with asyncio.TaskGroup() as group:
         for number in range(50):
@@ -64,7 +64,7 @@ async def test_an_epoch_never_goes_back_and_outlives_its_record(tmp_path: Path) 
     again.close()
 
 
-async def test_all_but_the_record_goes_with_the_work(tmp_path: Path) -> None:
+async def test_removing_a_vms_work_keeps_only_its_record(tmp_path: Path) -> None:
     files = opened(tmp_path)
     await files.write(record(1))
     (files.vms / uid(1) / "seed-a.iso").touch()
@@ -157,7 +157,7 @@ def test_a_clock_a_day_ahead_at_the_start_forgets_no_fence(
         again.close()
 
 
-def test_a_fence_goes_once_the_bus_is_a_day_further(tmp_path: Path) -> None:
+def test_a_fence_expires_after_a_day_of_the_buss_time(tmp_path: Path) -> None:
     path, removed_s = tmp_path / "ledger", 1_790_000_000
     ledger = EpochLedger(path)
     ledger.open()
@@ -236,12 +236,12 @@ def test_a_ledger_cut_at_any_byte_keeps_the_lines_before_and_takes_more(tmp_path
         ledger.save(uid(9))
         ledger.close()
         found = {u: e.epoch for u, e in read_entries(path.read_text()).items()}
-        kept = (length + 1) // len(lines[0])  # a line without its newline is whole
+        kept = (length + 1) // len(lines[0])  # a line without its newline is complete
         assert found == {uid(9): 7} | {uid(n): n + 10 for n in range(1, kept + 1)}, length
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5])
-def test_a_nonce_that_was_cut_is_another_bus_and_deletes_nothing(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_nonce_is_another_bus_and_deletes_nothing(tmp_path: Path, cut: int) -> None:
     files = opened(tmp_path)
     files.set_nonce("0123456789")
     path = tmp_path / "state" / "agent" / "nonce"

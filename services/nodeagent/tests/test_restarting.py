@@ -1,4 +1,4 @@
-"""A restart acts once: however often its record comes, and whoever dies in the midst of it."""
+"""A restart acts once, for any repeats of its record and any crash during it."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ STRATEGIES = ["Always", "RerunOnFailure", "Once", "Manual"]
 
 
 class Stubborn(Domains):
-    """A guest that is asked to shut down and takes its time."""
+    """A guest that takes its time to shut down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Stubborn(Domains):
 
 
 class NoDestroy(Domains):
-    """Libvirt does not answer to the first `fails` calls that end a guest, or keeps one waiting."""
+    """libvirt does not answer the first `fails` calls that end a guest, or blocks one."""
 
     def __init__(self, fails: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ async def told(node: Node, state: str, power_epoch: int) -> bool:
 
 
 def vm(strategy: str = "Always", *, grace_s: int = 0, epoch: int = 0) -> VmRecord:
-    """The VM, `epoch`: restarted under that power epoch."""
+    """The VM, restarted under the power epoch `epoch`."""
     spec = {"run_strategy": strategy, "termination_grace_s": grace_s}
     return record(power_epoch=epoch, restart_epoch=epoch, spec=spec)
 
@@ -85,7 +85,7 @@ async def test_a_restart_ends_the_guest_and_starts_it_once(node: Node, strategy:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_an_agent_that_died_before_it_read_a_restart_does_it(
+async def test_the_agent_after_a_crash_performs_an_unread_restart(
     node: Node, strategy: str
 ) -> None:
     await node.join()
@@ -99,7 +99,7 @@ async def test_an_agent_that_died_before_it_read_a_restart_does_it(
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
-async def test_a_guest_that_an_older_agent_defined_runs_on_until_a_restart_is_asked(
+async def test_a_guest_of_an_older_agent_continues_until_a_restart_is_requested(
     node: Node, epoch: int
 ) -> None:
     started = record(power_epoch=epoch, spec={"termination_grace_s": 0})
@@ -122,7 +122,7 @@ async def test_a_guest_that_an_older_agent_defined_runs_on_until_a_restart_is_as
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_an_agent_that_died_between_end_and_start_starts_it(
+async def test_the_agent_after_a_crash_finishes_a_half_done_restart(
     node: Node, strategy: str
 ) -> None:
     node.domains = domains = Stubborn()
@@ -153,7 +153,7 @@ async def test_the_guest_gets_its_grace_before_it_is_started_again(node: Node) -
         assert ("destroy", A) not in domains.done
 
 
-async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_its_start(
+async def test_a_late_stop_of_an_ended_guest_does_not_end_its_next_run(
     node: Node,
 ) -> None:
     node.domains = domains = NoDestroy(fails=2)
@@ -162,7 +162,7 @@ async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_it
     async with node.agent():
         await eventually(lambda: told(node, "Running", 0))
         await node.put(vm(epoch=1))
-        await eventually(lambda: domains.fails == 0)  # the third try is a second away
+        await eventually(lambda: domains.fails == 0)  # the third attempt is a second away
         domains.go.set()
         domains.end(A, Ending.CRASHED, DomainChange.CRASHED)
         await eventually(lambda: told(node, "Running", 1))
@@ -172,7 +172,7 @@ async def test_a_guest_that_ended_before_it_could_be_ended_is_not_ended_after_it
         assert starts(node) == 2
 
 
-async def test_a_start_waits_for_a_call_that_ends_the_run_before(node: Node) -> None:
+async def test_a_start_waits_for_a_call_that_ends_the_earlier_run(node: Node) -> None:
     node.domains = domains = NoDestroy(fails=0)
     await node.join()
     await node.put(vm())
@@ -189,7 +189,7 @@ async def test_a_start_waits_for_a_call_that_ends_the_run_before(node: Node) -> 
         assert starts(node) == 2
 
 
-async def test_a_stop_that_comes_in_the_midst_of_a_restart_wins(node: Node) -> None:
+async def test_a_stop_during_a_restart_wins(node: Node) -> None:
     node.domains = domains = Stubborn()
     await node.join()
     await node.put(vm(grace_s=3600))
@@ -216,7 +216,7 @@ async def test_a_restart_of_a_paused_guest_brings_one_that_runs(node: Node) -> N
         assert starts(node) == 2
 
 
-async def test_a_restart_that_meets_a_start_restarts_what_the_start_brings(node: Node) -> None:
+async def test_a_restart_during_a_start_restarts_that_starts_guest(node: Node) -> None:
     await node.join()
     async with node.agent():
         await node.start_another()
@@ -228,7 +228,7 @@ async def test_a_restart_that_meets_a_start_restarts_what_the_start_brings(node:
         assert domain.metadata.power_epoch == 1
 
 
-async def test_a_held_vm_is_restarted_once_it_is_let_go(node: Node) -> None:
+async def test_a_held_vm_is_restarted_once_it_is_released(node: Node) -> None:
     await node.join()
     await node.put(vm())
     async with node.agent() as agent:

@@ -1,4 +1,4 @@
-"""A node that cannot take a VM says so before anything begins, and lets go of what others began."""
+"""A node that cannot take a VM declines before any work, and releases others' preparations."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path, resync_s=0.05, orphan_grace_s=600)
 
 
-async def test_a_drained_node_lets_go_of_what_comes_late_and_forgets_it_once_moved(
+async def test_a_drained_node_releases_late_vms_and_forgets_them_once_moved(
     node: Node,
 ) -> None:
     await node.join()
@@ -73,10 +73,10 @@ async def test_a_drained_node_lets_go_of_what_comes_late_and_forgets_it_once_mov
         await eventually(forgotten)
 
 
-async def test_what_was_refused_is_refused_by_the_next_agent_and_taken_under_a_higher_epoch(
+async def test_a_refused_vm_is_refused_by_the_next_agent_and_accepted_under_a_higher_epoch(
     node: Node,
 ) -> None:
-    """A controller may be moving it by what the first one told: two nodes would run it (I1)."""
+    """A controller may be moving it by the first refusal: two nodes would run it (I1)."""
     await node.join()
     await node.bus.put(subjects.node_wish(NODE), encode(NodeWish(node=NODE, cordoned=True)))
     await node.put(record())
@@ -92,7 +92,7 @@ async def test_what_was_refused_is_refused_by_the_next_agent_and_taken_under_a_h
         await eventually(lambda: ("start", uid(1)) in node.domains.done)
 
 
-async def test_what_runs_on_a_node_goes_on_when_it_is_cordoned(node: Node) -> None:
+async def test_running_vms_continue_when_their_node_is_cordoned(node: Node) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():

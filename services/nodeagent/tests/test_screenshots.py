@@ -1,4 +1,4 @@
-"""Pictures of displays are held in the agent's memory: few at once, and none for long."""
+"""Pictures of displays are held in the agent's memory: few at once, and for a short time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def taken(stream: Any) -> bytes:
     return found
 
 
-async def test_clients_that_take_nothing_make_the_agent_hold_few_pictures(
+async def test_for_clients_that_read_nothing_the_agent_holds_few_pictures(
     client: MemoryBus,
 ) -> None:
     async with AsyncExitStack() as stalled:
@@ -63,18 +63,18 @@ async def test_clients_that_take_nothing_make_the_agent_hold_few_pictures(
         assert refused.value.code == Code.EXHAUSTED
 
 
-async def test_a_picture_that_nobody_takes_is_let_go_and_said_so(
+async def test_a_picture_that_nobody_reads_is_dropped_with_the_reason(
     client: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "PICTURE_S", 0.05)
     async with opening(client, SUBJECT, WANT) as stream:
         while not stream.closed:
             await asyncio.sleep(0.01)
-        assert "ask for it anew" in stream.closed
+        assert "ask for it again" in stream.closed
         assert len(await taken(stream)) < len(PICTURE)
 
 
-async def test_a_picture_that_is_taken_comes_whole(client: MemoryBus) -> None:
+async def test_a_picture_that_is_read_arrives_complete(client: MemoryBus) -> None:
     async with opening(client, SUBJECT, WANT) as stream:
         assert await taken(stream) == PICTURE
         assert stream.closed == streams.END_OF_PICTURE

@@ -1,4 +1,4 @@
-"""What an agent takes for a VM's secrets."""
+"""An agent accepts only the VM's own secrets."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""NoCloud seeds: a user's text is kept, ours is beside it, and nothing is spliced into text."""
+"""NoCloud seeds: a user's text is kept, ours is added, and nothing is spliced into text."""
 
 import email
 import gzip
@@ -62,7 +62,7 @@ def test_meta_data_names_the_instance_by_its_uid() -> None:
     assert meta == {"instance-id": UID, "local-hostname": "web", "public-keys": [KEY]}
 
 
-def test_network_config_matches_each_mac_and_asks_for_dhcp() -> None:
+def test_network_config_matches_each_mac_and_enables_dhcp() -> None:
     made = files(CloudInitNoCloud(), InterfaceStatus(name="a", mac="02:00:00:00:00:01"))
     assert yaml.safe_load(made["network-config"]) == {
         "version": 2,
@@ -96,7 +96,7 @@ def test_a_users_cloud_config_wins_and_keeps_all_its_keys() -> None:
         ("something else --==\nContent-Type: no\n", "text/plain"),
     ],
 )
-def test_another_kind_goes_untouched_beside_ours(text: str, kind: str) -> None:
+def test_user_data_of_another_kind_is_added_unchanged(text: str, kind: str) -> None:
     assert user_data(text.encode(), "web", ()) == text.encode()
     ours, theirs = parts(user_data(text.encode(), "web", (KEY,)))
     assert ours.get_content_type() == "text/cloud-config"
@@ -130,7 +130,7 @@ def test_a_users_mime_message_is_unpacked_with_ours() -> None:
         f"#cloud-config\nwords: [{'a,' * MAX_VALUES}]\n",
     ],
 )
-def test_a_cloud_config_that_is_none_reaches_the_guest_unchanged(text: str) -> None:
+def test_an_invalid_cloud_config_reaches_the_guest_unchanged(text: str) -> None:
     assert user_data(text.encode(), "web", (KEY,)) == text.encode()
 
 
@@ -144,7 +144,7 @@ def test_anchors_and_merge_keys_of_a_cloud_config_are_read() -> None:
     assert made["ssh_authorized_keys"] == [KEY]
 
 
-def test_a_mail_of_a_thousand_levels_goes_into_ours_as_it_is() -> None:
+def test_a_mail_of_a_thousand_levels_becomes_a_part_unchanged() -> None:
     levels = "".join(
         f'Content-Type: multipart/mixed; boundary="b{n}"\n\n--b{n}\n' for n in range(1000)
     )
@@ -206,7 +206,7 @@ async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: 
     assert b"CANARY" in path.read_bytes()
 
 
-def test_what_is_no_text_goes_as_it_is() -> None:
+def test_user_data_that_is_no_text_is_passed_unchanged() -> None:
     packed = gzip.compress(b"#cloud-config\n")
     assert user_data(packed, "web", (KEY,)) == packed
 
@@ -263,7 +263,7 @@ async def test_config_drives_and_files_are_isos_with_their_labels_and_folders(
 
 
 def read_iso(data: bytes) -> tuple[str, dict[str, bytes]]:
-    """The label, and contents by path; as told by both of the ISO's trees of names."""
+    """Return the label, and contents by path, as given by both of the ISO's name trees."""
     image = pycdlib.PyCdlib()
     image.open_fp(io.BytesIO(data))
     trees: list[dict[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""Statuses and heartbeats fit, whatever their agent was told: they are cut, never lost."""
+"""Statuses and heartbeats fit with any input of their agent: they are cut, never lost."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ async def test_a_status_with_a_text_of_any_length_is_stored_and_read() -> None:
 
 
 async def test_a_node_with_thousands_of_image_names_is_heard(tmp_path: Path) -> None:
-    """They were once all in its heartbeat, which nobody could read from 512 KiB on."""
+    """They were once all in its heartbeat, which became unreadable above 512 KiB."""
     node = Node(tmp_path)
     await node.join()
     names = tuple(f"registry.example/team/{number:0100d}" for number in range(3000))

@@ -1,4 +1,4 @@
-"""A disk that takes seconds for each sync: the node stays alive to others (F29)."""
+"""A disk that takes seconds for each sync: the node's heartbeat continues (F29)."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from virtbus.schemas import subjects
 SYNC_S = 1.5
 
 
-async def test_a_node_whose_disk_hangs_goes_on_saying_that_it_is_there(
+async def test_a_node_with_a_hung_disk_keeps_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
@@ -88,11 +88,11 @@ async def test_a_seed_that_a_slow_disk_still_writes_does_not_outlive_the_delete(
             return status is not None and status.released
 
         await eventually(released)
-        await asyncio.sleep(0.1)  # and for a thread that was left alone
+        await asyncio.sleep(0.1)  # and for an abandoned thread
         assert list(node.files.vms.iterdir()) == []
 
 
-async def test_who_is_cancelled_ends_when_its_thread_has() -> None:
+async def test_a_cancelled_caller_ends_when_its_thread_has() -> None:
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:

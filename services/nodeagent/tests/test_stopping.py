@@ -1,4 +1,4 @@
-"""A stop that meets a start: whatever libvirt is at, the guest is off at the end, and stays so."""
+"""A stop during a start: at any point of libvirt's start, the guest ends and stays off."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ A = uid(1)
 
 
 class SlowToStart(Domains):
-    """Libvirt holds a start, before or after the guest is there, until it is let go."""
+    """libvirt blocks a start, before or after the guest exists, until the test releases it."""
 
     def __init__(self, *, there: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize("there", [False, True])
-async def test_a_stop_during_a_start_ends_what_the_start_brings(node: Node, there: bool) -> None:
+async def test_a_stop_during_a_start_ends_that_starts_guest(node: Node, there: bool) -> None:
     node.domains = domains = SlowToStart(there=there)
     await node.join()
     await node.put(record())
@@ -42,7 +42,7 @@ async def test_a_stop_during_a_start_ends_what_the_start_brings(node: Node, ther
         await domains.asked.wait()
         await node.put(record(powered=False, power_epoch=2))
         await eventually(in_state(node, "Stopping"))
-        domains.tell(DomainEvent(A, DomainChange.ENDED))  # of what stood there before
+        domains.tell(DomainEvent(A, DomainChange.ENDED))  # of an earlier domain
         domains.go.set()
         await eventually(in_state(node, "Stopped"))
         await node.start_another()

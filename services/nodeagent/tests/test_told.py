@@ -1,4 +1,4 @@
-"""A hostile netd or imaged: what contradicts the VM's record is not taken."""
+"""A hostile netd or imaged: a report that contradicts the VM's record is refused."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def ready(*interfaces: InterfaceStatus, **more: Any) -> NetReady:
     return NetReady.model_validate(values | more)
 
 
-def test_what_the_record_asks_for_is_taken() -> None:
+def test_a_report_that_matches_the_record_is_accepted() -> None:
     assert contradiction(RECORD, ready(GOOD)) == ""
     assert contradiction(RECORD, ImageReady(uid=RECORD.uid, epoch=1)) == ""
 
@@ -42,5 +42,5 @@ def test_what_the_record_asks_for_is_taken() -> None:
         ready(GOOD.model_copy(update={"addresses": ("bus.example",)})),
     ],
 )
-def test_what_contradicts_the_record_is_not_taken(part: ImageReady | NetReady) -> None:
+def test_a_report_that_contradicts_the_record_is_refused(part: ImageReady | NetReady) -> None:
     assert contradiction(RECORD, part)

@@ -1,4 +1,4 @@
-"""What a node tells of its images: by a key of its own, when it changes; not by heartbeat."""
+"""A node reports keys of its images in a record of its own, after changes; not by heartbeat."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ MANY = tuple(sorted(image_key(str(n)) for n in range(MAX_IMAGE_KEYS)))
 
 
 async def stored(bus: MemoryBus) -> tuple[tuple[str, ...], int]:
-    """The keys on the bus, and their revision."""
+    """Return the keys on the bus, and their revision."""
     entry = await bus.get(KEY)
     return ((), 0) if entry is None else (read(NodeImages, entry.value).keys, entry.revision)
 
@@ -62,14 +62,14 @@ async def test_the_key_is_written_when_the_images_change_and_only_then() -> None
             await tell(told, keys)
     _, revision = await stored(bus)
     assert revision == 2
-    async with background() as tasks:  # an agent that was restarted
+    async with background() as tasks:  # a restarted agent
         tasks.start((told := ToldImages(bus, NODE, pause_s=0)).run())
         await tell(told, MANY[:2])
         await tell(told, MANY[:3])
     assert (await stored(bus))[1] == revision + 1
 
 
-async def test_what_nobody_can_read_is_written_over_and_a_bus_that_is_away_is_asked_again() -> None:
+async def test_an_unreadable_value_is_overwritten_and_a_missing_bus_is_retried() -> None:
     class Flaky(MemoryBus):
         fails = 2
 

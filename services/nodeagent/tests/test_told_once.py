@@ -41,7 +41,7 @@ async def test_a_start_is_one_status_even_if_libvirt_repeats_it(
     assert [str(one.state) for one in told] == ["Running"]
 
 
-async def test_a_change_during_a_beat_is_told_at_once(tmp_path: Path) -> None:
+async def test_a_change_during_a_heartbeat_is_reported_at_once(tmp_path: Path) -> None:
     node = Node(tmp_path)
 
     class Slow(MemoryBus):

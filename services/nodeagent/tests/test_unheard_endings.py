@@ -1,4 +1,4 @@
-"""A guest whose end nobody heard, and a start that is asked for since: the start is done."""
+"""A guest whose end nobody noticed, and a start that was requested since: the start is done."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ A = uid(1)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_start_of_a_guest_whose_end_was_unheard_starts_it(
+async def test_a_start_after_an_unnoticed_end_starts_the_guest(
     tmp_path: Path, strategy: str
 ) -> None:
     node = Node(tmp_path)
@@ -26,7 +26,7 @@ async def test_a_start_of_a_guest_whose_end_was_unheard_starts_it(
 
 
 @pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.PAUSED])
-async def test_a_start_of_a_guest_that_runs_is_told_as_done_once_libvirt_was_asked(
+async def test_a_start_of_a_running_guest_is_done_once_libvirt_has_confirmed_it(
     tmp_path: Path, state: DomainState
 ) -> None:
     node = Node(tmp_path)
@@ -41,7 +41,7 @@ async def test_a_start_of_a_guest_that_runs_is_told_as_done_once_libvirt_was_ask
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_start_that_was_asked_for_while_the_agent_was_down_is_done(
+async def test_a_start_requested_while_the_agent_was_down_is_executed(
     tmp_path: Path, strategy: str
 ) -> None:
     node = Node(tmp_path)
@@ -55,7 +55,7 @@ async def test_a_start_that_was_asked_for_while_the_agent_was_down_is_done(
         await eventually(in_state(node, "Running"))
 
 
-async def test_a_guest_that_ran_for_the_last_start_is_not_started_for_it_again(
+async def test_a_guest_that_ran_is_not_started_again_for_the_same_start(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path)
@@ -82,7 +82,7 @@ async def test_a_guest_that_ran_for_the_last_start_is_not_started_for_it_again(
         ("RerunOnFailure", False),
     ],
 )
-async def test_a_start_of_a_guest_that_ran_is_not_done_again_by_the_next_agent(
+async def test_the_next_agent_does_not_repeat_the_start_of_a_guest_that_ran(
     tmp_path: Path, strategy: str, heard: bool
 ) -> None:
     node = Node(tmp_path)

@@ -1,4 +1,4 @@
-"""A value that an agent cannot read ends no guest, starts none twice, and holds up no other VM."""
+"""An unreadable value ends no guest, starts none twice, and delays no other VM."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def damage(node: Node, key: str, how: str) -> None:
-    """Put bytes at a key as nobody's program would."""
+    """Put bytes at a key that no program of ours would write."""
     node.server.shelf(key).apply(key, DAMAGES[how](key))
 
 
@@ -60,7 +60,7 @@ def ends(node: Node) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("kind", KEYS)
-async def test_a_damaged_value_ends_no_guest_and_holds_up_nobody(node: Node, kind: str) -> None:
+async def test_a_damaged_value_ends_no_guest_and_delays_no_other_vm(node: Node, kind: str) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -74,9 +74,7 @@ async def test_a_damaged_value_ends_no_guest_and_holds_up_nobody(node: Node, kin
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KEYS if kind != "join"])
-async def test_an_agent_that_starts_anew_goes_on_beside_a_damaged_value(
-    node: Node, kind: str
-) -> None:
+async def test_a_restarted_agent_continues_despite_a_damaged_value(node: Node, kind: str) -> None:
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -94,7 +92,7 @@ async def test_an_agent_that_starts_anew_goes_on_beside_a_damaged_value(
         await eventually(lambda: node.domains.done.count(("start", A)) == 2)
 
 
-async def test_a_guest_whose_record_is_unreadable_on_bus_and_host_is_not_left_over(
+async def test_a_guest_with_an_unreadable_record_is_no_orphan(
     node: Node,
 ) -> None:
     await node.join()
@@ -126,8 +124,8 @@ async def test_the_purge_of_a_damaged_record_ends_its_guest_and_leaves_nothing(n
         await eventually(no_status)
 
 
-async def test_a_damaged_join_record_holds_the_vms_of_an_agent_that_starts_anew(node: Node) -> None:
-    """It cannot know which bus this is; what runs goes on."""
+async def test_a_damaged_join_record_holds_the_vms_of_a_restarted_agent(node: Node) -> None:
+    """It cannot know which bus this is; running guests continue."""
     await node.join()
     await node.put(record())
     async with node.agent():
@@ -140,8 +138,8 @@ async def test_a_damaged_join_record_holds_the_vms_of_an_agent_that_starts_anew(
         await others_are_served(node)
 
 
-async def test_a_fence_holds_where_the_wish_becomes_unreadable(node: Node) -> None:
-    """Another node runs its VMs: to take the fence for lifted would start them twice."""
+async def test_a_fence_holds_while_the_node_spec_is_unreadable(node: Node) -> None:
+    """Another node runs its VMs: to treat the fence as lifted would start them twice."""
     await node.join()
     fence = Fence(by="operator", why="it burns", time_ns=1)
     await node.bus.put(KEYS["wish"], encode(NodeWish(node=NODE, fenced=fence)))
@@ -159,7 +157,7 @@ async def test_a_fence_holds_where_the_wish_becomes_unreadable(node: Node) -> No
 
 
 async def test_secrets_of_the_largest_size_are_read(node: Node) -> None:
-    """They were once written up to the bound for reading, and a byte of frame made them unread."""
+    """They were once written up to the reader's bound, and a byte of frame made them unreadable."""
     text = "x" * (bounds.SECRET.written_bytes - 200)
     held = {"uid": A, "files": {"app": {"data": {"a": text}}}}
     body = encode({"schema_version": 1, **held})

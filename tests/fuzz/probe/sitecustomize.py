@@ -1,8 +1,8 @@
 """Measures each callback of a service's event loop by the CPU time of the loop's own thread.
 
-Put on PYTHONPATH by the fuzzer's launcher; nothing of the product knows of it. It acts in processes
-that run `python -m virtbus.<service>`, and the bridge's port: their loop is uvloop's with its
-scheduling methods wrapped, so that each step of a task, each timer and each reader is measured.
+The fuzzer's launcher puts it on PYTHONPATH; the product does not know it. It acts in processes
+that run `python -m virtbus.<service>`, and in the bridge's port. It wraps the scheduling methods
+of their uvloop, so that each step of a task, each timer and each reader is measured.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from typing import Any
 
 FOLDER = os.environ.get("VIRTBUS_FUZZ_PROBE", "")
 BRIDGE = "tests.fuzz.webhooks"
-"""Runs the bridge's handlers."""
+"""The module that runs the bridge's handlers."""
 TOLD_S = 0.1
-"""Callbacks over this are written down; the verdict has a bound of its own."""
+"""Callbacks over this are recorded; the verdict has a bound of its own."""
 CAUGHT_S = 0.35
-"""When a callback has used this much, its stack is taken once."""
+"""After this much CPU time of a callback, its stack is recorded once."""
 STUCK_S = 1.5
-"""A callback that has used this much is written down before its end, which may never come."""
+"""A callback with this much CPU time is recorded before its end, which may never come."""
 LOOK_S = 0.05
 FRAMES = 12
 
@@ -88,7 +88,7 @@ class _Probe:
 
     @staticmethod
     def _trim() -> None:
-        """Give free memory back once somebody asks: what is left then is in use."""
+        """Return free memory to the system on request: the remaining memory is in use."""
         path = f"{FOLDER}/trim-{os.getpid()}"
         if os.path.exists(path):
             gc.collect()
@@ -121,7 +121,7 @@ SCHEDULES = {
     "add_reader": 1,
     "add_writer": 1,
 }
-"""Methods of a loop that take a callback, and the place of it among their arguments."""
+"""Methods of a loop that take a callback, and its position among their arguments."""
 
 
 def _install(service: str) -> None:

@@ -137,7 +137,7 @@ def heard_of(node: str) -> str:
 
 
 def _node(name: str, control: Account, clients: list[Account]) -> Account:
-    """Return a node's account, connected to the hub and to the clients that hear its events."""
+    """Return a node's account, connected to the hub and to the clients that receive its events."""
     agent = permissions.agent(name)
     account = Account(agent.account, list(permissions.node_users(name)))
     for service in _services(agent):

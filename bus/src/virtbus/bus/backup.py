@@ -174,7 +174,7 @@ async def _put(bus: Bus, key: str, value: bytes) -> bool:
     return True
 
 
-# --- the file --------------------------------------------------------------------------------
+# --- file ------------------------------------------------------------------------------------
 def lines(backup: Backup) -> Iterator[bytes]:
     """Yield the file of a backup: a head, a line for each key, and a closing line."""
     digest = hashlib.sha256()

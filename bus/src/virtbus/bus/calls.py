@@ -145,14 +145,14 @@ class _Replies:
     async def __anext__(self) -> Any:
         while True:
             if self.raws.overflowed:
-                raise self._ended("too many replies are unread; start it anew")
+                raise self._ended("too many replies are unread; start it again")
             raw = self.raws.take()
             if raw is not None:
                 if raw.status == "503":
                     raise self._ended("nobody serves this now")
                 return data_of(raw)
             if self._link.generation != self._generation or not self._link.connected:
-                raise self._ended("the connection was lost; start it anew")
+                raise self._ended("the connection was lost; start it again")
             if not await self.raws.wait(self._idle_timeout_s):
                 raise self._ended(f"nothing came for {self._idle_timeout_s:g} s")
 

@@ -7,7 +7,7 @@ from virtbus.bus.accounts import QUIET, Account, Export, Import, Service
 from virtbus.bus.permissions import ANSWER_HOURS, SYSTEM_ACCOUNT, Role
 
 CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
-"""Limits of the account that owns the streams; a node has four consumers."""
+"""Limits of the account that owns the streams; a node has three consumers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 WATCHING_SERVICES = ("agent", "imaged", "netd")
 """The services of a node that watch its records; each has the consumer `n-<node>-<service>`."""
-COMMANDS = "cmd"
 
 RETRY_S = 1.0
 
@@ -85,7 +84,6 @@ class Sizes:
     st: int = 512 * _MIB
     node: int = 16 * _MIB
     lease: int = 1 * _MIB
-    cmd: int = 64 * _MIB
     evt: int = 1024 * _MIB
     dlq: int = 64 * _MIB
 
@@ -135,15 +133,6 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
         _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
         _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
-        _log(
-            "CMD",
-            sizes.cmd,
-            retention="workqueue",
-            max_msgs_per_subject=1,
-            discard="new",
-            discard_new_per_subject=True,
-            max_age=3600 * _SECOND,
-        ),
         _log("EVT", sizes.evt, max_age=72 * 3600 * _SECOND)
         | (_NOT_SYNCED if replicas == 1 else {}),
         _log("DLQ", sizes.dlq, max_age=30 * 24 * 3600 * _SECOND),
@@ -227,8 +216,8 @@ async def _create(admin: Admin, name: str, config: dict[str, Any]) -> None:
 
 
 def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return stream and configuration of a node's four consumers."""
-    watches: list[tuple[str, dict[str, Any]]] = [
+    """Return stream and configuration of a node's three consumers."""
+    return [
         (
             "KV_vm",
             {
@@ -241,17 +230,6 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
         )
         for service in WATCHING_SERVICES
     ]
-    commands = {
-        "durable_name": node_consumer(node, COMMANDS),
-        "deliver_policy": "all",
-        "ack_policy": "explicit",
-        "ack_wait": 30 * _SECOND,
-        "max_deliver": 6,
-        "max_ack_pending": 32,
-        "filter_subject": f"virtbus.cmd.{node}.>",
-        "max_waiting": 8,
-    }
-    return [*watches, ("CMD", commands)]
 
 
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
@@ -271,8 +249,7 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         elif entry is not None:
             nonce = entry.value
     for stream, config in node_consumers(node):
-        watches = stream != COMMANDS.upper()
-        in_memory = _IN_MEMORY if watches and admin.clustered else {}
+        in_memory = _IN_MEMORY if admin.clustered else {}
         await _ensure_consumer(admin, stream, config | in_memory)
     return nonce
 

@@ -87,15 +87,13 @@ def _nonce() -> bytes:
 
 
 async def _consumers(admin: declaration.Admin) -> set[tuple[str, str]]:
-    """Return stream and name of every consumer on the streams that nodes follow."""
+    """Return stream and name of every consumer on the stream that nodes follow."""
+    stream, seen = "KV_vm", 0
     found: set[tuple[str, str]] = set()
-    for stream in ("KV_vm", "CMD"):
-        seen = 0
-        while True:
-            page = await admin.js_api(f"CONSUMER.NAMES.{stream}", {"offset": seen})
-            names = page.get("consumers") or []
-            found |= {(stream, name) for name in names}
-            seen += len(names)
-            if not names or seen >= int(page.get("total", 0)):
-                break
-    return found
+    while True:
+        page = await admin.js_api(f"CONSUMER.NAMES.{stream}", {"offset": seen})
+        names = page.get("consumers") or []
+        found |= {(stream, name) for name in names}
+        seen += len(names)
+        if not names or seen >= int(page.get("total", 0)):
+            return found

@@ -109,7 +109,7 @@ class LocalAgent:
         return self._said().partition("\n")[0].split()
 
     async def _holder(self) -> str:
-        """Empty where the key is nobody's, or cannot be read: its agent writes it anew."""
+        """Return the holder; empty if there is none, or it is unreadable: its agent rewrites it."""
         entry = await self._bus.get(self._key)
         if entry is None or entry.kind is not EntryKind.PUT:
             return ""

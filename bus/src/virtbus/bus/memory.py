@@ -177,9 +177,6 @@ class MemoryBus:
         shelf = self.server.shelf(key)
 
         def store() -> int:
-            queued = shelf.entries.get(key) if stream_of(key) == "CMD" else None
-            if queued is not None:
-                return queued.revision
             shelf.check(key, value, expect, expect_over)
             return shelf.apply(key, value, ttl_s=ttl_s).revision
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from virtbus.bus.consumers import node_consumer
-from virtbus.bus.declaration import COMMANDS, WATCHING_SERVICES
+from virtbus.bus.declaration import WATCHING_SERVICES
 from virtbus.bus.owners import BRIDGE
 from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
 from virtbus.schemas.subjects import api, node_instance
@@ -221,17 +221,16 @@ def node_users(node: str) -> tuple[Role, ...]:
 
 def agent(node: str) -> Role:
     """Return the nodeagent's user: all rights of its node, so one file suffices for a node."""
-    watches = [("KV_vm", node_consumer(node, service)) for service in WATCHING_SERVICES]
-    consumers = [*watches, ("CMD", node_consumer(node, COMMANDS))]
+    consumers = [f"KV_vm.{node_consumer(node, service)}" for service in WATCHING_SERVICES]
     return Role(
         f"node-{node}",
         node_account(node),
         f"_INBOX_{node}",
         publish=(
-            *(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{own}" for stream, own in consumers),
-            *(f"$JS.API.CONSUMER.INFO.{stream}.{own}" for stream, own in consumers),
-            *(f"$JS.API.CONSUMER.RESET.{stream}.{own}" for stream, own in watches),
-            *(f"$JS.ACK.{stream}.{own}.>" for stream, own in consumers),
+            *(f"$JS.API.CONSUMER.MSG.NEXT.{own}" for own in consumers),
+            *(f"$JS.API.CONSUMER.INFO.{own}" for own in consumers),
+            *(f"$JS.API.CONSUMER.RESET.{own}" for own in consumers),
+            *(f"$JS.ACK.{own}.>" for own in consumers),
             *(f"$JS.API.DIRECT.GET.KV_{kv}.$KV.{kv}.{node}.>" for kv in ("vm", "sec", "st")),
             f"$JS.API.DIRECT.GET.KV_node.$KV.node.{node}",
             f"$KV.st.{node}.*",

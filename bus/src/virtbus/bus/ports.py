@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from virtbus.bus.sources import Sources
+from virtbus.schemas.wire import MAX_NODES
 
 HISTORY_BYTES = 512 * 1024
 """Size limit of the bodies of one `history`; the message that exceeds it is the last."""
@@ -183,8 +184,9 @@ Gate = Callable[[], Awaitable[None]]
 class Endpoint:
     """An endpoint. `name` is for ADR-32's INFO; `queue` None lets every instance answer.
 
-    `limit` requests run at once. Up to `backlog` more wait; beyond that the answer is 429 with
-    `after_ms`. One account has at most three quarters of either (`shares`).
+    A request has at most `most_values` values. `limit` requests run at once. Up to `backlog` more
+    wait; beyond that the answer is 429 with `after_ms`. One account has at most three quarters of
+    either (`shares`).
     """
 
     name: str
@@ -193,6 +195,7 @@ class Endpoint:
     queue: str | None = "q"
     limit: int = 64
     backlog: int = 1024
+    most_values: int = MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def stream_of(subject: str) -> str:
     tokens = subject.split(".")
     if tokens[0] == "$KV" and len(tokens) > 1:
         return f"KV_{tokens[1]}"
-    if tokens[0] == "virtbus" and len(tokens) > 1 and tokens[1] in {"cmd", "evt", "dlq"}:
+    if tokens[0] == "virtbus" and len(tokens) > 1 and tokens[1] in {"evt", "dlq"}:
         return tokens[1].upper()
     msg = f"{subject} is in no stream"
     raise ValueError(msg)

@@ -114,10 +114,10 @@ def _no_room(error: FullError) -> VirtbusError:
     return VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=5000)
 
 
-def open_request(body: bytes) -> Envelope:
+def open_request(body: bytes, most_values: int) -> Envelope:
     """Return the envelope of a request; raise VirtbusError 400 if it is malformed."""
     try:
-        return open_envelope(body)
+        return open_envelope(body, most_values)
     except VirtbusError:
         raise
     except ValueError as error:
@@ -302,7 +302,7 @@ class Served:
             if task is None or task.cancelling():
                 raise
             # Shared work was cancelled, for example because its VM is deleted.
-            message = "what the request waited for was given up; repeat it"
+            message = "the work that the request waited for was abandoned; repeat it"
             given_up = VirtbusError(Code.UNAVAILABLE, "given_up", message)
             failure = await self._failed(answers, given_up)
         except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
@@ -310,7 +310,7 @@ class Served:
         self.tally.done(loop.time() - started_s, failure)
 
     async def _handle(self, asked: _Asked, answers: _Answers) -> None:
-        request = _request(asked, answers)
+        request = _request(asked, answers, self._endpoint.most_values)
         asked.raw = Raw(request.subject)
         with continued(request.traceparent):
             value = await self._endpoint.handler(request)
@@ -343,10 +343,10 @@ class Served:
             return
 
 
-def _request(asked: _Asked, answers: _Answers) -> Request:
+def _request(asked: _Asked, answers: _Answers, most_values: int) -> Request:
     """Return the decoded request; raise VirtbusError 400 if it is malformed, 504 if it is late."""
     raw = asked.raw
-    frame = open_request(raw.body)
+    frame = open_request(raw.body, most_values)
     deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
     refuse_late(deadline_s)
     return Request(

@@ -1,4 +1,4 @@
-"""Fair shares of a limit among callers, and a fair queue for those who wait."""
+"""Fair shares of a limit among callers, and a fair queue for waiting ones."""
 
 from collections import deque
 from collections.abc import Iterator

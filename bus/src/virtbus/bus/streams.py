@@ -255,7 +255,7 @@ async def _hear(messages: AsyncIterator[Message], stream: Stream) -> None:
     except TimeoutError:
         stream.end(SILENT)
     except VirtbusError as error:
-        stream.end(f"what came cannot be read: {error}")
+        stream.end(f"a message cannot be read: {error}")
 
 
 @asynccontextmanager

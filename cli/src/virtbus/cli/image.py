@@ -21,9 +21,9 @@ _SHORT = len("sha256:") + 12
 @click.group(
     cls=LazyGroup,
     verbs={
-        "list": ("virtbus.cli.image:listing", "The images in the nodes' stores."),
+        "list": ("virtbus.cli.image:listing", "List the images in the nodes' stores."),
         "delete": ("virtbus.cli.image:delete", "Remove an image from the nodes' stores."),
-        "pull": ("virtbus.cli.image:pull", "Fetch an image before it is needed."),
+        "pull": ("virtbus.cli.image:pull", "Fetch an image in advance."),
     },
 )
 def command() -> None:

@@ -17,7 +17,7 @@ Known = Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]
 
 
 def _completer(subject: str, known: Known, *, of_namespace: bool = False) -> Completer:
-    """Return a `shell_complete` that asks `subject` and filters by the typed prefix."""
+    """Return a `shell_complete` that requests names from `subject` and filters by prefix."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem  # only when completing

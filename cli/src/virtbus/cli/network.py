@@ -8,7 +8,8 @@ from virtbus.cli.lazy import LazyGroup, examples
 
 
 @click.group(
-    cls=LazyGroup, verbs={"list": ("virtbus.cli.network:listing", "What a VM's NIC can join.")}
+    cls=LazyGroup,
+    verbs={"list": ("virtbus.cli.network:listing", "List the networks for a VM's NICs.")},
 )
 def command() -> None:
     """Show the networks that nodes offer."""

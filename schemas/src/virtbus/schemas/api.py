@@ -198,8 +198,8 @@ class VmCreated(Fact):
 class WatchReply(Fact):
     """One reply of a watch; exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
-    A watch with this `after` resumes behind this reply. `renew`, in the first reply, is a subject:
-    send it any message at least every 30 s. The watch ends 30 s after the last renewal.
+    A watch with this `after` resumes after this reply. `renew`, in the first reply, is a
+    subject: send it any message at least every 30 s. The watch ends 30 s after the last renewal.
     """
 
     items: tuple[VmView, ...] | None = None
@@ -309,7 +309,7 @@ class RebuiltVm(Fact):
 
 
 class RebuiltNode(Fact):
-    """A node that was asked. `joined`: it belongs to this bus now."""
+    """A node that answered the rebuild. `joined`: it belongs to this bus now."""
 
     node: str
     vms: int = 0

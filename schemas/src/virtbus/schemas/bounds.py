@@ -35,7 +35,9 @@ STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 of them fit in the 16 MiB of their bucket."""
 SMALL = Bound("small value", 20 * KIB, 32 * KIB)
-"""Name claims, join records, node wishes, reserved sums, leases, image keys of a node."""
+"""Name claims, join records, desired states of nodes, reserved sums, leases, image keys of a
+node.
+"""
 HOSTS = Bound("list of addresses", 256 * KIB, 384 * KIB)
 """The addresses of all hosts, one value for each node: 500 hosts of ten IPv6 addresses."""
 EVENT = Bound("event", 64 * KIB, 128 * KIB)

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from virtbus.schemas.model import Fact
-from virtbus.schemas.wire import decode, validate
+from virtbus.schemas.wire import MAX_NODES, decode, validate
 
 
 class Envelope(Fact):
@@ -22,13 +22,13 @@ class Envelope(Fact):
     timeout_ms: int | None = Field(None, ge=1, le=3_600_000)
 
 
-def open_envelope(body: bytes) -> Envelope:
+def open_envelope(body: bytes, most_values: int = MAX_NODES) -> Envelope:
     """Return the envelope in `body`. A body that is not a map with `data` is the data itself.
 
     Raises:
         VirtbusError: as `decode`; 400 if the attributes are not those of CloudEvents.
     """
-    value = decode(body) if body.strip() else {}
+    value = decode(body, most_values=most_values) if body.strip() else {}
     if isinstance(value, dict) and "data" in value:
         return validate(Envelope, value)
     return Envelope(data=value)

@@ -119,8 +119,8 @@ def _size_bytes(*texts: str) -> int:
 
 
 def unlisted(count: int) -> Detail:
-    """Return the detail that stands for `count` others."""
-    return Detail(message=f"{count} more are not listed; mend these first")
+    """Return the detail that replaces `count` others."""
+    return Detail(message=f"{count} more are not listed; fix these first")
 
 
 class VirtbusError(Exception):

@@ -85,7 +85,7 @@ def kubernetes_files(root: Path) -> dict[Path, str]:
 def differences(files: dict[Path, str], root: Path) -> list[str]:
     """Return paths whose content differs from `files`, and unexpected paths in the same folders."""
     found = [
-        f"{path.relative_to(root)} is not what the code says"
+        f"{path.relative_to(root)} differs from the generated text"
         for path, text in files.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]

@@ -22,13 +22,13 @@ def subjects() -> str:
     lines = [
         "# Subjects",
         "",
-        "In braces what varies; made only by `virtbus.schemas.subjects`.",
+        "Braces mark variable tokens. Only `virtbus.schemas.subjects` makes subjects.",
         "",
     ]
     for plane in Plane:
         lines += [f"## {plane.capitalize()}", ""]
         lines += _table(
-            ("Subject", "Says", "Answer", "From → to", ""),
+            ("Subject", "Message", "Reply", "From → to", "Purpose"),
             (
                 (
                     f"`{channel.subject}`",
@@ -42,9 +42,11 @@ def subjects() -> str:
             ),
         )
     lines += ["## Filters", ""]
-    lines += _table(("Filter", "Meets"), ((f"`{subject}`", meets) for subject, meets in FILTERS))
+    lines += _table(
+        ("Filter", "Matches"), ((f"`{subject}`", matches) for subject, matches in FILTERS)
+    )
     lines += ["## Parameters", ""]
-    lines += _table(("Parameter", "Is"), ((f"`{k}`", v) for k, v in PARAMETERS.items()))
+    lines += _table(("Parameter", "Meaning"), ((f"`{k}`", v) for k, v in PARAMETERS.items()))
     return "\n".join(lines)
 
 

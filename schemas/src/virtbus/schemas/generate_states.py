@@ -42,7 +42,7 @@ def page() -> str:
             "",
             *_listed(held, ("Phase", "Event", "Next", "Actions")),
             "",
-            "What follows when a guest that lives ends by itself depends on its run strategy "
+            "The run strategy decides the next phase after a running guest ends by itself "
             "(`BY_STRATEGY`):",
             "",
             *_listed(ends, ("Run strategy", "Event", "Next", "Actions")),

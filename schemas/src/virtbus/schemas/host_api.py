@@ -22,7 +22,7 @@ class NodeTakeover(NodeRef):
 
 
 class NodeApprove(NodeRef):
-    """`node.approve`: what the node may offer.
+    """`node.approve`: sets the labels and size that the node may offer.
 
     An omitted field keeps its currently reported value.
     """

@@ -40,7 +40,7 @@ class ImageSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a store knows it by. A file's digest says all, so no query counts beside it."""
+        """The name of the image in a store. With a file's digest the query does not count."""
         locator = self.locator.partition("?")[0] if self.digest else self.locator
         return self._replace(locator=locator).ref
 
@@ -95,8 +95,8 @@ def shown_ref(ref: str) -> str:
 def sealed_ref(ref: str) -> tuple[str, str]:
     """A reference with the SHA-256 of its URL's query in place of that, and the query.
 
-    A query may be a signature, so it is in `$KV.sec` only. The query is empty where there is none,
-    or where the reference is sealed.
+    A query may be a signature, so it is in `$KV.sec` only. The query is empty if there is none,
+    or if the reference is sealed.
     """
     if "?" not in ref:
         return ref, ""

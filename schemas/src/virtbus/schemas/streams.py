@@ -77,5 +77,5 @@ class StreamData(Fact):
     @field_validator("data", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
-        """Decode base64, which stands for bytes in JSON."""
+        """Decode base64, the form of bytes in JSON."""
         return base64.b64decode(value) if isinstance(value, str) else value

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgpack
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_json
 
 from virtbus.schemas.bounds import REQUEST_BYTES
 from virtbus.schemas.errors import MAX_DETAILS, Code, Detail, VirtbusError, unlisted
@@ -26,6 +26,8 @@ JSON = "application/json"
 MAX_MESSAGE_BYTES = REQUEST_BYTES
 MAX_DEPTH = 32
 MAX_NODES = 20_000
+CLIENT_VALUES = 8192
+"""Values in a client's request. The largest valid one has some 6,500: 24 volumes of 256 files."""
 MANY_PROBLEMS = 1000
 """Up to this many problems of a value are made, to show MAX_DETAILS of them."""
 MAX_HINTS = 10
@@ -46,13 +48,13 @@ class _PairsError(ValueError):
 class _Budget:
     """Counts values while a body is read, and stops at the limit."""
 
-    def __init__(self) -> None:
-        self.seen = 0
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
 
     def _spend(self, count: int) -> None:
-        self.seen += count
-        if self.seen > MAX_NODES:
-            msg = f"more than {MAX_NODES} values"
+        self._left -= count
+        if self._left < 0:
+            msg = f"more than {self._most} values"
             raise _PairsError(msg)
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
@@ -89,16 +91,16 @@ def _malformed(message: str) -> VirtbusError:
     return VirtbusError(Code.INVALID, "malformed", f"the message cannot be read: {message}")
 
 
-def _check_shape(root: Any, sure: frozenset[type]) -> None:
-    """Raise if the value nests too deep, has too many items, or cannot be encoded again.
+def _check_shape(root: Any, sure: frozenset[type], most: int) -> None:
+    """Raise if the value nests too deep, has more than `most` items, or cannot be encoded again.
 
     `sure`: scalar types that need no check.
     """
     seen, level = 0, [root]
     for _ in range(MAX_DEPTH):
         seen += len(level)
-        if seen > MAX_NODES:
-            raise _malformed(f"more than {MAX_NODES} values")
+        if seen > most:
+            raise _malformed(f"more than {most} values")
         below: list[Any] = []
         for value in level:
             kind = type(value)
@@ -147,11 +149,13 @@ def is_json(body: bytes) -> bool:
     return body[:64].lstrip()[:1] == b"{"
 
 
-def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+def decode(
+    body: bytes, most_bytes: int = MAX_MESSAGE_BYTES, *, most_values: int = MAX_NODES
+) -> Any:
     """Return the value of a msgpack or JSON body.
 
     Raises:
-        VirtbusError: 413 over `most_bytes`; 400 malformed in any way.
+        VirtbusError: 413 over `most_bytes`; 400 malformed in any way, or over `most_values`.
     """
     if len(body) > most_bytes:
         raise VirtbusError(
@@ -159,7 +163,7 @@ def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
             "too_large",
             f"the message has {len(body)} bytes; at most {most_bytes} are accepted",
         )
-    budget = _Budget()
+    budget = _Budget(most_values)
     sure = _SURE_IN_MSGPACK
     try:
         if is_json(body):
@@ -170,8 +174,8 @@ def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
                 body,
                 object_pairs_hook=budget.pairs,
                 list_hook=budget.items,
-                max_array_len=MAX_NODES,
-                max_map_len=MAX_NODES,
+                max_array_len=most_values,
+                max_map_len=most_values,
                 strict_map_key=False,
                 ext_hook=_no_ext,
                 timestamp=0,
@@ -180,7 +184,7 @@ def decode(body: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> Any:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise _malformed(str(error)[:200] or type(error).__name__) from None
-    _check_shape(value, sure)
+    _check_shape(value, sure, most_values)
     return value
 
 
@@ -200,9 +204,7 @@ def _always(model: type[BaseModel]) -> tuple[str, ...]:
 
 def encode_json(value: Any) -> bytes:
     """Return the JSON bytes of a plain value or a model, with defaults."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json", by_alias=True)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return to_json(value, inf_nan_mode="constants")
 
 
 def read(model: type[Model], body: bytes) -> Model:

@@ -64,7 +64,9 @@ class _Loader(yaml.SafeLoader):
         self._max_values = max_values
         self._spent = self._depth = 0
         self._sizes: dict[yaml.Node, int] = {}
-        """Values in a node, with what its aliases repeat; there once the node is whole."""
+        """Count the values in a node, including those that its aliases repeat; valid once it is
+        complete.
+        """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]

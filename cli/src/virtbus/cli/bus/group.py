@@ -13,13 +13,16 @@ _HERE = "virtbus.cli.bus"
         "init": (f"{_HERE}.init", "Write a production bus: keys, accounts, TLS, servers."),
         "declare": (f"{_HERE}.check:declare", "Make the streams on a new bus."),
         "add-node": (f"{_HERE}.nodes:add_node", "Give a host its account and credentials."),
-        "revoke-node": (f"{_HERE}.nodes:revoke_node", "Give it others; the old ones are void."),
-        "remove-node": (f"{_HERE}.nodes:remove_node", "Take them away again, at once."),
-        "add-bridge": (f"{_HERE}.bridges:add_bridge", "Give a further cluster's bridge its own."),
-        "check": (f"{_HERE}.check:check", "What is wrong with a bus's files."),
+        "revoke-node": (f"{_HERE}.nodes:revoke_node", "Replace them; the old ones end."),
+        "remove-node": (f"{_HERE}.nodes:remove_node", "Remove them at once."),
+        "add-bridge": (
+            f"{_HERE}.bridges:add_bridge",
+            "Give a further cluster's bridge its credentials.",
+        ),
+        "check": (f"{_HERE}.check:check", "Find problems in a bus's files."),
         "backup": (f"{_HERE}.files:backup", "Write the records of VMs and hosts to a file."),
         "restore": (f"{_HERE}.files:restore", "Write a backup into an empty bus."),
-        "rebuild": (f"{_HERE}.rebuild", "Give the bus what the hosts know and it has lost."),
+        "rebuild": (f"{_HERE}.rebuild", "Restore lost records from the hosts."),
     },
     epilog=examples(
         """

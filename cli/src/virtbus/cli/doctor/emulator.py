@@ -40,7 +40,7 @@ def kvm() -> Finding:
             return warn(
                 "kvm",
                 f"/dev/kvm ({shown}) may not be opened",
-                "usermod -aG kvm $USER, then log in anew",
+                "usermod -aG kvm $USER, then log in again",
             )
         return warn(
             "kvm", f"/dev/kvm is there but does not work ({error.strerror}): VMs run by TCG"

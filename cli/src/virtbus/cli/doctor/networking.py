@@ -73,7 +73,7 @@ def forward_policy() -> Finding:
 
 
 def _dropping(ruleset: str) -> list[str]:
-    """The tables, but ours, whose chain drops what is forwarded and lets no guest through."""
+    """Return foreign tables whose chain drops forwarded packets and accepts no guest's."""
     pattern = re.compile(r"type filter hook forward [^;]*; policy drop;")
     return [
         part.split(" {", 1)[0]

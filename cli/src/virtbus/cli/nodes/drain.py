@@ -59,7 +59,7 @@ def command(
             Exit.REFUSED,
             "vms_stay",
             f"{len(left)} VM(s) stay on {name}",
-            hint=f"mend the reasons, or end the drain: virtbus node uncordon {name}",
+            hint=f"fix the reasons, or end the drain: virtbus node uncordon {name}",
             details=[{"path": _name(vm), "message": vm.get("stays") or "stays"} for vm in left],
         )
 
@@ -89,7 +89,7 @@ def _emptied(
             if time.monotonic() > until_s:
                 raise unknown(
                     f"{len(going)} VM(s) still leave {name} after {units.duration(timeout_s)}",
-                    f"it goes on by itself: `virtbus node get {name}`",
+                    f"it continues by itself: `virtbus node get {name}`",
                 )
             steps.status(f"{len(there)} VM(s) on {name}, {len(going)} on their way")
             time.sleep(_POLL_S)

@@ -57,7 +57,7 @@ def preflight(place: Place, *, force: bool) -> None:
             Exit.UNAVAILABLE,
             "not_ready",
             "this host is not ready for virtbus: " + ", ".join(f.name for f in broken),
-            hint="mend what is shown above (`virtbus doctor` shows all), or try --simulate",
+            hint="fix the problems above (`virtbus doctor` shows all), or try --simulate",
         )
 
 

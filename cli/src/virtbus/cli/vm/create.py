@@ -165,7 +165,7 @@ class _Create:
             return view, bool(answer.get("created", True))
         except KeyboardInterrupt:
             name = self._wanted["name"]
-            self._invocation.note(f"\nno longer waiting; {name} goes on: virtbus vm get {name}")
+            self._invocation.note(f"\nno longer waiting; {name} continues: virtbus vm get {name}")
             raise
         finally:
             self._steps.close()
@@ -238,5 +238,5 @@ def _timed_out(view: Mapping[str, Any], goal: str, timeout_s: float) -> CliError
     return unknown(
         f"{name} is not {goal} after {units.duration(timeout_s)}; it is {views.state(view)}"
         + (f": {why}" if why else ""),
-        f"it goes on by itself: `virtbus vm get {name}`, `virtbus vm logs {name}`",
+        f"it continues by itself: `virtbus vm get {name}`, `virtbus vm logs {name}`",
     )

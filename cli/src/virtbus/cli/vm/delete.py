@@ -136,7 +136,7 @@ def _still_there(view: Mapping[str, Any], timeout_s: float) -> CliError:
         f"{view.get('name')} is not gone after {units.duration(timeout_s)}; it is "
         + views.state(view)
         + (f": {why}" if why else ""),
-        f"the delete goes on by itself: `virtbus vm events {view.get('uid')} --follow`",
+        f"the delete continues by itself: `virtbus vm events {view.get('uid')} --follow`",
     )
 
 

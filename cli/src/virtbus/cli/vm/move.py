@@ -89,5 +89,5 @@ def _arrived(
         steps.close()
     raise unknown(
         f"{name} has not arrived after {units.duration(timeout_s)}",
-        f"it goes on by itself: `virtbus vm get {name}`",
+        f"it continues by itself: `virtbus vm get {name}`",
     )

@@ -12,7 +12,7 @@ from virtbus.cli.vm.target import name_argument, namespace_option, ref
     epilog=examples(
         """
         virtbus vm pause web
-        virtbus vm unpause web               and let it go on
+        virtbus vm unpause web               and resume it
         """
     )
 )

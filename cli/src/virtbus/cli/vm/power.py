@@ -109,5 +109,5 @@ def _reached(
     raise unknown(
         f"{name} is not {' or '.join(sorted(goals))} after {units.duration(timeout_s)};"
         f" it is {state}",
-        f"it goes on by itself: `virtbus vm get {name}`",
+        f"it continues by itself: `virtbus vm get {name}`",
     )

@@ -127,7 +127,7 @@ class Session:
         """
         return _Asking(self, subject, data, timeout_s, dict(headers or {})).answer()
 
-    # --- the connection -------------------------------------------------------------------
+    # --- connection -----------------------------------------------------------------------
 
     def _connect(self) -> Connection:
         try:

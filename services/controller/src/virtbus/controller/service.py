@@ -36,6 +36,7 @@ from virtbus.controller.settings import Settings
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.vm import Overcommit
+from virtbus.schemas.wire import CLIENT_VALUES
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +204,7 @@ class Controller:
                 subjects.api(resource, verb),
                 self._when_ready(handler if verb in READS else self._storage.guarded(handler)),
                 limit=min(limit, READS_AT_ONCE.get((resource, verb), limit)),
+                most_values=CLIENT_VALUES,
             )
             for (resource, verb), handler in handlers.items()
         ]
@@ -212,6 +214,7 @@ class Controller:
             self._when_ready(vms.watch),
             limit=self._settings.watches_at_once,
             backlog=0,
+            most_values=CLIENT_VALUES,
         )
         return [*endpoints, watch]
 

@@ -222,7 +222,7 @@ class Disks:
             self.recount.set()
             return Gone(bool(entry), entry)
 
-    # --- the quarantine ----------------------------------------------------------------------
+    # --- quarantine --------------------------------------------------------------------------
     def _manifest(self, uid: str, epoch: int, keep: Keep) -> Manifest:
         return Manifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
 

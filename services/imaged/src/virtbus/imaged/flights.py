@@ -1,4 +1,4 @@
-"""Shares one transfer among all concurrent askers (IMG-20)."""
+"""Shares one transfer among all concurrent requests (IMG-20)."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ class Asker:
 
 
 class Flight:
-    """The state that the transfer and its askers share."""
+    """The state that the transfer and its requests share."""
 
     def __init__(self) -> None:
         self.askers: list[Asker] = []
@@ -45,12 +45,12 @@ class Flight:
 
     @property
     def abandoned(self) -> bool:
-        """Return True once the last asker has left, unless the service stops."""
+        """Return True once the last request was cancelled, unless the service stops."""
         return not self.askers and not self.stopping
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Return the namespaces of all current askers."""
+        """Return the namespaces of all current requests."""
         return frozenset(asker.namespace for asker in self.askers)
 
     def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:
@@ -82,7 +82,7 @@ class Flight:
 
 
 class Flights(Generic[T]):
-    """Runs work by key, once for all askers; when the last asker leaves, it is cancelled."""
+    """Runs work by key, once for all requests; after the last one is cancelled, so is the work."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -91,7 +91,7 @@ class Flights(Generic[T]):
     async def join(self, key: str, work: Callable[[Flight], Awaitable[T]], asker: Asker) -> T:
         """Return the result of `work` under `key`, started here or already running.
 
-        Raises the errors of the work. Cancelling one asker does not affect the others.
+        Raises the errors of the work. Cancelling one request does not affect the others.
         """
         if key not in self._flying:
             flight = Flight()
@@ -105,7 +105,7 @@ class Flights(Generic[T]):
         finally:
             flight.askers.remove(asker)
             if not flight.askers and not result.done():
-                # A later asker starts a new transfer; the work itself waits for the old one.
+                # A later request starts a new transfer; the work itself waits for the old one.
                 if self._flying.get(key, (None,))[0] is flight:
                     del self._flying[key]
                 task.cancel()
@@ -148,4 +148,4 @@ class Flights(Generic[T]):
             )
         if not result.done():
             result.set_exception(first)
-            result.exception()  # retrieved here: the last asker may have left already
+            result.exception()  # retrieved here: the last request may have been cancelled already

@@ -33,7 +33,7 @@ from virtbus.schemas.nodework import HeldImages
 log = logging.getLogger(__name__)
 
 NOBODY = Asker()
-"""An asker without a VM and without progress."""
+"""A request without a VM and without progress."""
 
 
 class FileSource(Protocol):
@@ -159,10 +159,10 @@ class Images:
     async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
         """Return the source's current image; an unchanged one is not transferred.
 
-        All askers of one URL and digest with the same `pull_secret` (else the node's logins) share
-        one transfer: nobody gets what another's login opened. Who waited for the same file of a
-        pinned URL takes it from the store. Cancelled as the last of them, the transfer ends and its
-        bytes are gone.
+        All requests for one URL and digest with the same `pull_secret` (or the node's logins)
+        share one transfer: nobody gets content through another's login. Others that waited for
+        the same file of a pinned URL take it from the store. If the last of them is cancelled, the
+        transfer ends and its bytes are removed.
 
         Raises:
             VirtbusError: 400 `container_name_pinned`; 404 `image_unknown`; 409 `digest_mismatch`;
@@ -170,7 +170,7 @@ class Images:
                 `edge.containers`.
         """
         url, pin = await self._resolve(source)
-        url, query = sealed_ref(url)  # of images.d, whose rules have it
+        url, query = sealed_ref(url)  # of images.d, whose rules contain it
         secret = asker.pull_secret or query
         known = self._known(source, url)
 
@@ -231,7 +231,7 @@ class Images:
 
         async def in_turn(seat: Seat) -> tuple[ImageInfo, Fetched]:
             stored = self._store.cached(of_file) if of_file is not None else None
-            if stored is not None:  # fetched meanwhile, by a URL that was signed anew
+            if stored is not None:  # fetched meanwhile, by a newly signed URL
                 return stored, Fetched(known)
             parts = open_part(self._store, self._threads, key, lambda: flight.abandoned)
             async with parts as part:
@@ -290,7 +290,7 @@ class Images:
         raise VirtbusError(
             Code.UNAVAILABLE,
             "image_lost",
-            f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it anew",
+            f"the stored copy of {shown(url)} vanished meanwhile; ask again to fetch it",
         )
 
     @contextlib.asynccontextmanager
@@ -320,7 +320,7 @@ def _with_query(url: str, query: str) -> str:
     if not query:
         message = (
             f"the query of {shown(url)} is a secret of the VM, which its agent brings and imaged "
-            "does not keep; if the bus has lost the VM's secrets, create it anew"
+            "does not keep; if the bus has lost the VM's secrets, create it again"
         )
         raise VirtbusError(Code.UNAVAILABLE, "image_query_missing", message)
     return f"{url.partition('?')[0]}?{query}"

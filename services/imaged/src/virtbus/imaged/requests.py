@@ -132,7 +132,7 @@ class Requests:
             raise VirtbusError(
                 Code.DEADLINE,
                 "image_pulling",
-                "the image is still being fetched, and goes on; repeat the request to wait longer",
+                "the image is still being fetched; repeat the request to wait longer",
             )
         outcome = task.result()
         if isinstance(outcome, VirtbusError):

@@ -191,7 +191,7 @@ class Imaged:
             return
         work.listed.add(uid)
         work.refs[uid] = refs_of(record.spec)
-        if not brings_secret(record.spec):  # else its agent asks, and has it
+        if not brings_secret(record.spec):  # otherwise its agent requests it, with the login
             work.want(record)
 
     # --- requests --------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Settings(ServiceSettings):
     )
     registry_auth_file: Path = Field(
         CONFIG_DIR / "registry-auth.json",
-        description="logins for registries, as docker login writes them; read anew for each pull",
+        description="logins for registries, in docker login's format; read again for each pull",
     )
     registry_realms: dict[str, str] = Field(
         default_factory=dict,

@@ -19,7 +19,7 @@ _LOOKS_A_TURN = 4
 
 
 class Asked(Protocol):
-    """The askers and progress of a pull: `flights.Flight`."""
+    """The requests and progress of a pull: `flights.Flight`."""
 
     moved_bytes: int
 
@@ -33,7 +33,7 @@ class Seat:
     def __init__(self, order: int, host: str, asked: Asked) -> None:
         self.called = asyncio.Event()
         self.limit: asyncio.Timeout | None = None
-        """Of the current turn."""
+        """In the current turn."""
         self.held_s = 0.0
         """In earlier turns."""
         self._order = order

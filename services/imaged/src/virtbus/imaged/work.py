@@ -22,7 +22,7 @@ LAST_RETRY_S = 60.0
 
 @dataclass(slots=True)
 class _Job:
-    """One VM in work. `outcome` is that of the current or next attempt.
+    """One VM in progress. `outcome` is that of the current or next attempt.
 
     `failed` is the previous attempt's error, until the next begins.
     """

@@ -72,7 +72,7 @@ class Builder:
         return True
 
     async def mend(self, attachment: Attachment) -> list[str]:
-        """Complete an existing network; return what was missing, in words.
+        """Complete an existing network; return messages about parts that were missing.
 
         Raises:
             VirtbusError, OSError: it cannot be completed, for example without its CNI link.

@@ -104,5 +104,7 @@ def _not_running(guest: Guest) -> VirtbusError:
 
 
 def _unknown(want: GuestCommand, why: str) -> VirtbusError:
-    message = f"the {want.verb} was begun and may have happened ({why}); look, then ask anew"
+    message = (
+        f"the {want.verb} was begun and may have happened ({why}); check the guest, then ask again"
+    )
     return VirtbusError(Code.CONFLICT, "outcome_unknown", message)

@@ -13,7 +13,7 @@ from virtbus.schemas.errors import VirtbusError
 
 log = logging.getLogger(__name__)
 
-NO_ROOM = "its disk's host has no room (or fails): free space there; the guest goes on by itself"
+NO_ROOM = "its disk's host has no room (or fails): free space there; the guest continues by itself"
 
 
 async def go_on(

@@ -157,7 +157,7 @@ class Doing:
             if secrets is None:  # or the replica we read from lags
                 message = (
                     "the bus does not have the VM's secrets, and this host has no seed of it; it "
-                    "is asked again. If they are lost, create the VM anew with its cloud-init"
+                    "is asked again. If they are lost, create the VM again with its cloud-init"
                 )
                 raise VirtbusError(Code.UNAVAILABLE, "secrets_lost", message)
         await self._tools.seeds.write(record, secrets, net.interfaces if net else ())

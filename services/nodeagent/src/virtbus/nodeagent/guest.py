@@ -63,7 +63,7 @@ class Guest:
         self._why, self._deleted = "", False  # why it has no record, and if a delete removed it
         self._found: Event | None = None
         self._recalling = False
-        """What an earlier agent told decides first whether the record asks for anything."""
+        """True while the earlier status is read, which decides if the record asks for anything."""
         self._at_once = self._unreported = False
         self._asked_for = 0
         self.refused = ""
@@ -92,7 +92,7 @@ class Guest:
         }
 
     def begin(self, facts: DomainFacts | None, first: Event | None) -> None:
-        """Begin from what stands on the host: `first` is what the domain is, if it is anything."""
+        """Begin with the host's state: `first` is the event for the domain's state, if any."""
         record, self._found = self.record, first
         if first is not None:
             self._asked.found(facts, first, record)

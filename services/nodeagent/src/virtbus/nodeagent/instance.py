@@ -130,7 +130,7 @@ class Ownership:
         return Signs(self.me, record, held, revision, heard, holding=self.held)
 
     def _holder(self, entry: Entry | None) -> Instance | None:
-        """Who holds the key; nobody who is known where it is unreadable, or another node's."""
+        """Return the key's holder; an empty one if the key is unreadable, or another node's."""
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):
@@ -250,7 +250,7 @@ class Ownership:
         if step is not Step.TAKE:
             self._lose(held)
         if signs.damaged:
-            log.error("unreadable %s: it is written anew", self._key, extra={"code": "bad_record"})
+            log.error("unreadable %s: writing it again", self._key, extra={"code": "bad_record"})
         self._revision = entry.revision if entry else 0
 
     def _lose(self, held: Instance | None) -> None:

@@ -153,7 +153,7 @@ class QuarantineDesk:
                         return
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            message = "the guest still uses its grace to power off; it goes on, list it again"
+            message = "the guest still uses its grace to power off; it still runs, list it again"
             raise VirtbusError(Code.DEADLINE, "ending", message) from None
 
     async def _purge(self, entry: str) -> None:

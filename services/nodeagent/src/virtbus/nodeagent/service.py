@@ -43,7 +43,7 @@ NO_RECORD = (
 )
 OTHER_BUS = (
     "this bus is not the one that the node joined: its VMs are held, nothing is started or ended; "
-    "`virtbus bus rebuild` gives the bus what the hosts know"
+    "`virtbus bus rebuild` restores the bus from the hosts"
 )
 
 
@@ -230,15 +230,15 @@ class NodeAgent:
             log.warning("the bus has an older record than this host", extra=extra)
             record = known
         if guest is None and not record.ending and record.epoch <= self._tools.files.left(uid):
-            # Of a restored backup: nothing is left of it here, and an empty disk must not replace
-            # it.
+            # From a restored backup: nothing is left of it here, and an empty disk must not
+            # replace it.
             log.warning(
                 "rejected: it left this host already", extra={"code": "left_before", "uid": uid}
             )
         elif guest is None:
             self._adopt(record)
         elif guest.ends and record.epoch > guest.record.epoch:
-            # it left, and comes back: started as new once the old one is released
+            # it left, and returns: it starts as new once the old one is released
             self._next[uid] = record
             guest.post(Event.PURGED)
         elif uid in self._next:

@@ -22,7 +22,7 @@ PICTURE_S = 60.0
 """Time that a client may take for a screenshot."""
 END_OF_LOG = "end of log"
 END_OF_PICTURE = "end of picture"
-NOT_TAKEN = "the picture was not taken in time; ask for it anew"
+NOT_TAKEN = "the picture was not read in time; ask for it again"
 DISPLAY_ENDED = "the guest stopped, or closed the connection"
 
 

@@ -34,9 +34,9 @@ OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
 
 
 class WatchedDomains:
-    """Tells each actor of `guests`, the agent's own, live map, what became of its domain.
+    """Posts the events of each domain to its actor in `guests`, the agent's own, live map.
 
-    `blind` is told why that is not known, as libvirt does not answer; empty: it is known again.
+    `blind` gets the reason why libvirt does not answer; empty: it answers again.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class WatchedDomains:
             seen = await self.compare()
 
     async def compare(self) -> bool:
-        """Tell each actor what its domain is now; lost events end here (F11).
+        """Post the current state of each domain to its actor; this replaces lost events (F11).
 
-        False where libvirt does not say.
+        Returns False if libvirt does not answer.
         """
         try:
             domains = {d.uid: d for d in await self._hypervisor.list_domains()}
@@ -129,7 +129,7 @@ class WatchedDomains:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             if not self._hypervisor.healthy:
                 break
-        message = "too many libvirt calls never came back; the agent starts anew"
+        message = "too many libvirt calls never came back; the agent restarts"
         raise VirtbusError(Code.INTERNAL, "libvirt_stuck", message)
 
 

@@ -69,7 +69,9 @@ def updated(
         fixed = [p for p in paths if not (_live(p) or p.startswith(AT_RESTART))]
         fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")  # secrets
         if fixed:
-            message = "these fields cannot change while the VM exists; delete it and create it anew"
+            message = (
+                "these fields cannot change while the VM exists; delete it and create it again"
+            )
             details = tuple(Detail(path=p, message="cannot be changed") for p in fixed)
             raise VirtbusError(Code.UNSUPPORTED, "immutable", message, details=details)
         if paths:
@@ -188,5 +190,5 @@ def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
 def refuse_deleting(record: VmRecord) -> None:
     """Raise 409 while the VM is being deleted."""
     if record.deleting:
-        message = f"{record.name} is being deleted; wait for vm.deleted, then create it anew"
+        message = f"{record.name} is being deleted; wait for vm.deleted, then create it again"
         raise VirtbusError(Code.CONFLICT, "deleting", message)

@@ -32,7 +32,7 @@ def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
 
 
 def _of_pull(volume: Volume) -> str:
-    """What only this VM has for pulling the volume's image, or empty."""
+    """Return the VM's own secret for pulling the volume's image, or empty."""
     if volume.image is not None:
         return sealed_ref(volume.image.ref)[1]
     disk = volume.container_disk

@@ -50,17 +50,17 @@ class Unreadable(NamedTuple):
                 )
             case "status":
                 return (
-                    f"its node writes it anew with the VM's next change; where the VM is gone, "
+                    f"its node writes it again with the VM's next change; where the VM is gone, "
                     f"`virtbus vm delete {self.uid}` removes it"
                 )
             case "name claim":
                 return "`virtbus vm delete NAME` frees the name"
             case "join record":
-                return "`virtbus bus rebuild` makes it anew"
+                return "`virtbus bus rebuild` makes it again"
             case "wish":
                 return "`virtbus node fence` or `unfence` replaces it"
             case _:
-                return "whoever wrote it writes it anew"
+                return "its writer writes it again"
 
 
 class UnreadableError(VirtbusError):

@@ -228,7 +228,9 @@ class Commits:
         if step is CommitStep.REFUSE:
             raise uid_taken(record, message)
         if step is CommitStep.ENDING:
-            message_text = f"{record.name} is being deleted; wait for vm.deleted, then create anew"
+            message_text = (
+                f"{record.name} is being deleted; wait for vm.deleted, then create it again"
+            )
             raise VirtbusError(Code.CONFLICT, "deleting", message_text)
         if step is CommitStep.GONE:
             message_text = f"uid {record.uid} was deleted; create the VM under a new uid"

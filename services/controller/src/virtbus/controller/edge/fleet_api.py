@@ -49,9 +49,9 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import validate
 
 CONSUMERS_SHOWN = 500
-"""Number of shown consumers of a stream, those with the largest lag first; each node has four."""
+"""Number of shown consumers of a stream, those with the largest lag first; each node has three."""
 EVENTS_AT_ONCE = 200
-"""Most events in an answer, whatever the request's limit is: `next_after` requests the next."""
+"""Most events in an answer, even if the request's limit is higher; `next_after` continues."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 

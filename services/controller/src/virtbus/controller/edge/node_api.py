@@ -116,7 +116,7 @@ class NodeApi:
 
         def proved(wish: NodeWish) -> NodeWish:
             if 0 < lease_revision < wish.lease_revision:
-                message = f"what is wanted of {node} was written under a later lease"
+                message = f"the desired state of {node} was written under a later lease"
                 raise VirtbusError(Code.CONFLICT, "lease_lost", message)
             update = {"lease_revision": lease_revision or wish.lease_revision}
             return fenced(wish, proof).model_copy(update=update)
@@ -174,7 +174,9 @@ class NodeApi:
                 f"{node} still removes what is left there of {len(old)} VM(s) that run elsewhere "
                 "by now; repeat in a moment"
             )
-            details = tuple(Detail(path=f"vm/{uid}", message="not let go yet") for uid in old[:20])
+            details = tuple(
+                Detail(path=f"vm/{uid}", message="not released yet") for uid in old[:20]
+            )
             raise VirtbusError(Code.CONFLICT, "old_copies", message, after_ms=2000, details=details)
 
     async def forget(self, request: Request) -> NodeForgotten:
@@ -272,7 +274,7 @@ class NodeApi:
                 "%s %s", node, wish.closed or "takes VMs", extra={"code": "node_wish", "node": node}
             )
             return before
-        message = f"what is wanted of {node} keeps changing; repeat the request"
+        message = f"the desired state of {node} keeps changing; repeat the request"
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     def _wanted(self, node: str, entry: Entry | None, unread: NodeWish | None) -> NodeWish:

@@ -193,7 +193,7 @@ class Rebuilds:
             # agent releases them. An immediate purge could hide the delete from the agent.
             ending = deleting(record, grace_s=0)
             await self._commits.replace(Held(record, known.revision), ending)
-            self._facts.emit(Kind.VM_DELETING, record, "its host had let go of it")
+            self._facts.emit(Kind.VM_DELETING, record, "its host had released it")
         elif step is Step.KEEP and known.record is not None:
             name = subjects.name_claim(record.namespace, record.name)
             if name not in self._fleet.claims:
@@ -238,7 +238,7 @@ class Rebuilds:
             log.warning("unreadable %s: %s", key, error, extra={"code": "bad_record"})
         nonce = JoinNonce(nonce=self._bus.sources.uuid7())
         await self._bus.put(key, encode(nonce), expect=entry.revision if entry else 0)
-        message = "its join record was lost and is made anew; repeat in a moment"
+        message = "its join record was lost and is made again; repeat in a moment"
         raise VirtbusError(Code.UNAVAILABLE, "not_joined", message, after_ms=1000)
 
 

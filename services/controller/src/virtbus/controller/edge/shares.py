@@ -17,8 +17,9 @@ LOOK_S = 1.0
 POINTS, AT_ONCE = 50, 4
 """Sampled positions in a stream, and messages at each."""
 FACTS, STATUSES = "virtbus.evt", "$KV.st"
-"""Of a stream of events the newest are kept. Of statuses none is kept: an agent writes each again
-with its next change."""
+"""The newest events are kept. No status is kept: an agent writes each again with its next
+change.
+"""
 
 
 class Shares:

@@ -35,7 +35,7 @@ CHANGES_KEPT = 8
 
 @dataclass(eq=False)
 class Watcher:
-    """One client's watch: the uids that it has still to hear of, and those it knows."""
+    """One client's watch: the uids with unsent changes, and the uids that the client knows."""
 
     want: VmWatch
     request: Request
@@ -43,8 +43,6 @@ class Watcher:
     """The owner of the VMs that it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set with each change, for a watch that waits to catch up."""
     renewed_s: float = 0.0
     over: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()

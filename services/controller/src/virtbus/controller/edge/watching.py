@@ -1,8 +1,8 @@
-"""Watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
+"""Serves watches of clients: pages, `synced`, changes, heartbeats, over request/reply.
 
-What changed is a set of uids, not a queue of copies: a slow client gets the latest of each VM once
-it reads, and memory is bounded by the number of VMs. A change costs a set insertion for each watch
-of its namespace and of all namespaces (ADR 0028).
+Pending changes are a set of uids, not a queue of copies. A slow client gets the latest state of
+each VM once it reads, and the number of VMs bounds the memory. A change costs a set insertion for
+each watch of its namespace and of all namespaces (ADR 0028).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ PAGE = 100
 RENEW_S = 30.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
-"""Purge markers live 24 h: what was deleted before an older position can no longer be told."""
+"""Purge markers live 24 h: deletes before an older position can no longer be reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Watches:
         self._instance = instance
         self._watchers: dict[str | None, dict[Watcher, None]] = {}
         """By the namespace they ask for; None: all."""
-        self._catching_up: dict[Watcher, None] = {}
+        self._catching_up: set[asyncio.Event] = set()
         self._pace = Pace()
         """A watch begins in one turn, and each of its pages is made and sent in one. So a thousand
         watches hold one page in memory."""
@@ -66,8 +66,8 @@ class Watches:
 
     def changed(self, uid: str | None) -> None:
         """Tell every watch that a VM's view may have changed; None: only the position did."""
-        for watcher in self._catching_up:
-            watcher.wake.set()
+        for moved in self._catching_up:
+            moved.set()
         if uid is None:
             return
         self._teller.changed(uid)
@@ -104,16 +104,16 @@ class Watches:
     async def serve(self, want: VmWatch, request: Request) -> None:
         """Answer one watch until it is no longer renewed.
 
-        Its renewal has a random token that only its client is told, and counts only where it comes
-        from the account that asked for the watch.
+        Its renewal has a random token, which only its client knows. It counts only from the
+        account that requested the watch.
         """
         token = self._bus.sources.uuid7()
         with self._watcher(want, request, token) as watcher:
             if want.after is not None:
-                await self._catch_up(Position.parse(want.after), watcher)
+                await self._catch_up(Position.parse(want.after))
             async with self._pace.turn():
                 uids = self._start(want, watcher)
-            watcher.told.update(uids)
+                watcher.told.update(uids)
             await self._list(uids, request, subjects.watch_renewal(self._instance, token))
             with self._teller.following(watcher):
                 await _until_silent(watcher)
@@ -141,23 +141,24 @@ class Watches:
                 self._teller.touch(watcher, uid)
         return []
 
-    async def _catch_up(self, position: Position, watcher: Watcher) -> None:
+    async def _catch_up(self, position: Position) -> None:
         """Wait until this controller has seen the position; VirtbusError 410 if it never will."""
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
         if expired or position.revision < self._fleet.forgotten_revision:
             message = "that position is too old; watch again without after for a full list"
             raise VirtbusError(Code.GONE, "position_expired", message)
-        self._catching_up[watcher] = None
+        moved = asyncio.Event()
+        self._catching_up.add(moved)
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while self._fleet.revision < position.revision:
-                    await watcher.wake.wait()
-                    watcher.wake.clear()
+                    await moved.wait()
+                    moved.clear()
         except TimeoutError:
             message = "this controller has not seen that position; watch again without after"
             raise VirtbusError(Code.GONE, "position_unknown", message) from None
         finally:
-            del self._catching_up[watcher]
+            self._catching_up.discard(moved)
 
     async def _list(self, uids: list[str], request: Request, renew: str) -> None:
         now_s = asyncio.get_running_loop().time()

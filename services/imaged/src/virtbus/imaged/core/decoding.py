@@ -129,7 +129,7 @@ def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
 def _members(kind: Callable[[], _Stream]) -> Iterator[_Stream]:
     for _ in range(MAX_MEMBERS):
         yield kind()
-    msg = f"its compressed data has more than {MAX_MEMBERS} parts; build the image anew"
+    msg = f"its compressed data has more than {MAX_MEMBERS} parts; build the image again"
     raise DamagedError(msg)
 
 

@@ -24,7 +24,7 @@ _LONGER_FAST = 3
 class Pull:
     """The state of a pull. `order` is that of arrival.
 
-    `host` is empty for a local source. `namespaces` are those of all askers. `held_s` and
+    `host` is empty for a local source. `namespaces` are those of all requests. `held_s` and
     `moved_bytes` are of the current turn.
     """
 

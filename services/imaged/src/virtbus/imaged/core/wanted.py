@@ -18,7 +18,7 @@ class WantedDisk:
     size_bytes: int | None
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     query: str = ""
-    """Of the image's URL, where an older controller left it in the record."""
+    """The query of the image's URL, if an older controller left it in the record."""
 
 
 def wanted_disks(spec: VmSpec, max_virtual_bytes: int) -> tuple[WantedDisk, ...]:

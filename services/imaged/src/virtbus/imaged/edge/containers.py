@@ -59,7 +59,7 @@ class Registries:
     realms: tuple[tuple[str, str], ...] = ()
     """(registry, host that may receive its password in addition to itself)"""
     mirrors: tuple[tuple[str, str], ...] = ()
-    """(registry, the mirror that is asked instead, with its own login)"""
+    """(registry, the mirror that replaces it, with its own login)"""
     architecture: str = field(default_factory=lambda: architecture_of(os.uname().machine))
     """As in Go and images: amd64."""
 
@@ -296,6 +296,6 @@ class _Reading:
         if self._cpu_s > limits.free_decode_s + self._bytes / limits.least_decode_bytes_s:
             msg = (
                 f"its {self._bytes} bytes took {self._cpu_s:.0f} s of CPU time to read; "
-                "build the image anew, with fewer entries and one stream of compressed data"
+                "build the image again, with fewer entries and one stream of compressed data"
             )
             raise DamagedError(msg)

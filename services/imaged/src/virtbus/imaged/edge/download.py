@@ -174,7 +174,7 @@ class _Request:
 
 
 def _noted(url: str, *, pinned: bool) -> str:
-    """The URL as it may stand on the disk; a pinned file is the same whatever its query."""
+    """Return the URL without secrets, for the disk; a pinned file needs no query."""
     bare, mark, query = url.partition("?")
     return f"{bare}?{file_name(query)}" if mark and not pinned else bare
 

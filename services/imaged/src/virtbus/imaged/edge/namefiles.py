@@ -43,7 +43,7 @@ class NameFiles:
             raise VirtbusError(
                 Code.UNAVAILABLE,
                 "image_names_invalid",
-                f"the image names cannot be read: {error}; mend that file, then it is tried again",
+                f"the image names cannot be read: {error}; fix that file, then it is retried",
             ) from error
         return Names((*rules, *rules_of(map(self._default, DEFAULT_NAMES))))
 

@@ -176,7 +176,7 @@ class Registry(Site):
         return VirtbusError(
             Code.DENIED,
             "registry_realm_unknown",
-            f"the registry {self._ref.registry} wants its password told to {host}, which is not "
+            f"the registry {self._ref.registry} wants its password sent to {host}, which is not "
             f"done unasked; if that is right, set registry_realms to "
             f'{{"{self._ref.registry}" = "{host}"}}',
         )

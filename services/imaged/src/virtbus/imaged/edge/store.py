@@ -157,7 +157,7 @@ class Store:
         try:
             link = read(Link, beneath.read_small(name, self._links_fd, MAX_LINK_BYTES))
             if sealed_ref(link.name)[1] or sealed_ref(link.url or link.name)[1]:
-                beneath.remove(name, self._links_fd)  # of before queries were secrets
+                beneath.remove(name, self._links_fd)  # from before queries were secrets
                 return None
             self._names_used_s[link.name] = self._age_mark(name)
         except (OSError, VirtbusError) as error:
@@ -297,7 +297,7 @@ class Store:
 
     def write_link(self, link: Link) -> None:
         """Point a name to an image, atomically; no effect if it does already."""
-        with self._linking:  # all askers of one transfer come here at once
+        with self._linking:  # all requests of one transfer come here at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
                 return

@@ -1,8 +1,8 @@
-"""What a guest may send: the filter on its tap (NET-06), as nftables rules.
+"""Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
-The chain hangs on the tap's ingress, so it sees every frame before any bridge, and drops what no
-rule allows: IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own. DHCP from the
-guest is dropped too: netd's packet socket on the tap reads it before this hook.
+The chain hangs on the tap's ingress, so it sees every frame before any bridge. It drops frames
+that no rule allows: IPv6, VLAN, STP, LLDP and foreign sources need no rule of their own. DHCP from
+the guest is dropped too: netd's packet socket on the tap reads it before this hook.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _DHCP_SERVER_PORT = 67
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A tap and what its guest may call itself."""
+    """A tap and the addresses that its guest may use."""
 
     name: str
     mac: str

@@ -52,7 +52,7 @@ def _check(conf: dict[str, Any], source: str) -> None:
 
 def _bad(source: str, why: str) -> VirtbusError:
     return VirtbusError(
-        Code.UNSUPPORTED, "cni_config", f"{source}: {why}; mend the file and create the VM again"
+        Code.UNSUPPORTED, "cni_config", f"{source}: {why}; fix the file and create the VM again"
     )
 
 

@@ -26,7 +26,7 @@ class Finding:
 
 def mended(attachment: Attachment, faults: list[str]) -> Finding:
     """Return the finding for parts that somebody removed, and that were restored."""
-    return Finding(attachment, f"somebody took parts of it away: {', '.join(faults)}; made anew")
+    return Finding(attachment, f"somebody took parts of it away: {', '.join(faults)}; made again")
 
 
 def lost(attachment: Attachment, faults: list[str]) -> Finding:

@@ -1,6 +1,6 @@
-"""The messages of an attach that are written and read by hand, for they differ for each VM.
+"""Encodes and decodes the hand-written messages of an attach, which differ for each VM.
 
-By pyroute2 they take 0.4 ms of an attach's 4, which would then miss its budget (ADR 0009).
+With pyroute2 they would take 0.4 of an attach's 4 ms, and it would miss its budget (ADR 0009).
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Every name and MAC on the host as a function of the uid (design §5)."""
+"""Derives every name and MAC on the host from the uid."""
 
 import hashlib
 import re

@@ -26,9 +26,9 @@ _ATTR = struct.Struct("=HH")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One message to send: `name` says in errors what was asked.
+    """One message to send: `name` describes the request in errors.
 
-    A refusal with one of the `tolerated` errnos is as good as done.
+    A refusal with one of the `tolerated` errnos counts as success.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One message that came. `error` is a positive errno, 0 an acknowledgement, None neither."""
+    """One received message. `error` is a positive errno, 0 an acknowledgement, None neither."""
 
     sequence: int
     type: int
     flags: int
     message: bytes
-    """All of it, header included."""
+    """The whole message, header included."""
     error: int | None = None
 
 
 def attr(kind: int, payload: bytes) -> bytes:
-    """One attribute, padded to 4 bytes."""
+    """Encode one attribute, padded to 4 bytes."""
     return _ATTR.pack(4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
 
 

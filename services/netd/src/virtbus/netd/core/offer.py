@@ -1,4 +1,4 @@
-"""What each interface's DHCP server says, from what was settled and the site's settings."""
+"""Builds each interface's DHCP offer from its assignment and the node's settings."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
@@ -8,14 +8,14 @@ from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.dhcp import ANY, Offer
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
-"""The server id where the network has no gateway; renewals then end in the broadcast of T2."""
+"""The server id of a network without a gateway; renewals then end in the broadcast of T2."""
 
 _DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all guests of a node are told. `dns` may be overruled by a CNI result."""
+    """DHCP settings for all guests of a node. A CNI result may override `dns`."""
 
     dns: tuple[IPv4Address, ...] = ()
     domain: str = ""
@@ -24,7 +24,7 @@ class Site:
 
 
 def offers_of(attachment: Attachment, site: Site) -> list[Offer | None]:
-    """An offer per interface, in order; None where it has no IPv4 address.
+    """Return an offer per interface, in order; None for one without an IPv4 address.
 
     Only the first interface with a gateway gives the guest a default route.
     """

@@ -158,5 +158,5 @@ def _failed(command: str, plugin: str, why: str) -> VirtbusError:
     return VirtbusError(
         Code.INTERNAL,
         "cni_failed",
-        f"CNI plugin {plugin} failed on {command}: {why}; mend the network, create the VM again",
+        f"CNI plugin {plugin} failed on {command}: {why}; fix the network, create the VM again",
     )

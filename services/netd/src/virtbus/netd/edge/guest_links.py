@@ -31,14 +31,14 @@ _DHCP_BUFFER_BYTES = 32 * 1024
 
 
 class GuestLinks:
-    """Makes and reads what is inside `namespaces`."""
+    """Makes and reads the objects inside `namespaces`."""
 
     def __init__(self, namespaces: Namespaces, bridge: HostBridge) -> None:
         self._namespaces = namespaces
         self._bridge = bridge
 
     def open_namespace(self, attachment: Attachment) -> None:
-        """Make the namespace where it is missing, and attach the built-in interfaces."""
+        """Make the namespace if it is missing, and attach the built-in interfaces."""
         with Netlink() as host:
             built_in = [nic for nic in attachment.nics if nic.kind is NicKind.BRIDGE]
             index = self._bridge.ensure(host) if built_in else 0
@@ -57,7 +57,7 @@ class GuestLinks:
     def close_up(self, attachment: Attachment) -> list[socket.socket]:
         """Join each attachment with its tap, and return a DHCP socket per interface.
 
-        The filter stands before the tap is up, so that no frame passes unchecked (NET-07). The
+        The filter exists before the tap is up, so that no frame passes unchecked (NET-07). The
         calling thread is in the namespace already.
         """
         if attachment.has_cni:
@@ -75,7 +75,7 @@ class GuestLinks:
         return _dhcp_sockets(attachment.nics)
 
     def build(self, attachment: Attachment) -> list[socket.socket]:
-        """Both in one thread: the whole built-in path, and the adoption of what stands."""
+        """Do both in one thread: the whole built-in path, and the adoption of existing parts."""
         self.open_namespace(attachment)
         return self.close_up(attachment)
 
@@ -92,20 +92,20 @@ class GuestLinks:
         return opened
 
     def faults(self, attachment: Attachment) -> list[str]:
-        """What of it is missing inside its namespace, in words."""
+        """Return messages about missing parts inside its namespace."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             found = [fault for nic in attachment.nics for fault in _faults(inside, nic)]
         return found + filters.faults(attachment.nics)
 
     def all_held(self, attachment: Attachment) -> bool:
-        """True while each tap of it is held open by a process."""
+        """Return True if a process holds each of its taps open."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             return all(_running(inside, nic.tap) for nic in attachment.nics)
 
     def in_use(self, attachment: Attachment) -> bool:
-        """True while a process holds a tap of it: a guest runs."""
+        """Return True while a process holds a tap of it: a guest runs."""
         if not self._namespaces.exists(attachment.netns):
             return False
         self._namespaces.enter(attachment.netns)
@@ -158,7 +158,7 @@ class GuestLinks:
             _delete(host, self._bridge.ports(host).keys() - set(kept))
 
     def is_ours(self, netns: str) -> bool:
-        """True where a namespace bears the mark of this netd; another instance's bears its own."""
+        """Return True if a namespace has the mark of this netd, not that of another instance."""
         if not self._namespaces.exists(netns):
             return False
         self._namespaces.enter(netns)

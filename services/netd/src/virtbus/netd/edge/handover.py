@@ -41,7 +41,7 @@ MAX_CONNECTIONS = 256
 SHARE = 4
 """Connections to the wrapper's socket of one machine, or of root outside all; a start needs one."""
 SHARE_OF_USER = 192
-"""Of one user of the host, who may have cgroups that bear the names of any number of machines."""
+"""For one user of the host, whose cgroups may have the names of any number of machines."""
 BATCH = 16
 """Connections that are accepted before others of the loop have their turn."""
 READ_TIMEOUT_S = 2.0
@@ -338,7 +338,7 @@ class _Door:
                 await asyncio.sleep(0)
 
     async def _one(self, connection: socket.socket, owner: _Owner) -> None:
-        """Whatever a peer is or sends, it costs its own connection only."""
+        """Serve a connection; any peer or input can only cost its own connection."""
         try:
             await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:
@@ -352,7 +352,7 @@ class _Door:
             connection.close()
 
     def _taken(self, connection: socket.socket) -> _Owner | None:
-        """The owner, whose share is one place smaller from now on; None where none is left."""
+        """Return the owner, whose share is one place smaller from now on; None if none is left."""
         try:
             owner = self._owner(connection)
         except Exception:

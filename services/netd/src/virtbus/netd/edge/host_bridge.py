@@ -1,7 +1,8 @@
 """The built-in network's host side: one bridge, one nftables table, and `ip_forward`.
 
-Made when the first VM needs it, removed with what was changed when the last one is gone. The
-bridge's alias names the state dir whose netd made it; another one's is never touched.
+It is made when the first VM needs it, and removed, with its changes reverted, when the last one
+is gone. The bridge's alias names the state folder whose netd made it; another one's is never
+touched.
 """
 
 import json
@@ -48,7 +49,7 @@ class HostBridge:
         self.times_made = 0
 
     def ensure(self, host: Netlink) -> int:
-        """The index of the bridge, which stands with its address, rules and forwarding.
+        """Return the index of the bridge, which exists with its address, rules and forwarding.
 
         Raises:
             VirtbusError: 409 `bridge_in_use`, `subnet_taken`: another instance or another link
@@ -63,7 +64,7 @@ class HostBridge:
             return self._index
 
     def check_owner(self) -> None:
-        """Raise 409 `bridge_in_use` where the bridge is another instance's."""
+        """Raise 409 `bridge_in_use` if the bridge belongs to another instance."""
         with Netlink() as host:
             self._owned(host)
 
@@ -91,7 +92,7 @@ class HostBridge:
             host.do([links.delete_link(name)])
 
     def faults(self, *, needed: bool) -> list[str]:
-        """What of the host side is missing while it is `needed`, or left while it is not."""
+        """Return messages about missing parts if `needed`, or about remaining parts if not."""
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
@@ -102,7 +103,7 @@ class HostBridge:
         return gone if read_sysctl(_FORWARD) == "1" else [*gone, "ip_forward: off"]
 
     def _owned(self, host: Netlink) -> links.Link | None:
-        """The bridge, if it stands: ours, or unmarked and therefore to be adopted."""
+        """Return the bridge if it exists: ours, or an unmarked one to adopt."""
         link = links.find(host, self.name)
         if link is not None and self._is_foreign(link):
             owner = link.alias.removeprefix(names.OWNER_PREFIX)
@@ -140,9 +141,9 @@ class HostBridge:
         return link.index
 
     def mend(self) -> None:
-        """Put back the table and forwarding where somebody took them, as a firewall's reload does.
+        """Restore the table and forwarding if another program, such as a firewall, removed them.
 
-        The rules in a table that stands are not looked at.
+        The rules in an existing table are not checked.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
@@ -203,7 +204,7 @@ class HostBridge:
         part.replace(self._memo)
 
     def remove(self) -> None:
-        """Take away bridge, table and forwarding; nothing is done where nothing was made."""
+        """Remove bridge, table and forwarding; do nothing if nothing was made."""
         with self._lock:
             self._index = 0
             self._applied = None
@@ -226,5 +227,5 @@ class HostBridge:
 
     @property
     def made(self) -> bool:
-        """True while something of the host side may stand."""
+        """True while parts of the host side may exist."""
         return self._memo.exists()

@@ -1,4 +1,4 @@
-"""Links and addresses: the calls that netd makes, and what the kernel answers."""
+"""Links and addresses: netd's calls, and the kernel's answers."""
 
 import errno
 import functools
@@ -22,7 +22,7 @@ _kept = functools.lru_cache(maxsize=128)
 
 
 class Link:
-    """A link as the kernel shows it. pyroute2 reads its attributes when one is asked for."""
+    """A link as the kernel shows it. pyroute2 decodes its attributes when one is read."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -30,7 +30,7 @@ class Link:
         self.index, flags = _INDEX_FLAGS.unpack_from(reply.message, _INDEX_OFFSET)
         self.up = bool(flags & _IFF_UP)
         self.running = bool(flags & _IFF_RUNNING)
-        """It has a carrier: of a tap, while a process holds its queue."""
+        """It has a carrier. A tap has one while a process holds its queue."""
 
     @functools.cached_property
     def _message(self) -> Message:
@@ -54,7 +54,7 @@ class Link:
 
     @property
     def master(self) -> int:
-        """An index, 0 where there is none."""
+        """Return an index, 0 if there is none."""
         return int(self._message.get_attr("IFLA_MASTER", 0))
 
     def _text(self, attribute: str) -> str:
@@ -101,7 +101,7 @@ def set_link(
     mtu: int | None = None,
     alias: str | None = None,
 ) -> Call:
-    """Change what is given. Attributes take effect before the flags, as the kernel does them."""
+    """Change the given values. Attributes take effect before the flags, as in the kernel."""
     given: list[Attribute] = [
         ("IFLA_MASTER", master),
         ("IFLA_ADDRESS", mac),
@@ -119,13 +119,13 @@ def delete_link(name: str) -> Call:
 
 
 def find(netlink: Netlink, name: str) -> Link | None:
-    """One link by name; never look for it among all (2 s at 1,000 namespaces)."""
+    """Return one link by name; never search all links (2 s at 1,000 namespaces)."""
     reply = netlink.ask(host_end.get_link(name))
     return Link(reply) if reply is not None else None
 
 
 def list_links(netlink: Netlink) -> list[Link]:
-    """All links: only inside a VM's namespace, or once at start."""
+    """Return all links: only inside a VM's namespace, or once at start."""
     return [Link(reply) for reply in netlink.dump(LINKS.list_all("links"))]
 
 
@@ -150,7 +150,7 @@ def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[st
 
 
 def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[Address]:
-    """All addresses of the namespace, IPv4 and IPv6 where no family is given."""
+    """Return all addresses of the namespace, IPv4 and IPv6 unless a family is given."""
     found = [
         ADDRESSES.read(reply)
         for reply in netlink.dump(ADDRESSES.list_all("addresses", family=family))

@@ -14,7 +14,7 @@ NETLINK_NETFILTER = 12
 _ANSWER_TIMEOUT_S = 10.0
 _RECEIVE_BYTES = 256 * 1024
 _DUMPS = 20
-"""So often a list is asked for that changes while the kernel tells it."""
+"""Number of attempts for a list that changes while the kernel sends it."""
 
 
 class NetlinkError(OSError):
@@ -72,7 +72,7 @@ class Netlink:
             raise first
 
     def ask(self, call: Call) -> Reply | None:
-        """The answer to a question about one object; None where the kernel has no such object."""
+        """Return the answer to a request for one object; None if the kernel has no such object."""
         waiting = set(self._send([call]))
         answer: Reply | None = None
         while waiting:
@@ -88,10 +88,10 @@ class Netlink:
         return answer
 
     def dump(self, call: Call) -> list[Reply]:
-        """All messages of a dump, which is asked for again when it changed meanwhile.
+        """Return all messages of a dump, which is requested again if it changed meanwhile.
 
         Raises:
-            NetlinkError: EAGAIN when it changed each time, or what the kernel refused.
+            NetlinkError: EAGAIN if it changed each time, or a refusal of the kernel.
         """
         for _attempt in range(_DUMPS):
             found = self._dump(call)
@@ -100,7 +100,7 @@ class Netlink:
         raise NetlinkError(errno.EAGAIN, call.name)
 
     def _dump(self, call: Call) -> list[Reply]:
-        """One dump with the message that ends it."""
+        """Read one dump, with the message that ends it."""
         (sequence,) = self._send([call])
         found: list[Reply] = []
         while not found or found[-1].type != NLMSG_DONE:

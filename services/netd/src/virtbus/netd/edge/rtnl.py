@@ -39,7 +39,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg  # noqa: E402
 
 Message = nlmsg
 Attribute = tuple[str, Any]
-"""Name and value as pyroute2 has them. One that it does not know is left out without a word."""
+"""Name and value in pyroute2's form. It silently omits a name that it does not know."""
 
 
 def nest(*attributes: Attribute) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Objects:
         return Call(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
 
     def read(self, reply: Reply) -> Message:
-        """The object in an answer. Its attributes are read when they are asked for."""
+        """The object in an answer. Its attributes are decoded when they are read."""
         message = self.message(reply.message)
         message.decode()
         return message

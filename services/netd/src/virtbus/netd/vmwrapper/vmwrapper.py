@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -ISE
 """vmwrapper: fetches a VM's tap descriptors from netd, then becomes QEMU.
 
-The words between @ are replaced at install. It imports built-in modules only, because others cost
-milliseconds of every start. libvirt shows what is written to stderr.
+The words between @ are replaced at install. It imports built-in modules only, because others
+cost milliseconds of every start. libvirt shows its stderr.
 """
 
 import _socket

@@ -42,20 +42,20 @@ class Signs(NamedTuple):
     revision: int
     """The revision of the key, even if it was purged; 0: it never existed."""
     heard: bool
-    """The holder's heartbeat stands, or its end is too fresh to be sure of."""
+    """The holder's heartbeat still exists, or ended too recently to be sure."""
     holding: bool = False
     """This life took the key, and asks because the key is not as it wrote it last."""
 
     @property
     def unreadable(self) -> bool:
-        """What stands at the key names no life."""
+        """The key has a value that names no instance."""
         return self.held is not None and not self.held.instance
 
     @property
     def damaged(self) -> bool:
-        """Nobody else can have written the key: only a person's word gives it to another life.
+        """Nobody else can have written the key: only a person can give it to another instance.
 
-        A word that is void counts, too: then a person decides again.
+        A void takeover counts, too: then a person decides again.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.known}

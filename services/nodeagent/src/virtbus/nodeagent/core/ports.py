@@ -94,7 +94,7 @@ class DomainChange(StrEnum):
     WATCHDOG_RESET = "watchdog: reset"
     WATCHDOG_SHUTDOWN = "watchdog: shutdown"
     AWAY = "libvirt is away"
-    """Of no domain: nothing is known of any from now on."""
+    """The event of no domain: from now on no domain's state is known."""
 
 
 @dataclass(frozen=True, slots=True)

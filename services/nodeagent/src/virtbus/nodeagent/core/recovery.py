@@ -64,8 +64,8 @@ def missed(phase: Phase, facts: DomainFacts | None) -> Event | None:
 def ended_before(told: VmStatus | None, record: VmRecord, found: Event | None) -> Event | None:
     """Return how the guest ended, from its last status, if its domain does not show it.
 
-    libvirt forgets why a domain is shut off when it, or the host, starts anew. Without this a
-    guest that had powered itself off, or that shall run once only, would be started again.
+    libvirt forgets why a domain is shut off when it, or the host, restarts. Without this function
+    a guest that powered itself off, or that should run only once, would be started again.
     If the last status shows a running guest of the last start, the domain's end is its end. The
     domain may have been defined for an earlier start.
     """

@@ -45,8 +45,8 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Return the conditions of a VM.
 
-    `paused`: the record asks for that. `held`: why nothing is started or ended. `anew`: the spec
-    has changes that a running domain cannot apply.
+    `paused`: the record asks for a pause. `held`: the reason for the hold, or empty. `anew`: the
+    spec has changes that need a restart.
     """
     runs = phase is Phase.RUNNING
     found = [
@@ -77,5 +77,5 @@ def _paused(seen: Seen, *, asked: bool) -> Condition:
     """Return the condition that names the cause of the pause, in KubeVirt's words."""
     if seen.disk_waits and not asked:
         return Condition(type=PAUSED, status=True, reason="PausedIOError", message=seen.disk_waits)
-    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` lets it go on"
+    why = "" if asked else "paused on its host, not by virtbus; `virtbus vm unpause` resumes it"
     return Condition(type=PAUSED, status=True, reason="PausedByUser", message=why)

@@ -10,12 +10,12 @@ from virtbus.schemas.vm import Interface, VmRecord
 def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
     """Return why `part` cannot be of this VM; empty if it can."""
     if part.uid != record.uid:
-        return f"it tells of VM {part.uid[:64]!r}"
+        return f"it reports VM {part.uid[:64]!r}"
     if isinstance(part, ImageReady) or part.error is not None:
         return ""
     wanted = record.spec.domain.devices.interfaces
     if [one.name for one in part.interfaces] != [one.name for one in wanted]:
-        return "it tells of other interfaces than the spec has"
+        return "it reports other interfaces than the spec has"
     pairs = zip(wanted, part.interfaces, strict=True)
     return next((why for pair in pairs if (why := _of_interface(*pair))), "")
 

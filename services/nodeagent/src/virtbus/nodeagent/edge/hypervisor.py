@@ -188,7 +188,7 @@ class LibvirtHypervisor:
                 domain.reboot(0)  # by the guest's agent if there is one, otherwise by ACPI
             return active
 
-        return bool(await self._ask(uid, run, "ask the guest to boot anew"))
+        return bool(await self._ask(uid, run, "ask the guest to reboot"))
 
     async def suspend(self, uid: str) -> None:
         """Pause the guest's CPUs; no effect if none runs."""

@@ -1,7 +1,7 @@
 """Watches the objects that a reconcile waits for, and queues its key when one changes.
 
 A watch covers one kind in one namespace, and runs while somebody waits there. It gets metadata only
-(ADR 0038).
+(ADR 0039).
 """
 
 import asyncio
