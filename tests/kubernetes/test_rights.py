@@ -143,6 +143,13 @@ def test_the_bridge_touches_the_endpoint_slices_that_it_manages(
     cluster.kubectl("delete", "endpointslice", "others", "-n", "default")
 
 
+def test_the_bridge_gets_and_watches_secrets_and_cannot_list_them(bridge: Bridge) -> None:
+    watch = "/api/v1/namespaces/default/secrets?watch=true&timeoutSeconds=1"
+    assert bridge.may("get", "--raw", watch)
+    assert not bridge.may("get", "--raw", watch.partition("?")[0])
+    assert not bridge.may("delete", "secrets", "--all", "-n", "default")
+
+
 def test_secrets_can_be_left_to_namespaces_that_have_vms() -> None:
     given = values()
     assert ("ClusterRoleBinding", "virtbus-kubebridge-inputs") in chart(given)

@@ -74,6 +74,27 @@ async def test_a_change_before_the_watch_is_found_by_it(tmp_path: Path) -> None:
         assert await here.queued.get() == WHO
 
 
+async def test_a_change_between_a_read_and_the_wait_for_it_is_not_lost(tmp_path: Path) -> None:
+    async with waiting(tmp_path) as here:
+        here.references.wait(WHO, config("a"))
+        await here.watches()
+        here.references.wait(OTHER, config("b"))
+        assert await here.queued.get() == OTHER
+        here.references.wait(OTHER, config("b"))
+        await asyncio.sleep(0.1)
+        assert here.queued.empty(), "it has read the object while it waits"
+
+
+async def test_without_permission_to_watch_the_object_is_read_again_and_again(
+    tmp_path: Path,
+) -> None:
+    async with waiting(tmp_path) as here:
+        here.server.faults = [("watch", 403, {})] * 3
+        here.references.wait(WHO, config("a"))
+        for _ in range(3):
+            assert await here.queued.get() == WHO
+
+
 async def test_nothing_is_watched_when_nobody_waits(tmp_path: Path) -> None:
     async with waiting(tmp_path) as here:
         here.references.wait(WHO, config("a"))

@@ -1,7 +1,7 @@
 """Watches the objects that a reconcile waits for, and queues its key when one changes.
 
 A watch covers one kind in one namespace, and runs while somebody waits there. It gets metadata only
-(ADR 0039).
+(ADR 0039). Without permission to watch, the objects are read again after growing delays.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ class References:
                 self._waiting[one].add(who)
         if before != references:
             self._changed.set()
+        if any(_Place(one.kind, one.namespace) in self._watches for one in references - before):
+            self._add(who)  # its object may have changed after it was read
 
     async def run(self) -> None:
         """Start and end watches until cancelled."""
@@ -87,9 +89,12 @@ class References:
             except Answer as answer:
                 version = version if answer.passing else ""
                 level = logging.INFO if answer.passing or answer.code == 410 else logging.WARNING
-                log.log(level, "%s: %s", place, answer, extra={"code": "watch_failed"})
+                told = (place.kind.plural, place.namespace, answer)
+                log.log(level, "%s in %s: %s", *told, extra={"code": "watch_failed"})
+                if answer.code == 403:
+                    self._notify(*(one for one in self._waiting if one[:2] == place))
             await asyncio.sleep(next(pauses))
 
-    def _notify(self, changed: Key) -> None:
-        for who in tuple(self._waiting.get(changed, ())):
+    def _notify(self, *changed: Key) -> None:
+        for who in {who for one in changed for who in self._waiting.get(one, ())}:
             self._add(who)
