@@ -6,100 +6,87 @@ too. The rules expect objects with filled-in defaults.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from virtbus.kubebridge.core.objects.causes import Cause, Reason
-from virtbus.kubebridge.core.objects.plain import Object, at, part
+from virtbus.kubebridge.core.objects.plain import Object, at, part, text
 from virtbus.kubebridge.core.translation import mapping
-from virtbus.kubebridge.core.translation.affinity import TERMS
+from virtbus.kubebridge.core.translation.affinity import TERMS, terms
 from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.translation.references import SEEDS
+from virtbus.kubebridge.core.validation import rules_contents as contents
+from virtbus.kubebridge.core.validation import rules_ignored as ignored
 from virtbus.kubebridge.core.validation.rules_checks import (
-    Found,
-    affinity_terms,
+    DISKS,
+    NICS,
+    Check,
     affinity_values,
     bindings,
     boot_orders,
-    both_strategies,
     contradictions,
-    cpu_over_limit,
     device_types,
-    interfaces_without_network,
+    each,
+    given,
+    inside,
     masquerade_off_pod,
-    memory_over_limit,
     names_twice,
-    network_kinds,
-    networks_without_interface,
-    no_memory,
-    no_strategy,
-    no_template,
+    other_than_one,
+    over_limit,
     pod_networks,
     readonly_sata,
     reserved_labels,
     reserved_mac,
-    sources_of_volume,
     too_many,
-    virtio_cdrom,
-    without_volume,
-)
-from virtbus.kubebridge.core.validation.rules_contents import (
-    answers,
-    data_of_seed,
-    data_twice,
-    inline_size,
-    keys_without_seed,
-    keys_without_source,
-    kinds_of_credential,
-    unnamed,
-    ways_of_keys,
-)
-from virtbus.kubebridge.core.validation.rules_ignored import (
-    no_terms,
-    ports,
-    preferred,
-    thread_policy,
-    toleration,
+    unpartnered,
+    when,
 )
 
 
 class Rule(NamedTuple):
-    """A rule. `check` yields a path below the spec and the message's values for each violation."""
+    """A rule. Paths of its violations begin below the spec."""
 
     number: int
     field: str
     message: str
-    check: Callable[[Object], Iterator[Found]]
+    check: Check
     reason: Reason = Reason.INVALID
     cel: bool = True
 
 
+STRATEGIES = ("running", "runStrategy")
 NAMELESS = "must be the name of the object whose keys are the files"
 TWICE = "{} is used twice; give each a name of its own"
 REQUIRED, DUPLICATE, UNSUPPORTED = Reason.REQUIRED, Reason.DUPLICATE, Reason.NOT_SUPPORTED
 
 VM_RULES = (
-    Rule(1, "template", "missing virtual machine template.", no_template, REQUIRED),
+    Rule(
+        1,
+        "template",
+        "missing virtual machine template.",
+        lambda spec: when(not given(spec, "template"), "template"),
+        REQUIRED,
+    ),
     Rule(
         2,
         "running",
         "Running and RunStrategy are mutually exclusive. Note that Running is deprecated, please"
         " use RunStrategy instead",
-        both_strategies,
+        lambda spec: when(len(given(spec, *STRATEGIES)) > 1, "running"),
     ),
-    Rule(3, "running", "RunStrategy must be specified", no_strategy, REQUIRED),
+    Rule(
+        3,
+        "running",
+        "RunStrategy must be specified",
+        lambda spec: when(not given(spec, *STRATEGIES), "running"),
+        REQUIRED,
+    ),
 )
 """Rules below a VM's `spec`."""
 
 CROWD = "{} list exceeds the 256 element limit in length"
 CROWD_RULES = tuple(
-    Rule(48, ".".join(path), CROWD, too_many(*path))
-    for path in (
-        ("volumes",),
-        ("networks",),
-        ("domain", "devices", "disks"),
-        ("domain", "devices", "interfaces"),
-    )
+    Rule(48, path, CROWD, too_many(path)) for path in ("volumes", "networks", DISKS, NICS)
 )
 """Rules below a VMI's spec that bound its lists. If one is broken, no other rule is checked, which
 bounds the cost of an object.
@@ -109,19 +96,24 @@ bounds the cost of an object.
 def _of_seed(seed: str) -> tuple[Rule, ...]:
     """Return the rules of one kind of seed."""
     return (
-        Rule(64, f"volumes[].{seed}", "must have only one {} source set", data_twice(seed)),
+        Rule(
+            64,
+            f"volumes[].{seed}",
+            "must have only one {} source set",
+            inside("volumes", seed, contents.data_twice),
+        ),
         Rule(
             65,
             f"volumes[].{seed}",
             "must have at least one userdatasource or one networkdatasource set.",
-            data_of_seed(seed),
+            inside("volumes", seed, contents.no_data),
             REQUIRED,
         ),
         Rule(
             66,
             f"volumes[].{seed}",
             "{} exceeds 2048 byte limit; put it into a Secret, and name that in {}",
-            inline_size(seed),
+            inside("volumes", seed, contents.inline_size),
         ),
     )
 
@@ -131,47 +123,54 @@ SPEC_RULES = (
         20,
         "domain.resources.requests.memory",
         "{} is greater than domain.resources.limits.memory",
-        memory_over_limit,
+        over_limit("memory"),
     ),
     Rule(
         26,
         "domain.resources.requests.cpu",
         "{} is greater than domain.resources.limits.cpu",
-        cpu_over_limit,
+        over_limit("cpu"),
     ),
     Rule(46, "volumes[].name", TWICE, names_twice("volumes"), DUPLICATE),
     Rule(
         47,
         "volumes[]",
         "must have exactly one source type set; it has {}",
-        sources_of_volume,
+        each("volumes", lambda one: other_than_one(given(one, *(n for n in one if n != "name")))),
     ),
     Rule(
         50,
         "domain.devices.disks[].name",
         "no volume is named {}; add one to volumes, or remove the disk",
-        without_volume,
+        unpartnered(DISKS, "volumes", besides="cdrom"),
         cel=False,
     ),
     Rule(
         51,
         "domain.devices.disks[].name",
         TWICE,
-        names_twice("domain", "devices", "disks"),
+        names_twice(DISKS),
         DUPLICATE,
     ),
-    Rule(52, "domain.devices.disks[]", "must have only one device type; it has {}", device_types),
+    Rule(
+        52,
+        "domain.devices.disks[]",
+        "must have only one device type; it has {}",
+        each(DISKS, device_types),
+    ),
     Rule(
         55,
         "domain.devices.disks[].cdrom.bus",
         "Bus type {} is not supported for a CD-ROM; write sata or scsi",
-        virtio_cdrom,
+        each(
+            DISKS, lambda disk: when(text(disk, "cdrom", "bus") == "virtio", ".cdrom.bus", "virtio")
+        ),
     ),
     Rule(
         56,
         "domain.devices.disks[].disk.readonly",
         "a SATA disk cannot be read-only; write bus: virtio or scsi, or make it a cdrom",
-        readonly_sata,
+        each(DISKS, readonly_sata),
     ),
     Rule(
         58,
@@ -180,26 +179,32 @@ SPEC_RULES = (
         boot_orders,
     ),
     *(rule for seed in SEEDS for rule in _of_seed(seed)),
-    Rule(70, "volumes[].configMap.name", NAMELESS, unnamed("configMap", "name"), REQUIRED),
-    Rule(70, "volumes[].secret.secretName", NAMELESS, unnamed("secret", "secretName"), REQUIRED),
+    Rule(70, "volumes[].configMap.name", NAMELESS, contents.unnamed("configMap", "name"), REQUIRED),
+    Rule(
+        70,
+        "volumes[].secret.secretName",
+        NAMELESS,
+        contents.unnamed("secret", "secretName"),
+        REQUIRED,
+    ),
     Rule(
         70,
         "volumes[].sysprep",
         "must name a configMap or a secret, and not both; it has {}",
-        answers,
+        inside("volumes", "sysprep", contents.answers),
     ),
     Rule(
         73,
         "networks[].name",
         "no interface is named {}; add one to domain.devices.interfaces",
-        networks_without_interface,
+        unpartnered("networks", NICS),
         cel=False,
     ),
     Rule(
         73,
         "domain.devices.interfaces[].name",
         "no network is named {}; add one to networks",
-        interfaces_without_network,
+        unpartnered(NICS, "networks"),
         cel=False,
     ),
     Rule(74, "networks[].name", TWICE, names_twice("networks"), DUPLICATE),
@@ -207,7 +212,7 @@ SPEC_RULES = (
         75,
         "domain.devices.interfaces[].name",
         "Only one interface can be connected to one specific network; {} has two",
-        names_twice("domain", "devices", "interfaces"),
+        names_twice(NICS),
         DUPLICATE,
     ),
     Rule(
@@ -215,7 +220,7 @@ SPEC_RULES = (
         "domain.devices.interfaces[]",
         "logical {} interface must have exactly one binding method; write bridge: {{}} or"
         " masquerade: {{}}",
-        bindings,
+        each(NICS, bindings),
     ),
     Rule(
         77,
@@ -228,7 +233,7 @@ SPEC_RULES = (
         79,
         "domain.devices.interfaces[].macAddress",
         "The requested MAC address is reserved for the in-pod bridge. Please choose another one.",
-        reserved_mac,
+        each(NICS, reserved_mac),
     ),
     Rule(
         81,
@@ -237,31 +242,36 @@ SPEC_RULES = (
         pod_networks,
         DUPLICATE,
     ),
-    Rule(81, "networks[]", "should have exactly one network type; it has {}", network_kinds),
+    Rule(
+        81,
+        "networks[]",
+        "should have exactly one network type; it has {}",
+        each("networks", lambda net: other_than_one(given(net, "pod", "multus", "resourceClaim"))),
+    ),
     Rule(
         95,
         "accessCredentials[].sshPublicKey.propagationMethod",
         "requires a {} volume to exist when {} is in use",
-        keys_without_seed,
+        contents.keys_without_seed,
     ),
     Rule(
         95,
         "accessCredentials[].sshPublicKey",
         "must have exactly one propagationMethod; it has {}",
-        ways_of_keys,
+        inside("accessCredentials", "sshPublicKey", contents.ways_of_keys),
     ),
     Rule(
         95,
         "accessCredentials[]",
         "must have exactly one of sshPublicKey and userPassword; it has {}",
-        kinds_of_credential,
+        each("accessCredentials", contents.kinds_of_credential),
         cel=False,
     ),
     Rule(
         95,
         "accessCredentials[].sshPublicKey.source",
         "must name the secret with the keys in secret.secretName",
-        keys_without_source,
+        inside("accessCredentials", "sshPublicKey", contents.keys_without_source),
         REQUIRED,
         cel=False,
     ),
@@ -269,7 +279,7 @@ SPEC_RULES = (
         0,
         ".".join(TERMS),
         "a node is chosen by one term; write one, or nodeSelector",
-        affinity_terms,
+        lambda spec: when(len(terms(spec)) > 1, ".".join(TERMS)),
         cel=False,
     ),
     Rule(
@@ -290,21 +300,25 @@ SPEC_RULES = (
         0,
         ".".join(TERMS[:-1]),
         "must have at least one node selector term",
-        no_terms,
+        lambda spec: when(
+            given(part(spec, *TERMS[:-2]), TERMS[-2]) and not at(spec, *TERMS), ".".join(TERMS)
+        ),
         REQUIRED,
         cel=False,
     ),
-    Rule(0, "tolerations[]", "{}", toleration, cel=False),
-    Rule(0, "affinity", "{}", preferred, cel=False),
+    Rule(0, "tolerations[]", "{}", each("tolerations", ignored.toleration), cel=False),
+    Rule(0, "affinity", "{}", ignored.preferred, cel=False),
     Rule(
         0,
         "domain.ioThreadsPolicy",
         "must be shared, auto or supplementalPool",
-        thread_policy,
+        lambda spec: when(
+            at(spec, "domain", "ioThreadsPolicy") not in ignored.POLICIES, "domain.ioThreadsPolicy"
+        ),
         UNSUPPORTED,
         cel=False,
     ),
-    Rule(0, "domain.devices.interfaces[].ports[]", "{}", ports, cel=False),
+    Rule(0, "domain.devices.interfaces[].ports[]", "{}", each(NICS, ignored.ports), cel=False),
 )
 """Rules below a VMI's `spec`, or below a VM's `spec.template.spec`."""
 
@@ -314,7 +328,9 @@ RUN_RULES = (
         "domain.memory.guest",
         "no memory requested, at least one of domain.resources.requests.memory and"
         " domain.memory.guest must be set",
-        no_memory,
+        lambda spec: when(
+            not given(part(spec, "domain", "memory"), "guest"), "domain.memory.guest"
+        ),
         REQUIRED,
     ),
 )
@@ -367,7 +383,7 @@ def foreign_vmi_causes(vmi: Object) -> list[Cause]:
 
 def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cause]:
     for rule in rules:
-        for field, shown in rule.check(value):
+        for field, *shown in rule.check(value):
             path = ".".join(name for name in (prefix, field) if name)
             yield Cause(path, rule.message.format(*shown), rule.reason)
 

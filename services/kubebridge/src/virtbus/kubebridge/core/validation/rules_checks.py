@@ -1,7 +1,9 @@
-"""Checks of the rules: each yields the path of a violation and the values for its message."""
-# ruff: noqa: D103  the rule of each check describes it
+"""Checks of the rules: each returns violations, a path and the values for the message.
 
-from collections.abc import Callable, Iterator
+`each` and `inside` make a check of all items of a list from a function for one item.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 
 from virtbus.kubebridge.core.fields.devices import mac_address
@@ -10,216 +12,182 @@ from virtbus.kubebridge.core.objects.metadata import RESERVED_LABELS
 from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
 from virtbus.kubebridge.core.translation import affinity
 
-Found = tuple[str, tuple[str, ...]]
-"""The path of a violation, and the values for the message."""
+Found = tuple[str, ...]
+"""The path of a violation, followed by the values for the message."""
+Check = Callable[[Object], Iterable[Found]]
+"""Returns the violations in an object. Paths begin at the object."""
 MAX_ITEMS = 256
 BINDINGS = (
     *("bridge", "masquerade", "sriov", "binding", "passtBinding", "passt", "slirp", "macvtap"),
 )
 RESERVED_MAC = "02:00:00:00:00:00"
 DISKS, NICS = "domain.devices.disks", "domain.devices.interfaces"
+REQUESTS, LIMITS = "domain.resources.requests", "domain.resources.limits"
 
 
-def _disks(spec: Object) -> list[Object]:
-    return items(spec, "domain", "devices", "disks")
+def when(violated: object, *found: str) -> list[Found]:
+    """Return one violation if the condition is true."""
+    return [found] if violated else []
 
 
-def _nics(spec: Object) -> list[Object]:
-    return items(spec, "domain", "devices", "interfaces")
+def listed(spec: Object, path: str) -> list[Object]:
+    """Return the list at a path with dots."""
+    return items(spec, *path.split("."))
 
 
-# --- a VM --------------------------------------------------------------------------------------
-def no_template(spec: Object) -> Iterator[Found]:
-    if at(spec, "template") is None:
-        yield "template", ()
+def each(path: str, check: Check) -> Check:
+    """Check each item of a list."""
+
+    def checked(spec: Object) -> Iterator[Found]:
+        for index, one in enumerate(listed(spec, path)):
+            for below, *shown in check(one):
+                yield (f"{path}[{index}]{below}", *shown)
+
+    return checked
 
 
-def both_strategies(spec: Object) -> Iterator[Found]:
-    if at(spec, "running") is not None and at(spec, "runStrategy") is not None:
-        yield "running", ()
+def inside(path: str, name: str, check: Check) -> Check:
+    """Check the part of this name in each item of a list, where it is given."""
+
+    def checked(one: Object) -> Iterator[Found]:
+        if at(one, name) is not None:
+            for below, *shown in check(part(one, name)):
+                yield (f".{name}{below}", *shown)
+
+    return each(path, checked)
 
 
-def no_strategy(spec: Object) -> Iterator[Found]:
-    if at(spec, "running") is None and at(spec, "runStrategy") is None:
-        yield "running", ()
+def given(one: Object, *names: str) -> list[str]:
+    """Return the names of the fields that are given."""
+    return [name for name in names if at(one, name) is not None]
 
 
-# --- sizes -------------------------------------------------------------------------------------
-def _amount(spec: Object, *path: str) -> Decimal | None:
+def other_than_one(names: list[str], separator: str = ", ") -> list[Found]:
+    """Return a violation of the item itself, unless exactly one name is given."""
+    return when(len(names) != 1, "", separator.join(names) or "none")
+
+
+def amount(spec: Object, path: str) -> Decimal | None:
+    """Return a quantity. None if it is absent, or reported by the field's row."""
     try:
-        return quantity.parse(at(spec, *path))
-    except ValueError:  # absent, or reported by the field's row
+        return quantity.parse(at(spec, *path.split(".")))
+    except ValueError:
         return None
 
 
-def no_memory(spec: Object) -> Iterator[Found]:
-    if at(spec, "domain", "memory", "guest") is None:
-        yield "domain.memory.guest", ()
+def over_limit(resource: str) -> Check:
+    """Find a request that is greater than its limit."""
 
-
-def _over(spec: Object, what: tuple[str, ...], resource: str) -> Iterator[Found]:
-    asked = _amount(spec, *what)
-    limit = _amount(spec, "domain", "resources", "limits", resource)
-    if asked is not None and limit is not None and asked > limit:
-        yield ".".join(what), (str(at(spec, *what)),)
-
-
-def memory_over_limit(spec: Object) -> Iterator[Found]:
-    return _over(spec, ("domain", "resources", "requests", "memory"), "memory")
-
-
-def cpu_over_limit(spec: Object) -> Iterator[Found]:
-    return _over(spec, ("domain", "resources", "requests", "cpu"), "cpu")
-
-
-def too_many(*path: str) -> Callable[[Object], Iterator[Found]]:
-    """Make the check of the length of one list."""
-
-    def check(spec: Object) -> Iterator[Found]:
-        if len(items(spec, *path)) > MAX_ITEMS:
-            yield ".".join(path), (path[-1],)
+    def check(spec: Object) -> list[Found]:
+        path = f"{REQUESTS}.{resource}"
+        asked, limit = amount(spec, path), amount(spec, f"{LIMITS}.{resource}")
+        over = asked is not None and limit is not None and asked > limit
+        return when(over, path, str(at(spec, *path.split("."))))
 
     return check
+
+
+def too_many(path: str) -> Check:
+    """Find a list with too many items."""
+    return lambda spec: when(len(listed(spec, path)) > MAX_ITEMS, path, path.rpartition(".")[2])
 
 
 # --- names -------------------------------------------------------------------------------------
-def names_twice(*path: str) -> Callable[[Object], Iterator[Found]]:
-    """Make the check for duplicate names in one list."""
+def names_twice(path: str) -> Check:
+    """Find duplicate names in a list."""
 
-    def check(spec: Object) -> Iterator[Found]:
-        seen: set[str] = set()
-        for index, one in enumerate(items(spec, *path)):
-            name = text(one, "name")
-            if name and name in seen:
-                yield f"{'.'.join(path)}[{index}].name", (name,)
-            seen.add(name)
+    def check(spec: Object) -> list[Found]:
+        names = [(index, text(one, "name")) for index, one in enumerate(listed(spec, path))]
+        first = {name: index for index, name in reversed(names)}
+        return [(f"{path}[{i}].name", name) for i, name in names if name and first[name] < i]
 
     return check
 
 
-def _unpartnered(spec: Object, mine: tuple[str, ...], partners: tuple[str, ...]) -> Iterator[Found]:
-    names = {text(one, "name") for one in items(spec, *partners)}
-    for index, one in enumerate(items(spec, *mine)):
-        name = text(one, "name")
-        if name and name not in names:
-            yield f"{'.'.join(mine)}[{index}].name", (name,)
+def unpartnered(path: str, partners: str, besides: str = "") -> Check:
+    """Find items without a partner of their name. Those with the field `besides` need none."""
+
+    def check(spec: Object) -> Iterable[Found]:
+        names = {"", *(text(one, "name") for one in listed(spec, partners))}
+
+        def alone(one: Object) -> list[Found]:
+            free = text(one, "name") in names or (besides and at(one, besides) is not None)
+            return when(not free, ".name", text(one, "name"))
+
+        return each(path, alone)(spec)
+
+    return check
 
 
-def without_volume(spec: Object) -> Iterator[Found]:
-    """Find disks without a volume. A CD-ROM drive may be empty."""
-    names = {text(one, "name") for one in items(spec, "volumes")}
-    for index, disk in enumerate(_disks(spec)):
-        name = text(disk, "name")
-        if name and name not in names and at(disk, "cdrom") is None:
-            yield f"{DISKS}[{index}].name", (name,)
+# --- devices -----------------------------------------------------------------------------------
+def device_types(disk: Object) -> list[Found]:
+    """Find a disk with more than one type."""
+    kinds = given(disk, "disk", "cdrom", "lun")
+    return when(len(kinds) > 1, "", ", ".join(kinds))
 
 
-def interfaces_without_network(spec: Object) -> Iterator[Found]:
-    return _unpartnered(spec, ("domain", "devices", "interfaces"), ("networks",))
+def readonly_sata(disk: Object) -> list[Found]:
+    """Find a read-only disk on a bus that has none."""
+    sata, readonly = at(disk, "disk", "bus") == "sata", at(disk, "disk", "readonly") is True
+    return when(sata and readonly, ".disk.readonly")
 
 
-def networks_without_interface(spec: Object) -> Iterator[Found]:
-    return _unpartnered(spec, ("networks",), ("domain", "devices", "interfaces"))
+def boot_orders(spec: Object) -> list[Found]:
+    """Find boot orders below 1, and those that an earlier disk has."""
+    orders = [(index, at(disk, "bootOrder")) for index, disk in enumerate(listed(spec, DISKS))]
+    numbers = [(index, order) for index, order in orders if type(order) is int]
+    first = {order: index for index, order in reversed(numbers)}
+    wrong = [(i, order) for i, order in numbers if order < 1 or first[order] < i]
+    return [(f"{DISKS}[{index}].bootOrder", str(order)) for index, order in wrong]
 
 
-# --- disks and volumes -------------------------------------------------------------------------
-def sources_of_volume(spec: Object) -> Iterator[Found]:
-    for index, volume in enumerate(items(spec, "volumes")):
-        sources = [key for key, value in volume.items() if key != "name" and value is not None]
-        if len(sources) != 1:
-            yield f"volumes[{index}]", (", ".join(sources) or "none",)
+def bindings(nic: Object) -> list[Found]:
+    """Find an interface without a binding, or with several."""
+    return when(len(given(nic, *BINDINGS)) != 1, "", text(nic, "name"))
 
 
-def device_types(spec: Object) -> Iterator[Found]:
-    for index, disk in enumerate(_disks(spec)):
-        kinds = [kind for kind in ("disk", "cdrom", "lun") if at(disk, kind) is not None]
-        if len(kinds) > 1:
-            yield f"{DISKS}[{index}]", (", ".join(kinds),)
-
-
-def virtio_cdrom(spec: Object) -> Iterator[Found]:
-    for index, disk in enumerate(_disks(spec)):
-        if text(disk, "cdrom", "bus") == "virtio":
-            yield f"{DISKS}[{index}].cdrom.bus", ("virtio",)
-
-
-def readonly_sata(spec: Object) -> Iterator[Found]:
-    for index, disk in enumerate(_disks(spec)):
-        device = part(disk, "disk")
-        if device.get("bus") == "sata" and device.get("readonly") is True:
-            yield f"{DISKS}[{index}].disk.readonly", ()
-
-
-def boot_orders(spec: Object) -> Iterator[Found]:
-    seen: set[int] = set()
-    for index, disk in enumerate(_disks(spec)):
-        order = at(disk, "bootOrder")
-        if not isinstance(order, int) or isinstance(order, bool):
-            continue
-        if order < 1 or order in seen:
-            yield f"{DISKS}[{index}].bootOrder", (str(order),)
-        seen.add(order)
-
-
-# --- networks ----------------------------------------------------------------------------------
-def bindings(spec: Object) -> Iterator[Found]:
-    for index, nic in enumerate(_nics(spec)):
-        if sum(at(nic, binding) is not None for binding in BINDINGS) != 1:
-            yield f"{NICS}[{index}]", (text(nic, "name"),)
-
-
-def masquerade_off_pod(spec: Object) -> Iterator[Found]:
+def masquerade_off_pod(spec: Object) -> Iterable[Found]:
+    """Find interfaces with masquerade outside of the pod network."""
     pods = {text(net, "name") for net in items(spec, "networks") if at(net, "pod") is not None}
-    for index, nic in enumerate(_nics(spec)):
-        if at(nic, "masquerade") is not None and text(nic, "name") not in pods:
-            yield f"{NICS}[{index}].name", ()
+
+    def check(nic: Object) -> list[Found]:
+        off = at(nic, "masquerade") is not None and text(nic, "name") not in pods
+        return when(off, ".name")
+
+    return each(NICS, check)(spec)
 
 
-def reserved_mac(spec: Object) -> Iterator[Found]:
-    for index, nic in enumerate(_nics(spec)):
-        if (
-            mac_address(text(nic, "macAddress")) == RESERVED_MAC
-            and at(nic, "masquerade") is not None
-        ):
-            yield f"{NICS}[{index}].macAddress", ()
+def reserved_mac(nic: Object) -> list[Found]:
+    """Find an interface with masquerade that has the address of its gateway."""
+    reserved = mac_address(text(nic, "macAddress")) == RESERVED_MAC
+    return when(reserved and at(nic, "masquerade") is not None, ".macAddress")
 
 
-def pod_networks(spec: Object) -> Iterator[Found]:
+def pod_networks(spec: Object) -> list[Found]:
+    """Find the second and each further pod network."""
     pods = [i for i, net in enumerate(items(spec, "networks")) if at(net, "pod") is not None]
-    for index in pods[1:]:
-        yield f"networks[{index}].pod", ()
-
-
-def network_kinds(spec: Object) -> Iterator[Found]:
-    for index, net in enumerate(items(spec, "networks")):
-        kinds = [kind for kind in ("pod", "multus", "resourceClaim") if at(net, kind) is not None]
-        if len(kinds) != 1:
-            yield f"networks[{index}]", (", ".join(kinds) or "none",)
+    return [(f"networks[{index}].pod",) for index in pods[1:]]
 
 
 # --- nodes -------------------------------------------------------------------------------------
-def affinity_terms(spec: Object) -> Iterator[Found]:
-    if len(affinity.terms(spec)) > 1:
-        yield ".".join(affinity.TERMS), ()
-
-
-def affinity_values(spec: Object) -> Iterator[Found]:
-    for path, one in affinity.expressions(spec):
-        if affinity.value_of(one) is None:
-            yield f"{path}.values", ()
+def affinity_values(spec: Object) -> list[Found]:
+    """Find expressions with other than one value."""
+    found = affinity.expressions(spec)
+    return [(f"{path}.values",) for path, one in found if affinity.value_of(one) is None]
 
 
 def contradictions(spec: Object) -> Iterator[Found]:
+    """Find a second value that is required of the same label."""
     selector = part(spec, "nodeSelector")
     wanted = {key: {value} for key, value in selector.items() if isinstance(value, str)}
     for path, one in affinity.expressions(spec):
         value = affinity.value_of(one)
         if value is not None and value not in wanted.setdefault(text(one, "key"), {value}):
-            yield f"{path}.values", (text(one, "key"),)
+            yield f"{path}.values", text(one, "key")
 
 
 # --- metadata ----------------------------------------------------------------------------------
-def reserved_labels(vmi: Object) -> Iterator[Found]:
+def reserved_labels(vmi: Object) -> list[Found]:
+    """Find labels that only the bridge may set."""
     found = sorted(set(part(vmi, "metadata", "labels")) & set(RESERVED_LABELS))
-    if found:
-        yield "metadata.labels", (", ".join(found),)
+    return when(found, "metadata.labels", ", ".join(found))

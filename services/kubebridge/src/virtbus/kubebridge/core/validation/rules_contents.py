@@ -1,101 +1,83 @@
 """Checks of the rules about volumes' contents: seeds, files and keys."""
-# ruff: noqa: D103  the rule of each check describes it
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 
 from virtbus.kubebridge.core.objects.plain import Object, at, items, part, text
-from virtbus.kubebridge.core.validation.rules_checks import Found
+from virtbus.kubebridge.core.validation.rules_checks import (
+    Check,
+    Found,
+    given,
+    inside,
+    other_than_one,
+    when,
+)
 
 INLINE_BYTES = 2048
 _DATA = {
     "userdata": ("userData", "userDataBase64", "secretRef"),
     "networkdata": ("networkData", "networkDataBase64", "networkDataSecretRef"),
 }
-Check = Callable[[Object], Iterator[Found]]
+_OF_WAYS = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
+"""The kind of seed that carries keys, for each propagation method."""
 
 
-def _volumes(spec: Object, kind: str) -> Iterator[tuple[str, Object]]:
-    for index, volume in enumerate(items(spec, "volumes")):
-        if at(volume, kind) is not None:
-            yield f"volumes[{index}].{kind}", part(volume, kind)
+def data_twice(seed: Object) -> list[Found]:
+    """Find user data or network data from several sources."""
+    counts = {kind: sum(bool(at(seed, one)) for one in fields) for kind, fields in _DATA.items()}
+    return [("", kind) for kind, count in counts.items() if count > 1]
 
 
-def data_twice(seed: str) -> Check:
-    def check(spec: Object) -> Iterator[Found]:
-        for path, one in _volumes(spec, seed):
-            for kind, fields in _DATA.items():
-                if sum(bool(at(one, field)) for field in fields) > 1:
-                    yield path, (kind,)
-
-    return check
+def no_data(seed: Object) -> list[Found]:
+    """Find a seed without user data and network data."""
+    return when(not any(at(seed, one) for fields in _DATA.values() for one in fields), "")
 
 
-def data_of_seed(seed: str) -> Check:
-    def check(spec: Object) -> Iterator[Found]:
-        for path, one in _volumes(spec, seed):
-            if not any(at(one, field) for fields in _DATA.values() for field in fields):
-                yield path, ()
-
-    return check
-
-
-def inline_size(seed: str) -> Check:
-    def check(spec: Object) -> Iterator[Found]:
-        for path, one in _volumes(spec, seed):
-            for kind, (inline, encoded, ref) in _DATA.items():
-                size = max(len(text(one, inline).encode()), len(text(one, encoded)) * 3 // 4)
-                if size > INLINE_BYTES:
-                    yield path, (kind, ref)
-
-    return check
+def inline_size(seed: Object) -> list[Found]:
+    """Find data that is too large for the manifest."""
+    return [
+        ("", kind, ref)
+        for kind, (inline, encoded, ref) in _DATA.items()
+        if len(text(seed, inline).encode()) > INLINE_BYTES
+        or len(text(seed, encoded)) * 3 // 4 > INLINE_BYTES
+    ]
 
 
 def unnamed(kind: str, name: str) -> Check:
-    def check(spec: Object) -> Iterator[Found]:
-        for path, one in _volumes(spec, kind):
-            if not text(one, name):
-                yield f"{path}.{name}", ()
-
-    return check
+    """Find volumes that do not name their object."""
+    return inside("volumes", kind, lambda one: when(not text(one, name), f".{name}"))
 
 
-def answers(spec: Object) -> Iterator[Found]:
-    for path, one in _volumes(spec, "sysprep"):
-        given = [kind for kind in ("configMap", "secret") if text(one, kind, "name")]
-        if len(given) != 1:
-            yield path, (" and ".join(given) or "none",)
+def answers(sysprep: Object) -> list[Found]:
+    """Find a volume of answers with other than one source."""
+    named = [kind for kind in ("configMap", "secret") if text(sysprep, kind, "name")]
+    return other_than_one(named, " and ")
 
 
-def _ways(spec: Object) -> Iterator[tuple[str, Object]]:
-    for index, one in enumerate(items(spec, "accessCredentials")):
-        if at(one, "sshPublicKey") is not None:
-            path = f"accessCredentials[{index}].sshPublicKey.propagationMethod"
-            yield path, part(one, "sshPublicKey", "propagationMethod")
+def kinds_of_credential(credential: Object) -> list[Found]:
+    """Find a credential with other than one kind."""
+    return other_than_one(given(credential, "sshPublicKey", "userPassword"), " and ")
 
 
-def kinds_of_credential(spec: Object) -> Iterator[Found]:
-    for index, one in enumerate(items(spec, "accessCredentials")):
-        given = [kind for kind in ("sshPublicKey", "userPassword") if at(one, kind) is not None]
-        if len(given) != 1:
-            yield f"accessCredentials[{index}]", (" and ".join(given) or "none",)
+def keys_without_source(keys: Object) -> list[Found]:
+    """Find keys without a Secret."""
+    return when(not text(keys, "source", "secret", "secretName"), ".source")
 
 
-def keys_without_source(spec: Object) -> Iterator[Found]:
-    for index, one in enumerate(items(spec, "accessCredentials")):
-        keys = at(one, "sshPublicKey")
-        if keys is not None and not text(keys, "source", "secret", "secretName"):
-            yield f"accessCredentials[{index}].sshPublicKey.source", ()
+def ways_of_keys(keys: Object) -> list[Found]:
+    """Find keys with other than one propagation method."""
+    ways = part(keys, "propagationMethod")
+    found = other_than_one(given(ways, *ways), " and ")
+    return [(".propagationMethod", *shown) for _, *shown in found]
 
 
-def ways_of_keys(spec: Object) -> Iterator[Found]:
-    for path, ways in _ways(spec):
-        given = [way for way, value in ways.items() if value is not None]
-        if len(given) != 1:
-            yield path, (" and ".join(given) or "none",)
+def keys_without_seed(spec: Object) -> Iterable[Found]:
+    """Find keys for a seed that no volume has."""
+    volumes = items(spec, "volumes")
+    seeds = {seed for volume in volumes for seed in given(volume, *_OF_WAYS.values())}
 
+    def check(keys: Object) -> list[Found]:
+        ways = given(part(keys, "propagationMethod"), *_OF_WAYS)
+        missing = [way for way in ways if _OF_WAYS[way] not in seeds]
+        return [(".propagationMethod", _OF_WAYS[way], way) for way in missing]
 
-def keys_without_seed(spec: Object) -> Iterator[Found]:
-    for path, ways in _ways(spec):
-        for way, seed in (("noCloud", "cloudInitNoCloud"), ("configDrive", "cloudInitConfigDrive")):
-            if at(ways, way) is not None and not any(_volumes(spec, seed)):
-                yield path, (seed, way)
+    return inside("accessCredentials", "sshPublicKey", check)(spec)
