@@ -14,8 +14,8 @@ from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.sources import Sources
 from virtbus.bus.tasks import background
 from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE, controller, slim
-from virtbus.kubebridge.core.objects.moments import stamp
-from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE
+from virtbus.kubebridge.core.objects.plain import stamp
+from virtbus.kubebridge.core.runtime.controller import BUS_NODE, NODE
 from virtbus.kubebridge.edge import cluster as door
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.kubebridge.edge.cluster import Scope

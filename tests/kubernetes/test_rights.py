@@ -13,7 +13,7 @@ from tests.kubernetes.installed import PLAIN, account
 from tests.kubernetes.test_chart import chart, values
 
 from virtbus.kubebridge.core.node.labels import HEARTBEAT, OURS, SCHEDULABLE
-from virtbus.kubebridge.core.runtime.kinds import NODE
+from virtbus.kubebridge.core.runtime.controller import NODE
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MANAGER
 from virtbus.kubebridge.edge import cluster as door
 

@@ -14,7 +14,7 @@ from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
 from virtbus.kubebridge.core.node.labels import SCHEDULABLE
-from virtbus.kubebridge.core.runtime.kinds import BUS_VM, KUBEVIRT, VM, VMI
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, KUBEVIRT, VM, VMI
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.service import Bridge
 from virtbus.kubebridge.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from services.kubebridge.tests.faulty import Faulty, served
 
-from virtbus.kubebridge.core.runtime.kinds import SECRET
+from virtbus.kubebridge.core.runtime.controller import SECRET
 from virtbus.kubebridge.edge import cluster
 
 

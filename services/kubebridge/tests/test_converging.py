@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from services.kubebridge.tests.world import World, world
 
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import Action, Call
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import Action, Call
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import RunStrategy

@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import Action, Create, Delete, RecordEvent, Replace
-from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import (
+    ENDPOINT_SLICE,
+    Action,
+    Create,
+    Delete,
+    Key,
+    RecordEvent,
+    Replace,
+)
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY, MAX_ENDPOINTS, reconcile
-from virtbus.kubebridge.core.service.members import Member, member
-from virtbus.kubebridge.core.service.model import Service, Slice
+from virtbus.kubebridge.core.service.model import Member, Service, Slice, member
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.schemas.network import InterfaceStatus
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.runtime.actions import RecordEvent
+from virtbus.kubebridge.core.runtime.controller import RecordEvent
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.kubebridge.edge.runtime import event_recorder
 from virtbus.kubebridge.edge.runtime.event_recorder import BURST, WAITING_MAX, EventRecorder

@@ -9,8 +9,7 @@ from services.kubebridge.tests.world import NOW, reconcile_vm
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.runtime.actions import RecordEvent
-from virtbus.kubebridge.core.runtime.kinds import VM, VMI, Key
+from virtbus.kubebridge.core.runtime.controller import VM, VMI, Key, RecordEvent
 from virtbus.kubebridge.core.translation.defaults import of_vm
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
 from virtbus.kubebridge.edge.cluster import Answer

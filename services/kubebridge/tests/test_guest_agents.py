@@ -11,7 +11,7 @@ from services.kubebridge.tests.world import view
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.runtime.kinds import GUEST_AGENT, Key
+from virtbus.kubebridge.core.runtime.controller import GUEST_AGENT, Key
 from virtbus.kubebridge.edge.guest_agents import NORMAL, Delays, GuestAgents
 from virtbus.kubebridge.edge.runtime.workqueue import WorkQueue
 from virtbus.kubebridge.edge.views import Views

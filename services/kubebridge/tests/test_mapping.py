@@ -10,7 +10,7 @@ from services.kubebridge.tests.world import CLUSTER, NOW, reconcile_vm, reconcil
 
 from virtbus.controller.core.admission import admit
 from virtbus.kubebridge.core.objects import quantity
-from virtbus.kubebridge.core.runtime.actions import Call, Create
+from virtbus.kubebridge.core.runtime.controller import Call, Create
 from virtbus.kubebridge.core.translation import defaults
 from virtbus.kubebridge.core.translation.mapping import defaulted_template, translate
 from virtbus.kubebridge.core.translation.references import needs

@@ -12,8 +12,8 @@ from services.kubebridge.tests.world import NOW, reconcile_vm, vmi_of
 
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
-from virtbus.kubebridge.core.objects.moments import find
-from virtbus.kubebridge.core.runtime.actions import Patch, RecordEvent
+from virtbus.kubebridge.core.objects.plain import find
+from virtbus.kubebridge.core.runtime.controller import Patch, RecordEvent
 from virtbus.kubebridge.core.translation import annotations as notes
 from virtbus.kubebridge.core.translation.mapping import vm_field_causes
 from virtbus.kubebridge.edge.cluster import PAGE

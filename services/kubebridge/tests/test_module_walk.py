@@ -19,7 +19,7 @@ from services.kubebridge.tests.test_nodes import node
 from services.kubebridge.tests.world import CLUSTER, NOW, World, world
 
 from virtbus.kubebridge.core.node import labels
-from virtbus.kubebridge.core.objects.typed import read
+from virtbus.kubebridge.core.objects.plain import read
 from virtbus.kubebridge.core.service import endpoint_slices
 from virtbus.kubebridge.core.service.model import Service
 from virtbus.kubebridge.core.vm import reconcile as vm_rules
@@ -114,5 +114,5 @@ def test_a_reconcile_of_a_node_returns_to_few_modules() -> None:
 
 def test_the_walk_counts_each_return_to_a_caller() -> None:
     stays = walk(lambda: read(Vm, {"spec": {}}))
-    assert stays == ["core/objects/typed.py", "core/vm/model.py", "core/objects/typed.py"]
+    assert stays == ["core/objects/plain.py", "core/vm/model.py", "core/objects/plain.py"]
     assert returns(stays) == 1

@@ -18,10 +18,8 @@ from virtbus.kubebridge.core.node.labels import (
     controller,
     reconcile,
 )
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import Merge, Requeue
-from virtbus.kubebridge.core.runtime.controller import Inputs
-from virtbus.kubebridge.core.runtime.kinds import NODE, Key
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import NODE, Inputs, Key, Merge, Requeue
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.schemas.api import NodePage
 from virtbus.schemas.errors import Code, VirtbusError

@@ -12,14 +12,20 @@ from services.kubebridge.tests.world import CLUSTER, NOW, view
 from virtbus.bus.memory import MemoryBus, MemoryServer
 from virtbus.bus.ports import Endpoint, Request, ServiceInfo
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.installation.status import status
+from virtbus.kubebridge.core.installation.controller import status
 from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.runtime.actions import RecordEvent, Refused
-from virtbus.kubebridge.core.runtime.controller import Inputs
-from virtbus.kubebridge.core.runtime.kinds import BUS_VM, VM, VMI, Key
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_VM,
+    VM,
+    VMI,
+    Inputs,
+    Key,
+    RecordEvent,
+    Refused,
+)
 from virtbus.kubebridge.core.translation.defaults import of_vmi
-from virtbus.kubebridge.core.vmi.controller import Instances
 from virtbus.kubebridge.core.vmi.orphans import Orphans
+from virtbus.kubebridge.core.vmi.reconcile import Instances
 from virtbus.kubebridge.edge.cluster import Listing
 from virtbus.kubebridge.edge.runtime.reconciler import Reconciler
 from virtbus.kubebridge.edge.views import Views

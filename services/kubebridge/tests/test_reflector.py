@@ -10,7 +10,7 @@ import pytest
 from services.kubebridge.tests.faulty import Faulty, served
 
 from virtbus.bus.tasks import background
-from virtbus.kubebridge.core.runtime.kinds import CONFIG_MAP
+from virtbus.kubebridge.core.runtime.controller import CONFIG_MAP
 from virtbus.kubebridge.edge import cluster
 from virtbus.kubebridge.edge.runtime.reflector import Reflector
 from virtbus.kubebridge.edge.runtime.store import Store

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, SERVICE, VMI, Key
+from virtbus.kubebridge.core.runtime.controller import ENDPOINT_SLICE, SERVICE, VMI, Key
 from virtbus.kubebridge.core.service.controller import Services
 from virtbus.kubebridge.core.service.endpoint_slices import MANAGED_BY
 from virtbus.kubebridge.edge.runtime.store import Store

@@ -8,9 +8,8 @@ from services.kubebridge.tests.manifests import UID, put, vm, vmi
 from services.kubebridge.tests.world import GONE, NOW, pair, reconcile_vm, view, vmi_of, world
 
 from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER
-from virtbus.kubebridge.core.objects.moments import find, stamp
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.objects.plain import find, read, stamp
+from virtbus.kubebridge.core.runtime.controller import (
     Delete,
     Patch,
     RecordEvent,
@@ -21,8 +20,8 @@ from virtbus.kubebridge.core.vm import status as vm_status
 from virtbus.kubebridge.core.vm.model import Vm
 from virtbus.kubebridge.core.vm.run_strategies import TABLE, Asked, Do, Has, back_off_s
 from virtbus.kubebridge.core.vm.status import PRINTABLE, printable
-from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.phases import FINAL, PHASE_OF, Phase, phase_of
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.phases import PHASE_OF, phase_of
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, RunStrategy
 

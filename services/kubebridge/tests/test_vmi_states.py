@@ -18,24 +18,24 @@ from services.kubebridge.tests.world import (
 )
 
 from virtbus.imaged.core import qcow2
-from virtbus.kubebridge.core.objects.moments import find, stamp
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.objects.plain import find, read, stamp
+from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
+    SECRET,
     Await,
     Call,
+    Key,
     Patch,
     RecordEvent,
     Refused,
     Requeue,
 )
-from virtbus.kubebridge.core.runtime.kinds import SECRET, Key
 from virtbus.kubebridge.core.vm import status as vm_status
 from virtbus.kubebridge.core.vm.model import Request
 from virtbus.kubebridge.core.vmi import orphans
 from virtbus.kubebridge.core.vmi import reconcile as vmi_rules
 from virtbus.kubebridge.core.vmi import status as vmi_status
-from virtbus.kubebridge.core.vmi.phases import Phase
+from virtbus.kubebridge.core.vmi.model import Phase
 from virtbus.kubebridge.core.vmi.status import Seen
 from virtbus.schemas.guest import GuestInfo, GuestInterface, GuestOs
 from virtbus.schemas.guest_end import GuestEnd

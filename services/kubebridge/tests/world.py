@@ -10,9 +10,8 @@ from services.kubebridge.tests.manifests import vm as smoke_vm
 
 from virtbus.kubebridge.core.crds.models.instance_status import InstanceStatus
 from virtbus.kubebridge.core.crds.models.virtualmachine import MachineStatus
-from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.objects.plain import Object, read
+from virtbus.kubebridge.core.runtime.controller import (
     Action,
     Await,
     Call,

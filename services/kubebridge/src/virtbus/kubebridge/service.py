@@ -8,7 +8,7 @@ from typing import Any
 
 from virtbus.bus.ports import Bus
 from virtbus.bus.process import notify
-from virtbus.kubebridge.core.runtime.kinds import BUS_VM, NAMESPACE, SECRET, VM, VMI
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, NAMESPACE, SECRET, VM, VMI
 from virtbus.kubebridge.edge import admission, controllers
 from virtbus.kubebridge.edge.certificates import Certificates, Where
 from virtbus.kubebridge.edge.cluster import Answer, Cluster

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, items, part, text
-from virtbus.kubebridge.core.runtime.kinds import (
+from virtbus.kubebridge.core.runtime.controller import (
     API_SERVICE,
     MUTATING,
     SECRET,

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import aiohttp
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.runtime.kinds import Kind
+from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge import login
 from virtbus.kubebridge.edge.login import ApiClient
 

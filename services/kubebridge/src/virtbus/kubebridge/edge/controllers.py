@@ -6,7 +6,7 @@ from typing import Protocol
 from virtbus.bus.ports import Bus
 from virtbus.kubebridge.core.installation import controller as installation
 from virtbus.kubebridge.core.node import labels
-from virtbus.kubebridge.core.runtime.kinds import (
+from virtbus.kubebridge.core.runtime.controller import (
     BUS_NODE,
     BUS_VM,
     ENDPOINT_SLICE,
@@ -21,8 +21,8 @@ from virtbus.kubebridge.core.runtime.kinds import (
 from virtbus.kubebridge.core.service.controller import Services
 from virtbus.kubebridge.core.service.endpoint_slices import SELECTOR
 from virtbus.kubebridge.core.vm import reconcile as vm
-from virtbus.kubebridge.core.vmi.controller import Instances
 from virtbus.kubebridge.core.vmi.orphans import Orphans
+from virtbus.kubebridge.core.vmi.reconcile import Instances
 from virtbus.kubebridge.edge import guest_agents
 from virtbus.kubebridge.edge.bus_nodes import BusNodes
 from virtbus.kubebridge.edge.cluster import Scope

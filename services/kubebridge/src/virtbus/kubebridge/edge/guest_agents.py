@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from virtbus.bus.ports import Bus, BusError
-from virtbus.kubebridge.core.runtime.controller import Watch
-from virtbus.kubebridge.core.runtime.kinds import BUS_VM, VMI, Key
+from virtbus.kubebridge.core.runtime.controller import BUS_VM, VMI, Key, Watch
 from virtbus.kubebridge.edge.runtime.store import Changed
 from virtbus.kubebridge.edge.runtime.workqueue import Lane
 from virtbus.kubebridge.edge.views import Views

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.moments import stamp
-from virtbus.kubebridge.core.objects.plain import Object, part, text
-from virtbus.kubebridge.core.objects.typed import at, read
-from virtbus.kubebridge.core.runtime.actions import Action, Merge, Requeue
-from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Watch
-from virtbus.kubebridge.core.runtime.kinds import BUS_NODE, NODE, Key
+from virtbus.kubebridge.core.objects.plain import Object, part, path, read, stamp, text
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_NODE,
+    NODE,
+    Action,
+    Controller,
+    Inputs,
+    Key,
+    Merge,
+    Requeue,
+    Watch,
+)
 from virtbus.schemas.node import NodeState, NodeView
 
 SCHEDULABLE = "kubevirt.io/schedulable"
@@ -40,8 +46,8 @@ def takes(view: NodeView) -> bool:
 class Node:
     """A Kubernetes Node with our mark."""
 
-    schedulable: str = at("metadata", "labels", SCHEDULABLE)
-    heartbeat: datetime | None = at("metadata", "annotations", HEARTBEAT)
+    schedulable: str = path("metadata", "labels", SCHEDULABLE)
+    heartbeat: datetime | None = path("metadata", "annotations", HEARTBEAT)
 
 
 class Nodes(Protocol):

@@ -6,19 +6,22 @@ A change of a guest reconciles only the Services that select it, now or before.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import Action, RecordEvent
-from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
-from virtbus.kubebridge.core.runtime.kinds import (
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import (
     BUS_VM,
     ENDPOINT_SLICE,
     SERVICE,
     VMI,
+    Action,
+    Controller,
+    Inputs,
     Key,
+    Lister,
+    RecordEvent,
+    Watch,
 )
 from virtbus.kubebridge.core.service.endpoint_slices import SERVICE_NAME, reconcile
-from virtbus.kubebridge.core.service.members import Member, member, selects
-from virtbus.kubebridge.core.service.model import Service, Slice
+from virtbus.kubebridge.core.service.model import Member, Service, Slice, member, selects
 from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import Views
 

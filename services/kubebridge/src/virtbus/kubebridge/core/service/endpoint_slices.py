@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from virtbus.kubebridge.core.objects.metadata import GROUP_VERSION, VMI_KIND
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.runtime.controller import (
+    ENDPOINT_SLICE,
     Action,
     Create,
     Delete,
+    Key,
     RecordEvent,
     Replace,
     Requeue,
 )
-from virtbus.kubebridge.core.runtime.kinds import ENDPOINT_SLICE, Key
-from virtbus.kubebridge.core.service.members import Member, selected
-from virtbus.kubebridge.core.service.model import Service, Slice
+from virtbus.kubebridge.core.service.model import Member, Service, Slice, selected
 
 MANAGER = "kubebridge.virtbus.io"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.objects.typed import Condition, at
+from virtbus.kubebridge.core.objects.plain import Condition, Object, path
 from virtbus.kubebridge.core.translation.annotations import SIZE
 from virtbus.schemas.vm import RunStrategy
 
@@ -15,10 +14,10 @@ from virtbus.schemas.vm import RunStrategy
 class Request:
     """A requested start or stop. `raw` is written back while it is unmet."""
 
-    raw: Object = at()
-    action: str = at("action")
-    uid: str = at("uid")
-    paused: str = at("data", "paused")
+    raw: Object = path()
+    action: str = path("action")
+    uid: str = path("uid")
+    paused: str = path("data", "paused")
 
 
 def _strategy(spec: Any) -> RunStrategy:
@@ -34,21 +33,21 @@ def _strategy(spec: Any) -> RunStrategy:
 class Vm:
     """A VM. `raw` is the whole object, of which its VMI is made."""
 
-    raw: Object = at()
-    name: str = at("metadata", "name")
-    namespace: str = at("metadata", "namespace")
-    uid: str = at("metadata", "uid")
-    generation: int = at("metadata", "generation")
-    deleting: bool = at("metadata", "deletionTimestamp")
-    finalizers: tuple[str, ...] = at("metadata", "finalizers")
-    names_strategy: bool = at("spec", "runStrategy")
-    strategy: RunStrategy = at("spec", make=_strategy)
-    annotation_bytes: int = at("spec", "template", "metadata", SIZE)
-    status: Object = at("status")
-    followed: str = at("status", "runStrategy")
-    requests: tuple[Request, ...] = at("status", "stateChangeRequests")
-    conditions: tuple[Condition, ...] = at("status", "conditions")
-    start_failure: Object = at("status", "startFailure")
-    failures: int = at("status", "startFailure", "consecutiveFailCount")
-    failed_uid: str = at("status", "startFailure", "lastFailedVMIUID")
-    retry_at: datetime | None = at("status", "startFailure", "retryAfterTimestamp")
+    raw: Object = path()
+    name: str = path("metadata", "name")
+    namespace: str = path("metadata", "namespace")
+    uid: str = path("metadata", "uid")
+    generation: int = path("metadata", "generation")
+    deleting: bool = path("metadata", "deletionTimestamp")
+    finalizers: tuple[str, ...] = path("metadata", "finalizers")
+    names_strategy: bool = path("spec", "runStrategy")
+    strategy: RunStrategy = path("spec", make=_strategy)
+    annotation_bytes: int = path("spec", "template", "metadata", SIZE)
+    status: Object = path("status")
+    followed: str = path("status", "runStrategy")
+    requests: tuple[Request, ...] = path("status", "stateChangeRequests")
+    conditions: tuple[Condition, ...] = path("status", "conditions")
+    start_failure: Object = path("status", "startFailure")
+    failures: int = path("status", "startFailure", "consecutiveFailCount")
+    failed_uid: str = path("status", "startFailure", "lastFailedVMIUID")
+    retry_at: datetime | None = path("status", "startFailure", "retryAfterTimestamp")

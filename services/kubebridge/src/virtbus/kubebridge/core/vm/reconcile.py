@@ -10,18 +10,23 @@ from virtbus.kubebridge.core.objects.metadata import (
     VM_LABEL,
     VMI_KIND,
 )
-from virtbus.kubebridge.core.objects.typed import read
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.objects.plain import read
+from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
+    VM,
+    VMI,
     Action,
+    Controller,
     Create,
     Delete,
+    Inputs,
+    Key,
+    Lister,
     Patch,
     RecordEvent,
     Requeue,
+    Watch,
 )
-from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
-from virtbus.kubebridge.core.runtime.kinds import VM, VMI, Key
 from virtbus.kubebridge.core.translation.defaults import of_vm, of_vmi
 from virtbus.kubebridge.core.vm.model import Request, Vm
 from virtbus.kubebridge.core.vm.run_strategies import Do, plan

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from virtbus.kubebridge.core.vm.model import Request, Vm
-from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
 from virtbus.schemas.vm import RunStrategy
 
 

@@ -7,15 +7,12 @@ from typing import Any
 
 from virtbus.kubebridge.core.fields.table import VMI
 from virtbus.kubebridge.core.fields.walk import changed
-from virtbus.kubebridge.core.objects.moments import Said, merged, stamp
-from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.objects.typed import read
+from virtbus.kubebridge.core.objects.plain import Object, Said, merged, read, stamp
 from virtbus.kubebridge.core.translation import annotations
 from virtbus.kubebridge.core.translation.mapping import defaulted_template
 from virtbus.kubebridge.core.vm.model import Request, Vm
 from virtbus.kubebridge.core.vm.run_strategies import BACKS_OFF, back_off_s
-from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
 from virtbus.kubebridge.core.vmi.status import (
     ERR_IMAGE_PULL,
     IMAGE_PULL_BACKOFF,

@@ -8,9 +8,8 @@ both writes here and sends to the bus, so it can be repeated if its answer was l
 
 from typing import Any
 
-from virtbus.kubebridge.core.objects.plain import Object, at, items, number, text
+from virtbus.kubebridge.core.objects.plain import Object, at, items, number, read, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
-from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.calls import (
     VM,
     Call,
@@ -22,7 +21,7 @@ from virtbus.kubebridge.core.runtime.calls import (
     missing,
 )
 from virtbus.kubebridge.core.vm.model import Vm
-from virtbus.kubebridge.core.vmi.phases import FINAL, Phase
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase
 from virtbus.kubebridge.core.vmi.verbs import MIGRATION, shared
 from virtbus.schemas.vm import RunStrategy as R
 

@@ -9,9 +9,20 @@ Event and by the `kubevirt` object. VMs without this cluster's label are ignored
 from collections.abc import Callable, Iterable
 
 from virtbus.kubebridge.core.objects.plain import text
-from virtbus.kubebridge.core.runtime.actions import Action, Call, RecordEvent, Requeue
-from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Lister, Watch
-from virtbus.kubebridge.core.runtime.kinds import BUS_VM, VM, VMI, Key
+from virtbus.kubebridge.core.runtime.controller import (
+    BUS_VM,
+    VM,
+    VMI,
+    Action,
+    Call,
+    Controller,
+    Inputs,
+    Key,
+    Lister,
+    RecordEvent,
+    Requeue,
+    Watch,
+)
 from virtbus.kubebridge.core.translation.mapping import CLUSTER
 from virtbus.kubebridge.core.vmi.reconcile import delete
 from virtbus.kubebridge.core.vmi.status import Views

@@ -4,25 +4,11 @@ Final phases never change, because a VMI is one run of a guest.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import GUEST_ENDED, VmView
 
-
-class Phase(StrEnum):
-    """The values of `status.phase`, as in KubeVirt."""
-
-    PENDING = "Pending"
-    SCHEDULING = "Scheduling"
-    SCHEDULED = "Scheduled"
-    RUNNING = "Running"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    UNKNOWN = "Unknown"
-
-
-FINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 S, P = VmState, Phase
 
 PHASE_OF: Mapping[VmState, Phase | None] = {

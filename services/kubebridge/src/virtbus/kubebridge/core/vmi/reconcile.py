@@ -1,30 +1,40 @@
 """Reconciles a VMI and its VM of virtbus in one function (ADR 0026)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from virtbus.kubebridge.core.objects.metadata import NODE_LABEL, VMI_FINALIZER
-from virtbus.kubebridge.core.objects.moments import stamp
-from virtbus.kubebridge.core.objects.typed import Condition, moment
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.objects.plain import Condition, moment, read, stamp
+from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
+    BUS_VM,
+    CONFIG_MAP,
+    GUEST_AGENT,
+    SECRET,
+    VMI,
     Action,
     Await,
     Call,
+    Controller,
+    Inputs,
+    Key,
+    Kind,
+    Lister,
     OnRefusal,
     Patch,
     RecordEvent,
+    Refused,
     Requeue,
+    Watch,
 )
-from virtbus.kubebridge.core.runtime.kinds import CONFIG_MAP, SECRET, Key, Kind
 from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
-from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS, FINAL, Phase
-from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, Seen, status
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.phases import ENDS, EVENTS
+from virtbus.kubebridge.core.vmi.status import SYNCHRONIZED, GuestAnswers, Seen, Views, status
 from virtbus.schemas.api import VmCreate, VmCreated, VmDelete, VmRef
 from virtbus.schemas.errors import Code
 from virtbus.schemas.guest_end import GuestEnd
@@ -189,3 +199,55 @@ def references(vmi: Vmi) -> frozenset[Key]:
     """Return the Secrets and ConfigMaps that a VMI refers to."""
     named = {(need.kind, need.name) for need in needs(vmi.spec)}
     return frozenset(Key(REFERRED[kind], vmi.namespace, name) for kind, name in named)
+
+
+NAME_HELD = (
+    "the name {name} is held by VM {uid} on the bus, whose VirtualMachineInstance this API server "
+    "does not have. It is kept until a person decides: `virtbus vm delete {uid}` ends it and "
+    "removes its disks; `virtbus vm adopt {uid}` keeps it without this cluster"
+)
+
+
+class Instances(NamedTuple):
+    """The sources of a VMI's reconcile."""
+
+    vmis: Lister
+    views: Views
+    guests: GuestAnswers
+    cluster: str
+
+    def controller(self) -> Controller:
+        """Return the controller of VMIs. A VMI and its VM on the bus have one name and one uid."""
+        watches = (Watch(VMI), Watch(BUS_VM), Watch(GUEST_AGENT))
+        return Controller(VMI, self._reconcile, watches, self._references, workers=32)
+
+    def _reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
+        if inputs.obj is None:
+            return []
+        vmi = read(Vmi, inputs.obj)
+        uid = vmi.uid
+        gone = self.views.gone(uid)
+        view = None if gone else self.views.get(uid)
+        refused = None if view is not None else self._by_an_orphan(key, uid, inputs.refused)
+        guest, asked = self.guests.get(uid), self.guests.asked(uid)
+        seen = Seen(view=view, gone=gone, refused=refused, guest=guest, asked=asked)
+        given = {(one.kind.kind, one.name): obj for one, obj in inputs.references.items()}
+        return reconcile(vmi, seen, given, inputs.now, self.cluster)
+
+    def _references(self, key: Key, _: float) -> Iterable[Key]:
+        """Return the references of a VMI whose VM is still to be created."""
+        uid = self.vmis.uid(key.path)
+        if not uid or self.views.gone(uid) or self.views.get(uid) is not None:
+            return ()
+        vmi = read(Vmi, self.vmis.get(key.path))
+        return () if vmi.deleting or vmi.phase in FINAL else references(vmi)
+
+    def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
+        """Name the orphaned VM that holds the name, so that a person can decide."""
+        if refused is None or refused.code != Code.CONFLICT:
+            return refused
+        for other in self.views.named(key.path):
+            if other != uid and not self.vmis.ended(other):
+                message = NAME_HELD.format(name=key.name, uid=other)
+                return Refused(Code.CONFLICT, "name_held_by_orphan", message)
+        return refused

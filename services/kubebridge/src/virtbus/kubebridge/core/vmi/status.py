@@ -1,21 +1,21 @@
 """Derives a VMI's status from its VM."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from string import ascii_lowercase
 from typing import Any, Protocol
 
-from virtbus.kubebridge.core.objects.moments import Said, merged
-from virtbus.kubebridge.core.objects.plain import Object
-from virtbus.kubebridge.core.runtime.actions import Refused
-from virtbus.kubebridge.core.vmi.hardware import described
-from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.phases import FINAL, Phase, phase_of
+from virtbus.kubebridge.core.objects.plain import Object, Said, merged
+from virtbus.kubebridge.core.runtime.controller import Refused
+from virtbus.kubebridge.core.vmi.model import FINAL, Phase, Vmi
+from virtbus.kubebridge.core.vmi.phases import phase_of
 from virtbus.schemas.guest import GuestInfo
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.states import VmState
-from virtbus.schemas.vm import VmView
+from virtbus.schemas.vm import Disk, DiskBus, VmView
 
 READY, PAUSED, AGENT = "Ready", "Paused", "AgentConnected"
 SYNCHRONIZED, LIVE_MIGRATABLE, POD_SCHEDULED = "Synchronized", "LiveMigratable", "PodScheduled"
@@ -229,3 +229,36 @@ def holds(vmi: Vmi, kind: str, *, on: bool = True, reason: str = "") -> bool:
         one.type == kind and one.status == str(on) and reason in {"", one.reason}
         for one in vmi.conditions
     )
+
+
+MACHINE = "q35"
+"""The machine type of a VMI that names none."""
+
+
+def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
+    """Return the fields of the status. The QEMU of the node decides the machine's version."""
+    return {
+        "machine": {"type": vmi.machine or MACHINE},
+        "qosClass": qos_class(vmi),
+        "volumeStatus": volume_status(disks),
+    }
+
+
+def qos_class(vmi: Vmi) -> str:
+    """Return the QoS class. A guest always requests memory, so it is never BestEffort."""
+    equal = all(
+        name in vmi.limits and vmi.requests.get(name, vmi.limits[name]) == vmi.limits[name]
+        for name in ("cpu", "memory")
+    )
+    return "Guaranteed" if equal else "Burstable"
+
+
+def volume_status(disks: tuple[Disk, ...]) -> list[dict[str, Any]]:
+    """Return the volumes by name. `target` is the name of the disk in the guest."""
+    used: Counter[str] = Counter()
+    said = []
+    for disk in disks:
+        prefix = "vd" if disk.bus is DiskBus.VIRTIO else "sd"
+        said.append({"name": disk.name, "target": f"{prefix}{ascii_lowercase[used[prefix]]}"})
+        used[prefix] += 1
+    return sorted(said, key=lambda one: one["name"])

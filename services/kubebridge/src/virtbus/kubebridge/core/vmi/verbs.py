@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from virtbus.kubebridge.core.objects.plain import at, text
+from virtbus.kubebridge.core.objects.plain import at, read, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
-from virtbus.kubebridge.core.objects.typed import read
 from virtbus.kubebridge.core.runtime.calls import (
     KINDS,
     VM,
@@ -17,8 +16,7 @@ from virtbus.kubebridge.core.runtime.calls import (
     Verb,
     missing,
 )
-from virtbus.kubebridge.core.vmi.model import Vmi
-from virtbus.kubebridge.core.vmi.phases import Phase
+from virtbus.kubebridge.core.vmi.model import Phase, Vmi
 from virtbus.kubebridge.core.vmi.status import AGENT, PAUSED, holds
 from virtbus.schemas.guest import GuestQuestion
 

@@ -10,10 +10,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.objects.moments import micro_stamp
-from virtbus.kubebridge.core.objects.plain import Object, text
-from virtbus.kubebridge.core.runtime.actions import RecordEvent
-from virtbus.kubebridge.core.runtime.kinds import EVENT
+from virtbus.kubebridge.core.objects.plain import Object, micro_stamp, text
+from virtbus.kubebridge.core.runtime.controller import EVENT, RecordEvent
 from virtbus.kubebridge.edge.cluster import MANAGER, Answer, Cluster, Json
 
 log = logging.getLogger(__name__)

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple, Protocol
 
 from virtbus.bus.ports import Bus
 from virtbus.kubebridge.core.objects.plain import Object, at, text
-from virtbus.kubebridge.core.runtime.actions import (
+from virtbus.kubebridge.core.runtime.controller import (
     AT_ONCE_S,
     Action,
     Await,
     Call,
     Create,
     Delete,
+    Key,
+    Kind,
     Merge,
     OnRefusal,
     Patch,
@@ -25,7 +27,6 @@ from virtbus.kubebridge.core.runtime.actions import (
     Replace,
     Requeue,
 )
-from virtbus.kubebridge.core.runtime.kinds import Key, Kind
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
 from virtbus.kubebridge.edge.runtime.store import Store
 from virtbus.schemas import subjects

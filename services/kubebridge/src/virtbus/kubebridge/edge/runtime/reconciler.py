@@ -8,9 +8,15 @@ from typing import Protocol
 
 from virtbus.bus.ports import Bus
 from virtbus.kubebridge.core.objects.plain import text
-from virtbus.kubebridge.core.runtime.actions import Await
-from virtbus.kubebridge.core.runtime.controller import Controller, Inputs, Watch
-from virtbus.kubebridge.core.runtime.kinds import Key, Kind, key_of
+from virtbus.kubebridge.core.runtime.controller import (
+    Await,
+    Controller,
+    Inputs,
+    Key,
+    Kind,
+    Watch,
+    key_of,
+)
 from virtbus.kubebridge.edge.cluster import EVERYTHING, Cluster, Scope
 from virtbus.kubebridge.edge.runtime.executor import Executor, Recorder, Vms
 from virtbus.kubebridge.edge.runtime.references import References

@@ -14,7 +14,7 @@ from virtbus.bus.backoff import delays
 from virtbus.bus.sources import REAL, Sources
 from virtbus.bus.tasks import Background, background
 from virtbus.kubebridge.core.objects.plain import key, text
-from virtbus.kubebridge.core.runtime.kinds import Key, Kind, key_of
+from virtbus.kubebridge.core.runtime.controller import Key, Kind, key_of
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Scope
 from virtbus.kubebridge.edge.runtime.reflector import PAUSE_S
 

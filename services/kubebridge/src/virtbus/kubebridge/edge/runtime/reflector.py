@@ -11,7 +11,7 @@ import logging
 from virtbus.bus.backoff import delays
 from virtbus.bus.sources import REAL, Sources
 from virtbus.kubebridge.core.objects.plain import Object, key, text
-from virtbus.kubebridge.core.runtime.kinds import Kind
+from virtbus.kubebridge.core.runtime.controller import Kind
 from virtbus.kubebridge.edge.cluster import EVERYTHING, Answer, Cluster, Event, Scope
 from virtbus.kubebridge.edge.runtime.store import Store
 

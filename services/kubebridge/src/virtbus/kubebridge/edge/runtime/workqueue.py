@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from virtbus.bus.ports import BusError
 from virtbus.bus.sources import REAL, Sources
-from virtbus.kubebridge.core.runtime.kinds import Key, Kind
+from virtbus.kubebridge.core.runtime.controller import Key, Kind
 from virtbus.kubebridge.edge.cluster import Answer
 from virtbus.schemas.errors import VirtbusError
 
