@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from virtbus.kubebridge.core.objects.plain import Object, text
-from virtbus.kubebridge.core.objects.refusals import Refusal
+from virtbus.kubebridge.core.objects.refusals import Refusal, not_implemented
 from virtbus.schemas.guest import GuestQuestion
 
 VM, VMI = "virtualmachines", "virtualmachineinstances"
@@ -89,13 +89,17 @@ Deed = Patch | Bus | AskGuest | Stream | Give
 Outcome = Refusal | tuple[Deed, ...]
 
 
+Decide = Callable[[Call], Outcome]
+"""Decides about a call whose objects exist."""
+
+
 class Verb(NamedTuple):
-    """A row. `decide` gets a call whose objects exist. `success` is the code of a success."""
+    """A row. `success` is the code of a success. `missing` names what is not supported yet."""
 
     method: str
     resource: str
     name: str
-    decide: Callable[[Call], Outcome]
+    decide: Decide
     success: int = 202
     missing: str = ""
 
@@ -105,10 +109,7 @@ class Verb(NamedTuple):
         return "get" if self.method == "GET" else "update"
 
 
-def _later(call: Call) -> Outcome:
-    raise AssertionError(call.verb)
-
-
 def missing(method: str, resource: str, name: str, what: str) -> Verb:
     """Return a verb that is not supported yet."""
-    return Verb(method, resource, name, _later, missing=f"{name} is not supported yet: {what}")
+    message = f"{name} is not supported yet: {what}"
+    return Verb(method, resource, name, lambda _: not_implemented(message), missing=message)

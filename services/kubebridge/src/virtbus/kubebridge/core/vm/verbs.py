@@ -6,14 +6,13 @@ The effects on the bus follow from the VMI that is created or deleted (`vm_rules
 both writes here and sends to the bus, so it can be repeated if its answer was lost.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from virtbus.kubebridge.core.objects.plain import Object, at, items, number, read, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
 from virtbus.kubebridge.core.runtime.calls import (
     VM,
     Call,
-    Deed,
     Give,
     Outcome,
     Patch,
@@ -39,21 +38,21 @@ def _phase(call: Call) -> str:
     return text(call.vmi, "status", "phase")
 
 
-def start(call: Call) -> Refusal | tuple[Deed, ...]:
+def start(call: Call) -> Outcome:
     """Start a VM. A running VM is refused first, under any strategy."""
-    vm = call.vm or {}
     if call.vmi is not None and _phase(call) not in {*FINAL, Phase.UNKNOWN, ""}:
         return _no(call, "VM is already running")
     paused = call.options.get("paused") is True
     asked: dict[str, Any] = {"action": "Start"}
     if paused:
         asked["data"] = {"paused": "true"}
-    if read(Vm, vm).strategy is R.HALTED:
-        return _request(call, asked) if paused else (_running(vm, on=True),)
-    return _asked_start(call, read(Vm, vm).strategy, asked)
+    strategy = read(Vm, call.vm).strategy
+    if strategy is R.HALTED:
+        return _request(call, asked) if paused else (_running(call.vm or {}, on=True),)
+    return _asked_start(call, strategy, asked)
 
 
-def _asked_start(call: Call, strategy: R, asked: dict[str, Any]) -> Refusal | tuple[Deed, ...]:
+def _asked_start(call: Call, strategy: R, asked: dict[str, Any]) -> Outcome:
     if strategy not in BY_STATUS:
         return _no(call, f"{strategy} does not support manual start requests")
     if strategy is R.RERUN_ON_FAILURE and _phase(call) == Phase.FAILED:
@@ -74,7 +73,7 @@ def _grace_asked(call: Call, name: str) -> int | Refusal | None:
     return grace_s
 
 
-def stop(call: Call) -> Refusal | tuple[Deed, ...]:
+def stop(call: Call) -> Outcome:
     """Stop a VM. A shorter grace applies even if the guest is already stopping."""
     strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriod")
@@ -89,7 +88,7 @@ def stop(call: Call) -> Refusal | tuple[Deed, ...]:
     if strategy is R.HALTED and not _shortens(call, grace_s):
         why = f"{strategy} only supports manual stop requests with a shorter graceperiod"
         return _no(call, why)
-    return (*graced, *_stopped(call))
+    return (*graced, _requests(call.vm, (_stop_of(call),)))
 
 
 def _shortens(call: Call, grace_s: int | None) -> bool:
@@ -99,7 +98,7 @@ def _shortens(call: Call, grace_s: int | None) -> bool:
     return not given or grace_s < number(call.vmi, "spec", "terminationGracePeriodSeconds")
 
 
-def restart(call: Call) -> Refusal | tuple[Deed, ...]:
+def restart(call: Call) -> Outcome:
     """Restart a VM: replace its VMI by a new one."""
     strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriodSeconds")
@@ -123,47 +122,42 @@ def _stop_of(call: Call) -> dict[str, Any]:
 
 
 def _running(vm: Object, *, on: bool) -> Patch:
-    """Patch the strategy in the field that the VM uses. A concurrent change is a conflict."""
-    name, value = "running", on
-    field: Any = value
-    if at(vm, "spec", "runStrategy") is not None:
-        name, field = "runStrategy", str(R.ALWAYS if on else R.HALTED)
-    path = f"/spec/{name}"
-    before = at(vm, "spec", name)
-    if before is None:
-        return Patch("vm", ({"op": "add", "path": path, "value": field},))
-    test = {"op": "test", "path": path, "value": before}
-    return Patch("vm", (test, {"op": "replace", "path": path, "value": field}))
+    """Change the strategy in the field that the VM uses."""
+    if at(vm, "spec", "runStrategy") is None:
+        return _changed("vm", vm, ("spec", "running"), on)
+    return _changed("vm", vm, ("spec", "runStrategy"), str(R.ALWAYS if on else R.HALTED))
 
 
-def _request(call: Call, *asked: dict[str, Any]) -> Refusal | tuple[Patch, ...]:
+def _request(call: Call, *asked: dict[str, Any]) -> Outcome:
     """Add requests to the status if no others are open."""
     if items(call.vm, "status", "stateChangeRequests"):
         return _no(call, UNDERWAY)
-    return (_requests(call.vm or {}, asked),)
+    return (_requests(call.vm, asked),)
 
 
-def _stopped(call: Call) -> tuple[Patch, ...]:
-    """Replace the open requests by a stop."""
-    return (_requests(call.vm or {}, (_stop_of(call),)),)
-
-
-def _requests(vm: Object, asked: tuple[dict[str, Any], ...]) -> Patch:
+def _requests(vm: Object | None, asked: tuple[dict[str, Any], ...]) -> Patch:
+    """Replace the open requests."""
     if at(vm, "status") is None:
-        value = {"stateChangeRequests": list(asked)}
-        return Patch("vm/status", ({"op": "add", "path": "/status", "value": value},))
-    path, before = "/status/stateChangeRequests", at(vm, "status", "stateChangeRequests")
-    test = {"op": "test", "path": path, "value": before}
-    verb = "add" if before is None else "replace"
-    return Patch("vm/status", (test, {"op": verb, "path": path, "value": list(asked)}))
+        return _changed("vm/status", vm, ("status",), {"stateChangeRequests": list(asked)})
+    return _changed("vm/status", vm, ("status", "stateChangeRequests"), list(asked))
 
 
 def _grace(call: Call, grace_s: int) -> Patch:
-    path = "/spec/terminationGracePeriodSeconds"
-    before = at(call.vmi, "spec", "terminationGracePeriodSeconds")
-    change = {"op": "add" if before is None else "replace", "path": path, "value": grace_s}
     uid = {"op": "test", "path": "/metadata/uid", "value": call.uid}
-    return Patch("vmi", (uid, change))
+    return _changed("vmi", call.vmi, ("spec", "terminationGracePeriodSeconds"), grace_s, uid)
+
+
+def _changed(
+    of: Literal["vm", "vm/status", "vmi"],
+    obj: Object | None,
+    path: tuple[str, ...],
+    value: Any,
+    test: dict[str, Any] | None = None,
+) -> Patch:
+    """Set a field. A concurrent change of it is a conflict, unless another test is given."""
+    pointer, before = "/" + "/".join(path), at(obj, *path)
+    change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}
+    return Patch(of, (test or {"op": "test", "path": pointer, "value": before}, change))
 
 
 def _expand(call: Call) -> Outcome:

@@ -1,6 +1,7 @@
 """Decides about the verbs of a VMI."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from virtbus.kubebridge.core.objects.plain import at, read, text
 from virtbus.kubebridge.core.objects.refusals import Refusal, bad_request, conflict
@@ -11,6 +12,8 @@ from virtbus.kubebridge.core.runtime.calls import (
     AskGuest,
     Bus,
     Call,
+    Decide,
+    Deed,
     Outcome,
     Stream,
     Verb,
@@ -36,36 +39,33 @@ def _paused(call: Call) -> bool:
     return call.vmi is not None and holds(read(Vmi, call.vmi), PAUSED)
 
 
+def _unpaused(call: Call) -> bool:
+    return not _paused(call)
+
+
 def _agent(call: Call) -> bool:
     return call.vmi is not None and holds(read(Vmi, call.vmi), AGENT)
 
 
-def _pause(call: Call) -> Outcome:
-    if not _runs(call):
-        return _no(call, VM_NOT_RUNNING)
-    if _paused(call):
-        return _no(call, "VMI is already paused")
-    return (Bus("vm.pause", call.uid),)
+def _if(make: Callable[[str], Deed], *needs: tuple[Callable[[Call], bool], str]) -> Decide:
+    """Return the function that decides a verb: one effect on the VM, if it is in these states.
+
+    A state comes with the message for its absence.
+    """
+
+    def decide(call: Call) -> Outcome:
+        wrong = next((why for holds_, why in needs if not holds_(call)), "")
+        return _no(call, wrong) if wrong else (make(call.uid),)
+
+    return decide
 
 
-def _unpause(call: Call) -> Outcome:
-    if not _runs(call):
-        return _no(call, VMI_NOT_RUNNING)
-    if not _paused(call):
-        return _no(call, "VMI is not paused")
-    return (Bus("vm.unpause", call.uid),)
+def _bus(verb: str, *needs: tuple[Callable[[Call], bool], str]) -> Decide:
+    return _if(lambda uid: Bus(verb, uid), *needs)
 
 
-def _reset(call: Call) -> Outcome:
-    return (Bus("vm.reset", call.uid),) if _runs(call) else _no(call, VMI_NOT_RUNNING)
-
-
-def _soft_reboot(call: Call) -> Outcome:
-    if not _runs(call):
-        return _no(call, VM_NOT_RUNNING)
-    if _paused(call):
-        return _no(call, "VMI is paused")
-    return (Bus("vm.soft-reboot", call.uid),)  # every guest has ACPI
+def _ask(*questions: GuestQuestion) -> Decide:
+    return _if(lambda uid: AskGuest(uid, questions), (_runs, VMI_NOT_RUNNING), (_agent, NO_AGENT))
 
 
 def _console(call: Call) -> Outcome:
@@ -75,18 +75,13 @@ def _console(call: Call) -> Outcome:
     return (Stream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
 
-def _display(call: Call) -> Refusal | None:
-    if at(call.vmi, "spec", "domain", "devices", "autoattachGraphicsDevice") is False:
-        return bad_request("No graphics devices are present.")
-    return None if _runs(call) else bad_request(VMI_NOT_RUNNING)
+def _display(what: Literal["vnc", "screenshot"]) -> Decide:
+    def decide(call: Call) -> Outcome:
+        if at(call.vmi, "spec", "domain", "devices", "autoattachGraphicsDevice") is False:
+            return bad_request("No graphics devices are present.")
+        return (Stream(what, call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
-
-def _vnc(call: Call) -> Outcome:
-    return _display(call) or (Stream("vnc", call.uid),)
-
-
-def _screenshot(call: Call) -> Outcome:
-    return _display(call) or (Stream("screenshot", call.uid),)
+    return decide
 
 
 def port_forward(call: Call) -> Outcome:
@@ -114,17 +109,6 @@ def _wrong_port(port: str, protocol: object) -> str:
     return ""
 
 
-def _ask(*questions: GuestQuestion) -> Callable[[Call], Outcome]:
-    def decide(call: Call) -> Outcome:
-        if not _runs(call):
-            return _no(call, VMI_NOT_RUNNING)
-        if not _agent(call):
-            return _no(call, NO_AGENT)
-        return (AskGuest(call.uid, questions),)
-
-    return decide
-
-
 CLAIMS, MIGRATION = "disks cannot be hotplugged yet", "virtbus has no live migration yet"
 FREEZE = "file systems cannot be frozen yet"
 SEV, GRAPH = "encrypted guests are not supported", "there is no graph of objects yet"
@@ -144,12 +128,27 @@ def shared(resource: str) -> tuple[Verb, ...]:
 
 VERBS = (
     Verb("GET", VMI, "console", _console, 101),
-    Verb("GET", VMI, "vnc", _vnc, 101),
-    Verb("GET", VMI, "vnc/screenshot", _screenshot, 200),
-    Verb("PUT", VMI, "pause", _pause),
-    Verb("PUT", VMI, "unpause", _unpause),
-    Verb("PUT", VMI, "reset", _reset),
-    Verb("PUT", VMI, "softreboot", _soft_reboot),
+    Verb("GET", VMI, "vnc", _display("vnc"), 101),
+    Verb("GET", VMI, "vnc/screenshot", _display("screenshot"), 200),
+    Verb(
+        "PUT",
+        VMI,
+        "pause",
+        _bus("vm.pause", (_runs, VM_NOT_RUNNING), (_unpaused, "VMI is already paused")),
+    ),
+    Verb(
+        "PUT",
+        VMI,
+        "unpause",
+        _bus("vm.unpause", (_runs, VMI_NOT_RUNNING), (_paused, "VMI is not paused")),
+    ),
+    Verb("PUT", VMI, "reset", _bus("vm.reset", (_runs, VMI_NOT_RUNNING))),
+    Verb(  # every guest has ACPI
+        "PUT",
+        VMI,
+        "softreboot",
+        _bus("vm.soft-reboot", (_runs, VM_NOT_RUNNING), (_unpaused, "VMI is paused")),
+    ),
     Verb("GET", VMI, "guestosinfo", _ask(*GuestQuestion), 200),
     Verb("GET", VMI, "userlist", _ask(GuestQuestion.USERS), 200),
     Verb("GET", VMI, "filesystemlist", _ask(GuestQuestion.FILESYSTEMS), 200),
