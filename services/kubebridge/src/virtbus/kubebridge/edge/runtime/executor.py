@@ -80,11 +80,10 @@ class Executor:
 
     def refused(self, key: Key, uid: str) -> Refused | None:
         """Return the last refusal for the object. One for an earlier object is forgotten."""
-        memo = self._memos.get(key)
-        if memo is not None and memo.uid != uid:
-            del self._memos[key]
-            memo = None
-        return memo.refused if memo is not None else None
+        if (memo := self._memos.get(key)) is None or memo.uid == uid:
+            return memo and memo.refused
+        del self._memos[key]
+        return None
 
     async def execute(self, actions: Sequence[Action], key: Key, read: Json | None) -> float:
         """Execute the actions. Return the seconds before the next reconcile, or 0."""
