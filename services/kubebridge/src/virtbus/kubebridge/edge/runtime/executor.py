@@ -30,7 +30,7 @@ from virtbus.kubebridge.core.runtime.controller import (
 from virtbus.kubebridge.edge.cluster import Answer, Cluster, Json
 from virtbus.kubebridge.edge.runtime.event_recorder import EventRecorder
 from virtbus.kubebridge.edge.runtime.store import Store
-from virtbus.kubebridge.edge.views import Views
+from virtbus.kubebridge.edge.runtime.views import Views
 from virtbus.schemas import subjects
 from virtbus.schemas.api import VmCreated
 from virtbus.schemas.errors import Code, VirtbusError
