@@ -28,7 +28,6 @@ from virtbus.kubebridge.core.runtime.controller import (
     Requeue,
     Watch,
 )
-from virtbus.kubebridge.core.translation.defaults import of_vmi
 from virtbus.kubebridge.core.translation.mapping import translate
 from virtbus.kubebridge.core.translation.references import Given, needs
 from virtbus.kubebridge.core.validation.rules import between_fields
@@ -99,7 +98,7 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
     if seen.view is not None or seen.gone or vmi.phase in FINAL:
         return seen
     translated = translate(vmi.raw, given, cluster)
-    broken = between_fields(of_vmi(vmi.raw))
+    broken = between_fields(translated.whole)
     if translated.create is not None and not broken:
         create = Call("create", translated.create, Code.GONE, OnRefusal.REPORT, VmCreated)
         plan.append(create)
