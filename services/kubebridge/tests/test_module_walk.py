@@ -5,7 +5,7 @@ which they happen are the walk; generated code, such as the constructors of data
 none. A return to the calling module counts, too.
 
 A create looks at each field of a manifest: a template becomes a VMI, and a VMI `vm.create`. There
-the packages of the core are counted. The packages in `WORDS` import no other package and are no
+the packages of the core are counted. The packages in `WORDS` import only each other and are no
 stops: they read a value, or describe a field or an action.
 """
 

@@ -1,6 +1,6 @@
 """Maps a VMI to `vm.create` by the table of fields.
 
-A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`vm_rules`)
+A VMI is one run of a guest, so its VM has the run strategy Once. The VM controller (`core/vm`)
 decides about the next run. VMI and VM share a uid, so a repeated create finds the existing VM.
 """
 
