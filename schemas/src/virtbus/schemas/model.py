@@ -2,6 +2,11 @@
 
 from pydantic import BaseModel, ConfigDict
 
+SCHEMA_VERSION = 2
+"""The version of all stored values: 2 since 0.2. Version 1 is refused (ADR 0040)."""
+
+OLDER = "virtbus 0.1, which this version does not read; see docs/howto/upgrade-from-0.1.md"
+
 
 class Command(BaseModel):
     """The base of client requests. Unknown fields are refused, so no typo is ignored (INJ-05)."""
@@ -12,7 +17,7 @@ class Command(BaseModel):
 class Fact(BaseModel):
     """The base of virtbus' own messages. Readers drop unknown fields, so old readers keep working.
 
-    Within a major version changes are additive: a field is added with a default and never renamed.
+    Within a schema version changes are additive: a field is added with a default and never renamed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64")
