@@ -15,7 +15,7 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.installed import installed
 
 from virtbus.bus.sources import REAL
-from virtbus.kubebridge.edge import kinds
+from virtbus.kubebridge.core.runtime import controller as kinds
 from virtbus.kubebridge.edge.certificates import (
     API_SERVICES,
     SECRET_NAME,

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from tests.kubernetes.cluster import CRDS
 
-from virtbus.kubebridge.core.subresources import VERBS, Verb
+from virtbus.kubebridge.core.api.subresources import VERBS
+from virtbus.kubebridge.core.runtime.calls import Verb
 from virtbus.schemas.generate_manifests import NAMESPACE, rendered
 
 CHART = CRDS.parent

@@ -1,12 +1,13 @@
 """Manifests for tests: KubeVirt's smoke VM, with changes."""
 
 import copy
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from virtbus.kubebridge.core.defaults import of_vmi
+from virtbus.kubebridge.core.translation.defaults import of_vmi
 
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 VM_UID = "0192f0c1-2d3e-7abc-8def-00000000000a"
@@ -52,3 +53,8 @@ def put(whole: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         else:
             here[last] = value
     return whole
+
+
+def find(conditions: Iterable[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+    """Return the condition of a type, or an empty one."""
+    return next((one for one in conditions if one.get("type") == kind), {})

@@ -5,9 +5,10 @@ import json
 import pytest
 from services.kubebridge.tests.manifests import VM_UID
 
-from virtbus.kubebridge.core.access import Target, forbidden, review, target_of
-from virtbus.kubebridge.core.front_proxy import FrontProxy, User, of_config_map
-from virtbus.kubebridge.core.subresources import EXPAND, VM, VMI
+from virtbus.kubebridge.core.api.access import Target, forbidden, review, target_of
+from virtbus.kubebridge.core.api.front_proxy import FrontProxy, User, of_config_map
+from virtbus.kubebridge.core.api.subresources import EXPAND
+from virtbus.kubebridge.core.runtime.calls import VM, VMI
 
 BASE = "/apis/subresources.kubevirt.io/v1/namespaces/ns"
 DATA = {
@@ -88,7 +89,7 @@ def test_a_review_has_the_whole_user_and_no_port() -> None:
     user = User("ann", ("a",), "u", (("k", ("v",)),))
     target = target_of(f"{BASE}/{VM}/a/portforward/22/tcp")
     assert target is not None
-    spec = review(user, "GET", target)
+    spec = review(user, "GET", target)["spec"]
     assert spec["resourceAttributes"] == {
         "group": "subresources.kubevirt.io",
         "version": "v1",

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from services.kubebridge.tests.manifests import put, vmi
 
-from virtbus.kubebridge.core.causes import Cause, Reason
-from virtbus.kubebridge.core.mapping import translate
-from virtbus.kubebridge.core.needs import needs
-from virtbus.kubebridge.core.rules import vmi_causes
+from virtbus.kubebridge.core.objects.causes import Cause, Reason
+from virtbus.kubebridge.core.translation.mapping import translate
+from virtbus.kubebridge.core.translation.references import needs
+from virtbus.kubebridge.core.validation.rules import vmi_causes
 from virtbus.schemas.vm import VmSpec
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ def secret(**data: str | bytes) -> Json:
 
 def spec(whole: Json, given: dict[tuple[str, str], Json]) -> VmSpec:
     assert vmi_causes(whole) == []
-    create, causes = translate(whole, given, "c1")
+    create, causes, _ = translate(whole, given, "c1")
     assert causes == ()
     assert create is not None
     assert create.spec is not None
@@ -203,13 +203,12 @@ def test_a_vmi_waits_for_a_missing_secret_or_key(whole: Json, field: str) -> Non
     assert vmi_causes(whole) == []
     for given in ({}, {("Secret", "s"): secret(other="x")}):
         translated = translate(whole, given, "c1")
-        assert translated.waits
         assert [(one.field, one.reason) for one in translated.causes] == [(field, Reason.NOT_FOUND)]
 
 
 def test_a_vmi_waits_for_a_missing_config_map() -> None:
     translated = translate(volume(configMap={"name": "app"}), {}, "c1")
-    assert translated.waits
+    assert [one.reason for one in translated.causes] == [Reason.NOT_FOUND]
     assert [one.field for one in translated.causes] == ["spec.volumes[3].configMap.name"]
     assert "ConfigMap app does not exist" in translated.causes[0].message
 

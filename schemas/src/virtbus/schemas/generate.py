@@ -26,9 +26,9 @@ from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema,
 
 ROOT = Path(__file__).parents[4]
 COMMAND = "python -m virtbus.schemas.generate"
-FIELDS_PAGE = "virtbus.kubebridge.core.page"
-STATES_PAGE = "virtbus.kubebridge.core.states_page"
-CRDS = "virtbus.kubebridge.core.crd"
+FIELDS_PAGE = "virtbus.kubebridge.core.documents.fields"
+STATES_PAGE = "virtbus.kubebridge.core.documents.states"
+CRDS = "virtbus.kubebridge.core.crds.crd"
 
 HANDWRITTEN = frozenset({"faults.md", "glossary.md", "hostile-inputs.md", "invariants.md"})
 """Reference pages that people write."""

@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 from aiohttp import web
 
-from virtbus.kubebridge.core.access import Target, forbidden, review
-from virtbus.kubebridge.core.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
-from virtbus.kubebridge.core.plain import at, text
-from virtbus.kubebridge.core.refusals import unauthorized
+from virtbus.kubebridge.core.api.access import Target, forbidden, review
+from virtbus.kubebridge.core.api.front_proxy import NAME, NAMESPACE, FrontProxy, User, of_config_map
+from virtbus.kubebridge.core.objects.plain import at, text
+from virtbus.kubebridge.core.objects.refusals import unauthorized
+from virtbus.kubebridge.core.runtime.controller import ACCESS_REVIEW, CONFIG_MAP
 from virtbus.kubebridge.edge.cluster import Answer, Cluster
-from virtbus.kubebridge.edge.kinds import ACCESS_REVIEW, CONFIG_MAP
 from virtbus.kubebridge.edge.web.answers import RefusedError
 from virtbus.kubebridge.edge.web.door import Door
 
@@ -80,19 +80,10 @@ class Asking:
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
         if self._allowed.get(asked, now) > now:
             return
-        spec = review(user, method, target)
-        answer = await self._cluster.create(ACCESS_REVIEW, _review(spec))
+        answer = await self._cluster.create(ACCESS_REVIEW, review(user, method, target))
         if at(answer, "status", "allowed") is not True:
             raise RefusedError(forbidden(user, method, target, text(answer, "status", "reason")))
         self._allowed[asked] = now + ALLOWED_S
         self._allowed.move_to_end(asked)
         if len(self._allowed) > ALLOWED_MAX:
             self._allowed.popitem(last=False)
-
-
-def _review(spec: dict[str, object]) -> dict[str, object]:
-    return {
-        "apiVersion": ACCESS_REVIEW.api_version,
-        "kind": ACCESS_REVIEW.kind,
-        "spec": spec,
-    }
