@@ -7,7 +7,7 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 
 from virtbus.bus.link import Raw
-from virtbus.bus.nats_client import DirectClient
+from virtbus.bus.nats_client import RECORD_BYTES, DirectClient
 from virtbus.bus.ports import FullError
 from virtbus.bus.protocol import MalformedError, headers_of, publication, take_messages
 
@@ -142,6 +142,18 @@ async def test_publications_are_those_of_nats_py() -> None:
         await client.publish("a.b", b"body", "r", headers=headers or None)
         found = publication("a.b", b"body", "r", headers, 100)
         assert [found] == client._pending
+
+
+async def test_publications_of_one_turn_are_written_together_up_to_a_record() -> None:
+    client = DirectClient()
+    client._status, client._max_payload = Client.CONNECTED, 1024**2
+    client._flush_queue, client._flusher_task = asyncio.Queue(), asyncio.current_task()
+    sent = [("a", b"x"), ("b", b"y" * RECORD_BYTES), ("c", b"z"), ("d", b"")]
+    for subject, body in sent:
+        await client.send(subject, body, "", {})
+    commands = [publication(subject, body, "", {}, 1024**2) for subject, body in sent]
+    assert client._pending == [commands[0], commands[1], commands[2] + commands[3]]
+    assert client._pending_data_size == sum(map(len, commands))
 
 
 def test_a_publication_has_no_second_command_and_no_more_than_the_most_bytes() -> None:

@@ -22,6 +22,9 @@ with lean_import():
 
 log = logging.getLogger(__name__)
 
+RECORD_BYTES = 16 * 1024
+"""The largest record of TLS."""
+
 
 class DirectClient(Client):
     """A connection whose subscriptions have receivers instead of queues and tasks."""
@@ -54,10 +57,19 @@ class DirectClient(Client):
             command = publication(subject, body, reply, headers, self._max_payload)
         except MalformedError as error:
             raise nats.errors.BadSubjectError from error
-        await self._send_command(command)
+        await self._enqueue(command)
         waking = self._flush_queue
         if waking is not None and waking.empty():  # otherwise the flusher runs anyway
             await self._flush_pending()
+
+    async def _enqueue(self, command: bytes) -> None:
+        """Append to the last unsent command: what is written together is one record of TLS."""
+        last = self._pending[-1] if self._pending else b""
+        if last and len(last) + len(command) <= RECORD_BYTES:
+            self._pending[-1] = last + command
+            self._pending_data_size += len(command)
+        else:
+            await self._send_command(command)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._receivers.pop(sid, None)

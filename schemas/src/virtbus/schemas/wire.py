@@ -325,6 +325,9 @@ HASHED_WHEN_SET = frozenset(
 """Fields that were added after the first release. Unset, they do not change older hashes."""
 
 
+_NESTED = frozenset({dict, list})
+
+
 def spec_hash(value: BaseModel) -> str:
     """Return the hex SHA-256 of a model's canonical JSON: equal for equal content."""
     return hashlib.sha256(canonical(value)).hexdigest()
@@ -337,12 +340,11 @@ def canonical(value: BaseModel) -> bytes:
 
 
 def _hashed(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_hashed(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: _hashed(field)
-        for key, field in value.items()
-        if field is not None or key not in HASHED_WHEN_SET
-    }
+    kind = type(value)  # plain data has no subclasses; most fields are neither map nor list
+    if kind is dict:
+        return {
+            key: _hashed(field) if type(field) in _NESTED else field
+            for key, field in value.items()
+            if field is not None or key not in HASHED_WHEN_SET
+        }
+    return [_hashed(item) for item in value] if kind is list else value
