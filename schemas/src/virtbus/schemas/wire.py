@@ -331,6 +331,7 @@ HASHED_WHEN_SET = frozenset(
 
 
 _NESTED = frozenset({dict, list})
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def spec_hash(value: BaseModel) -> str:
@@ -341,7 +342,7 @@ def spec_hash(value: BaseModel) -> str:
 def canonical(value: BaseModel) -> bytes:
     """Return a model's JSON with defaults, in ASCII and with sorted keys."""
     plain = _hashed(value.model_dump(mode="json"))
-    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return _CANONICAL.encode(plain).encode()
 
 
 def _hashed(value: Any) -> Any:
