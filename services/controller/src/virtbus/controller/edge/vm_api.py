@@ -193,8 +193,8 @@ class VmApi:
         found = (("/".join(vms[u].order()), self._fleet.show_held(vms[u], now_s)) for u in uids)
         return pages.answer(VmPage, found, request, most=want.limit)
 
-    async def watch(self, request: Request) -> None:
-        await self._watches.serve(validate(VmWatch, request.data), request)
+    async def watch(self, request: Request) -> "asyncio.Future[None]":
+        return await self._watches.serve(validate(VmWatch, request.data), request)
 
     # --- change ---------------------------------------------------------------------------
     async def update(self, request: Request) -> VmView:
