@@ -63,3 +63,38 @@ def test_a_bug_is_logged_with_its_traceback() -> None:
 
 def test_a_clean_exit_of_a_service_logs_nothing() -> None:
     assert _ended("pass") == (0, [])
+
+
+MEMORY = """
+import resource
+from pathlib import Path
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+async def body():
+    filler = [b"x" * (64 * 1024 - number) for number in range(200)]  # of what imports freed
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for number in range(1000):
+        b"x" * (256 * 1024 - number)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    before = resident()
+    blocks = [bytes(512 * 1024) for _ in range(100)] + [bytes(96 * 1024) for _ in range(400)]
+    blocks = [bytearray(block) for block in blocks]
+    held = resident() - before
+    blocks.clear()
+    left = resident() - before
+    print(held >> 20, left >> 20, faults)
+
+"""
+
+
+def test_a_burst_gives_its_memory_back_and_a_tls_read_maps_none() -> None:
+    program = MEMORY + PROGRAM.replace("async def body():\n    {body}\n", "").format(level="INFO")
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    held_mib, left_mib, faults = map(int, ended.stdout.split())
+    assert held_mib > 80
+    assert left_mib <= 4
+    assert faults < 200

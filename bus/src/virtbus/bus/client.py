@@ -1,4 +1,4 @@
-"""The connection to NATS: the only module that imports `nats`.
+"""The connection to NATS: only this module and `nats_client` import `nats`.
 
 nats-py's own reconnect is off. Its pending buffer stores requests that already failed, and its
 watches and closed clients never recover (docs/explanation/architecture.md). So every lost
@@ -17,15 +17,14 @@ from virtbus.bus.access import BusSettings
 from virtbus.bus.backoff import delays
 from virtbus.bus.lean import lean_import
 from virtbus.bus.link import LinkLostError, Raw, Receive
+from virtbus.bus.nats_client import DirectClient, shut
 from virtbus.bus.natsbus import NatsBus
-from virtbus.bus.ports import BusError, DeniedError, FullError, UnavailableError
+from virtbus.bus.ports import BusError, DeniedError, UnavailableError
 from virtbus.bus.replies import Replies
 from virtbus.bus.tasks import background
 
 with lean_import():
     import nats.errors
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription as NatsSubscription
 
 log = logging.getLogger(__name__)
@@ -50,14 +49,6 @@ class _Subscribed:
         self.receive = receive
         self.live: NatsSubscription | None = None
 
-    async def deliver(self, msg: Msg) -> None:
-        """Pass on a message; a receiver's exception must not end nats-py's read loop."""
-        try:
-            self.receive(Raw(msg.subject, msg.data, msg.reply, msg.headers or {}))
-        except Exception:
-            log.exception("receiver of %s failed", self.subject, extra={"code": "receive_failed"})
-        msg.data, msg.headers = b"", None  # nats-py keeps each subscription's last message
-
     async def close(self) -> None:
         await self._link.forget(self)
 
@@ -68,7 +59,7 @@ class NatsLink:
     def __init__(self, settings: BusSettings, name: str) -> None:
         self._settings = settings
         self._name = name
-        self._client: Client | None = None
+        self._client: DirectClient | None = None
         self._generation, self._clustered = 0, False
         self._subscribed: set[_Subscribed] = set()
         self._replies = Replies()
@@ -127,12 +118,8 @@ class NatsLink:
         if client is None:
             msg = f"no connection to the bus: {self._fault}"
             raise UnavailableError(msg)
-        size_bytes = len(body) + sum(len(k) + len(v) + 4 for k, v in (headers or {}).items()) + 12
-        if size_bytes > client.max_payload:
-            msg = f"{size_bytes} bytes are more than the bus takes ({client.max_payload})"
-            raise FullError(msg)
         try:
-            await client.publish(subject, body, reply, headers=dict(headers) if headers else None)
+            await client.send(subject, body, reply, headers or {})
         except (nats.errors.Error, OSError) as error:
             if not client.is_connected and client is self._client:
                 self._lost.set()
@@ -242,7 +229,7 @@ class NatsLink:
         client = self._client
         self._drop()
         if client is not None:
-            await _shut(client, CLOSE_S)
+            await shut(client, CLOSE_S)
 
     def _drop(self) -> None:
         self._client = None
@@ -274,7 +261,7 @@ class NatsLink:
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 await self._greet(client, settings, lost)
-                await client.subscribe(f"{self._mux}*", cb=self._answered)
+                await client.listen(f"{self._mux}*", self._answered)
                 for subscribed in tuple(self._subscribed):
                     await self._subscribe(client, subscribed)
                 await self._barrier(client)
@@ -284,7 +271,7 @@ class NatsLink:
             self._fault = str(error).lower() or self._fault or "no answer in time"
         finally:
             if self._client is not client:
-                await _shut(client, GIVE_UP_S)
+                await shut(client, GIVE_UP_S)
         if self._client is not client:
             return False
         self._clustered = bool(client._server_info.get("cluster"))
@@ -293,7 +280,9 @@ class NatsLink:
         self._notify()
         return True
 
-    async def _greet(self, client: Client, settings: BusSettings, lost: asyncio.Event) -> None:
+    async def _greet(
+        self, client: DirectClient, settings: BusSettings, lost: asyncio.Event
+    ) -> None:
         """Log in; `lost` is set once the connection has ended. Raises nats-py's exceptions."""
 
         async def on_error(error: Exception) -> None:
@@ -317,7 +306,7 @@ class NatsLink:
             raise nats.errors.Error(msg)
 
     @staticmethod
-    async def _barrier(client: Client) -> None:
+    async def _barrier(client: DirectClient) -> None:
         """Return when the server has processed everything that was sent.
 
         nats-py's flush sends its PING before data that its flusher still holds. One turn of the
@@ -327,15 +316,14 @@ class NatsLink:
         # Shielded: a cancelled flush leaves a future that ends nats-py's read loop at its PONG.
         await asyncio.shield(client.flush(FLUSH_S))
 
-    async def _subscribe(self, client: Client, one: _Subscribed) -> None:
-        one.live = await client.subscribe(one.subject, queue=one.queue, cb=one.deliver)
+    async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
+        one.live = await client.listen(one.subject, one.receive, one.queue)
         # an orphaned subscription would take messages from its queue group
         if one not in self._subscribed:
             await self.forget(one)
 
-    async def _answered(self, msg: Msg) -> None:
-        raw = Raw(msg.subject, msg.data, msg.reply, msg.headers or {})
-        self._replies.came(msg.subject.rpartition(".")[2], raw)
+    def _answered(self, raw: Raw) -> None:
+        self._replies.came(raw.subject.rpartition(".")[2], raw)
 
     def _heard(self, error: Exception) -> None:
         """Handle nats-py's error_cb: an exception here would end its read loop."""
@@ -352,24 +340,8 @@ class NatsLink:
         self._replies.fail(DeniedError, f"the credentials do not allow {subject}", subject)
 
 
-async def _shut(client: Client, patience_s: float) -> None:
-    """Close a client, and its socket even if `close` hangs or is cancelled.
-
-    `close` hangs after a failed TLS handshake and while the server reads nothing. A second `close`
-    has no effect.
-    """
-    try:
-        with suppress(nats.errors.Error, OSError, TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await client.close()
-    finally:
-        writer = getattr(client._transport, "_bare_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
-
-
-def _client(settings: BusSettings) -> Client:
-    client = Client()
+def _client(settings: BusSettings) -> DirectClient:
+    client = DirectClient()
     if settings.nkey_seed:  # nats-py would need PyNaCl for it, and the seed in a file
         client._public_nkey = identity.public_key(settings)
     return client

@@ -184,6 +184,9 @@ Gate = Callable[[], Awaitable[None]]
 class Endpoint:
     """An endpoint. `name` is for ADR-32's INFO; `queue` None lets every instance answer.
 
+    A handler may answer by `Request.stream` and return a future. The request is parked then: it
+    keeps its slot until the future is done, and costs no task.
+
     A request has at most `most_values` values. `limit` requests run at once. Up to `backlog` more
     wait; beyond that the answer is 429 with `after_ms`. One account has at most three quarters of
     either (`shares`).

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from virtbus.bus.codec import (
@@ -274,12 +275,17 @@ class Served:
         """Process this request, then queued ones, until no account may use the slot."""
         asked: _Asked | None = first
         while asked is not None:
+            parked = False
             try:
-                await self._one(asked)
+                parked = await self._one(asked)
             finally:
-                self._slots.release(asked.account)
-                self._held.release(asked.account, asked.size_bytes)
+                if not parked:
+                    self._release(asked)
             asked = self._next() if self._places.held else None
+
+    def _release(self, asked: _Asked) -> None:
+        self._slots.release(asked.account)
+        self._held.release(asked.account, asked.size_bytes)
 
     def _next(self) -> _Asked | None:
         """Return the next request in turn, with a slot."""
@@ -289,14 +295,17 @@ class Served:
                 return self._backlog.take(account)
         return None
 
-    async def _one(self, asked: _Asked) -> None:
-        """Answer one request. Never raises."""
+    async def _one(self, asked: _Asked) -> bool:
+        """Answer one request; return True if it is parked. Never raises."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         answers = _Answers(self._link, asked.raw)
         failure = ""
         try:
-            await self._handle(asked, answers)
+            parked = await self._handle(asked, answers)
+            if parked is not None:
+                parked.add_done_callback(partial(self._unpark, asked, answers, started_s))
+                return True
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -308,16 +317,40 @@ class Served:
         except Exception as error:  # noqa: BLE001  boundary: the requester is told, or it is logged
             failure = await self._failed(answers, error)
         self.tally.done(loop.time() - started_s, failure)
+        return False
 
-    async def _handle(self, asked: _Asked, answers: _Answers) -> None:
+    def _unpark(
+        self, asked: _Asked, answers: _Answers, started_s: float, parked: "asyncio.Future[None]"
+    ) -> None:
+        """End a parked request: free its slot for a waiting one, and report its error."""
+        self._release(asked)
+        if parked.cancelled():
+            return
+        took_s = asyncio.get_running_loop().time() - started_s
+        error = parked.exception()
+        if error is None:
+            self.tally.done(took_s, "")
+        elif isinstance(error, Exception):
+            self._tasks.start(self._unparked(answers, error, took_s))
+        waiting = self._next() if self._places.held else None
+        if waiting is not None:
+            self._tasks.start(self._work(waiting))
+
+    async def _unparked(self, answers: _Answers, error: Exception, took_s: float) -> None:
+        self.tally.done(took_s, await self._failed(answers, error))
+
+    async def _handle(self, asked: _Asked, answers: _Answers) -> "asyncio.Future[None] | None":
         request = _request(asked, answers, self._endpoint.most_values)
         asked.raw = Raw(request.subject)
         with continued(request.traceparent):
             value = await self._endpoint.handler(request)
+        if isinstance(value, asyncio.Future):
+            return value
         try:
             await answers.last(value)
         except UnavailableError as error:  # a requester that cannot be reached asks again
             log.debug("answer of %s lost: %s", self._endpoint.name, error)
+        return None
 
     async def _failed(self, answers: _Answers, error: Exception) -> str:
         """Report a failure to the requester; return the text for the tally."""

@@ -51,14 +51,13 @@ class _Budget:
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
-    def _spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            msg = f"more than {self._most} values"
-            raise _PairsError(msg)
+    def _over(self) -> _PairsError:
+        return _PairsError(f"more than {self._most} values")
 
     def pairs(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-        self._spend(len(pairs))
+        self._left -= len(pairs)
+        if self._left < 0:
+            raise self._over()
         result = dict(pairs)
         try:
             keys = "".join(result)
@@ -69,11 +68,14 @@ class _Budget:
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
             msg = f"duplicate key {twice[:64]!r}"
             raise _PairsError(msg)
-        _check_text(keys)
+        if not keys.isascii():
+            _check_text(keys)
         return result
 
     def items(self, items: list[Any]) -> list[Any]:
-        self._spend(len(items))
+        self._left -= len(items)
+        if self._left < 0:
+            raise self._over()
         return items
 
 
@@ -108,7 +110,7 @@ def _check_shape(root: Any, sure: frozenset[type], most: int) -> None:
                 below.extend(value.values())
             elif kind is list:
                 below.extend(value)
-            elif kind not in sure:
+            elif kind not in sure and not (kind is int and _LEAST <= value <= _MOST):
                 _check_scalar(value)
         if not below:
             return
@@ -121,6 +123,9 @@ _SURE_IN_MSGPACK: frozenset[type] = frozenset({*_SURE_IN_JSON, bytes, str})
 """Msgpack's text is UTF-8, which its reader checks."""
 
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
 def _check_scalar(value: Any) -> None:
     """Raise for a value that only one of the two encodings supports."""
     match value:
@@ -130,7 +135,7 @@ def _check_scalar(value: Any) -> None:
             if not math.isfinite(value):
                 raise _malformed("NaN and infinity are not accepted")
         case int():
-            if not -(2**63) <= value < 2**63:
+            if not _LEAST <= value <= _MOST:
                 raise _malformed("integers must fit in 64 bits")
         case _:
             raise _malformed(f"{type(value).__name__} is not accepted")
@@ -325,6 +330,10 @@ HASHED_WHEN_SET = frozenset(
 """Fields that were added after the first release. Unset, they do not change older hashes."""
 
 
+_NESTED = frozenset({dict, list})
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def spec_hash(value: BaseModel) -> str:
     """Return the hex SHA-256 of a model's canonical JSON: equal for equal content."""
     return hashlib.sha256(canonical(value)).hexdigest()
@@ -333,16 +342,15 @@ def spec_hash(value: BaseModel) -> str:
 def canonical(value: BaseModel) -> bytes:
     """Return a model's JSON with defaults, in ASCII and with sorted keys."""
     plain = _hashed(value.model_dump(mode="json"))
-    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    return _CANONICAL.encode(plain).encode()
 
 
 def _hashed(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_hashed(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: _hashed(field)
-        for key, field in value.items()
-        if field is not None or key not in HASHED_WHEN_SET
-    }
+    kind = type(value)  # plain data has no subclasses; most fields are neither map nor list
+    if kind is dict:
+        return {
+            key: _hashed(field) if type(field) in _NESTED else field
+            for key, field in value.items()
+            if field is not None or key not in HASHED_WHEN_SET
+        }
+    return [_hashed(item) for item in value] if kind is list else value

@@ -292,10 +292,10 @@ class MemoryFiles:
         """Do nothing: there is no log."""
 
     def console_socket(self, uid: str) -> Path:
-        return Path("/simulated") / uid / "console.sock"
+        return Path(f"/simulated/{uid}/console.sock")
 
     def console_log(self, uid: str) -> Path:
-        return Path("/simulated") / uid / "console.log"
+        return Path(f"/simulated/{uid}/console.log")
 
 
 class NoSeeds:
@@ -313,7 +313,7 @@ class NoSeeds:
 
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
         return {
-            volume.name: Path("/simulated") / record.uid / f"seed-{volume.name}.iso"
+            volume.name: Path(f"/simulated/{record.uid}/seed-{volume.name}.iso")
             for volume in record.spec.volumes
             if volume.is_iso
         }

@@ -1,5 +1,6 @@
 """The image store of a simulated imaged: names and digests, no bytes."""
 
+import functools
 import hashlib
 
 from virtbus.schemas.errors import Code, Detail, VirtbusError
@@ -20,13 +21,13 @@ class SimulatedImages:
 
     def pull(self, ref: str) -> ImageInfo:
         """Add an image; raise VirtbusError 400 for an invalid reference."""
-        try:
-            locator, digest = parse_image_ref(ref)
-        except ValueError as error:
-            raise invalid((Detail(path="ref", message=str(error)),)) from None
-        digest = digest or f"sha256:{hashlib.sha256(locator.encode()).hexdigest()}"
+        return self._info(self._add(ref))
+
+    def _add(self, ref: str) -> str:
+        """Add an image; return its digest."""
+        locator, digest = _parsed(ref)
         self._digests[locator] = digest
-        return self._info(digest)
+        return digest
 
     def list(self) -> tuple[ImageInfo, ...]:
         """Return the images that were pulled and not deleted."""
@@ -35,14 +36,14 @@ class SimulatedImages:
     def make_disks(self, record: VmRecord) -> None:
         """Add the images of a VM."""
         refs = [volume.image_ref for volume in record.spec.volumes if volume.image_ref]
-        self._disks[record.uid] = frozenset(self.pull(ref).digest for ref in refs)
+        self._disks[record.uid] = frozenset(self._add(ref) for ref in refs)
 
     def disks(self, record: VmRecord) -> dict[str, MadeDisk]:
         """Return the images of a VM's disks, by volume."""
         made = {}
         for volume in record.spec.volumes:
             if not volume.is_iso:
-                digest = self.pull(volume.image_ref).digest if volume.image_ref else ""
+                digest = self._add(volume.image_ref) if volume.image_ref else ""
                 image_format = ImageFormat.QCOW2 if digest else None
                 made[volume.name] = MadeDisk(
                     virtual_size_bytes=0, digest=digest, image_format=image_format
@@ -79,3 +80,13 @@ class SimulatedImages:
             size_bytes=0,
             virtual_size_bytes=0,
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(ref: str) -> tuple[str, str]:
+    """Return the name or URL of an image, and its digest."""
+    try:
+        locator, digest = parse_image_ref(ref)
+    except ValueError as error:
+        raise invalid((Detail(path="ref", message=str(error)),)) from None
+    return locator, digest or f"sha256:{hashlib.sha256(locator.encode()).hexdigest()}"

@@ -1,7 +1,7 @@
 """Admission: expands the shorthand, fills defaults, reports all problems, separates secrets."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +11,14 @@ from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, split_
 from virtbus.schemas.api import VmCreate
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
-from virtbus.schemas.seed import CloudInitNoCloud
-from virtbus.schemas.vm import (
-    Cpu,
-    Disk,
-    ImageVolume,
-    Interface,
-    Memory,
-    Network,
-    RunStrategy,
-    VmSecrets,
-    VmSpec,
-    Volume,
-)
+from virtbus.schemas.vm import RunStrategy, VmSecrets, VmSpec
 from virtbus.schemas.wire import canonical, invalid, problems
 
+Plain = dict[str, Any]
 ROOT, SEED = "root", "cloudinit"
 _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
+_ISO = (*_SEEDS, "files")
+"""The sources of a volume that is an ISO (`Volume.is_iso`)."""
 _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
     "cpus": ("domain", "cpu"),
     "memory": ("domain", "memory"),
@@ -86,13 +77,13 @@ def admit(data: Any, new_uid: str) -> Admitted:
     )
 
 
-def _checked(spec: VmSpec) -> VmSpec:
-    """Return `spec` if it is still within its bounds after filling in defaults; otherwise 400.
+def _checked(spec: Plain) -> VmSpec:
+    """Return `spec` if it is within its bounds with its defaults filled in; otherwise 400.
 
     Every service reads the stored spec with the same bounds.
     """
     try:
-        return VmSpec.model_validate(spec.model_dump())
+        return VmSpec.model_validate(spec)
     except ValidationError as error:
         raise invalid(problems(error, "spec")) from None
 
@@ -102,65 +93,59 @@ def starts_by_itself(strategy: RunStrategy) -> bool:
     return strategy not in {RunStrategy.MANUAL, RunStrategy.HALTED}
 
 
-def complete(create: VmCreate) -> VmSpec:
-    """Return the complete spec: shorthand expanded, a seed, a disk per volume, NICs."""
-    spec = create.spec or VmSpec()
-    domain = spec.domain
+def complete(create: VmCreate) -> Plain:
+    """Return the complete spec: shorthand expanded, a seed, a disk per volume, NICs.
+
+    It is plain data: copies of models, and their validation, would cost a create three times as
+    much.
+    """
+    spec = create.spec.model_dump() if create.spec is not None else {}
+    domain = spec.setdefault("domain", {})
     if create.cpus is not None:
-        domain = domain.model_copy(update={"cpu": Cpu(cores=create.cpus)})
+        domain["cpu"] = {"cores": create.cpus}
     if create.memory is not None:
-        domain = domain.model_copy(update={"memory": Memory(guest=create.memory)})
-    volumes = _volumes(spec, create)
-    networks = _networks(spec, create)
-    have_disks = {disk.name for disk in domain.devices.disks}
-    have_nics = {nic.name for nic in domain.devices.interfaces}
-    devices = domain.devices.model_copy(
-        update={
-            "disks": domain.devices.disks
-            + tuple(_disk(volume) for volume in volumes if volume.name not in have_disks),
-            "interfaces": domain.devices.interfaces
-            + tuple(Interface(name=n.name) for n in networks if n.name not in have_nics),
-        }
-    )
-    domain = domain.model_copy(update={"devices": devices})
-    return spec.model_copy(update={"domain": domain, "volumes": volumes, "networks": networks})
+        domain["memory"] = {"guest": create.memory}
+    spec["volumes"] = volumes = _volumes(spec.get("volumes", ()), create)
+    spec["networks"] = networks = _networks(create)
+    devices = domain.setdefault("devices", {})
+    disks, nics = devices.get("disks", ()), devices.get("interfaces", ())
+    have_disks, have_nics = {disk["name"] for disk in disks}, {nic["name"] for nic in nics}
+    devices["disks"] = [*disks, *(_disk(v) for v in volumes if v["name"] not in have_disks)]
+    lacking = [{"name": one["name"]} for one in networks if one["name"] not in have_nics]
+    devices["interfaces"] = [*nics, *lacking]
+    return spec
 
 
-def _disk(volume: Volume) -> Disk:
-    return Disk(name=volume.name, readonly=volume.is_iso)
+def _disk(volume: Plain) -> Plain:
+    iso = any(volume.get(kind) is not None for kind in _ISO)
+    return {"name": volume["name"], "readonly": iso}
 
 
-def _volumes(spec: VmSpec, create: VmCreate) -> tuple[Volume, ...]:
-    volumes = list(spec.volumes)
+def _volumes(given: Iterable[Plain], create: VmCreate) -> list[Plain]:
+    volumes = list(given)
     if create.image is not None:
-        root = Volume(name=ROOT, image=ImageVolume(ref=create.image, size=create.disk))
-        volumes.insert(0, root)
-    if all(volume.cloud_init is None for volume in volumes):
-        volumes.append(Volume(name=SEED, cloud_init_no_cloud=CloudInitNoCloud()))
-    index, kind, seed = next(
-        (index, kind, seed)
-        for index, volume in enumerate(volumes)
-        for kind in _SEEDS
-        if (seed := getattr(volume, kind)) is not None
-    )
-    seed = seed.model_copy(
-        update={
-            "hostname": seed.hostname or create.name,
-            "ssh_keys": seed.ssh_keys + create.ssh_keys,
-        }
-    )
+        image = {"ref": create.image, "size": create.disk}
+        volumes.insert(0, {"name": ROOT, "image": image})
+    seeds = [v[kind] for v in volumes for kind in _SEEDS if v.get(kind) is not None]
+    if not seeds:
+        seeds = [{}]
+        volumes.append({"name": SEED, "cloud_init_no_cloud": seeds[0]})
+    seed = seeds[0]
+    seed["hostname"] = seed.get("hostname") or create.name
+    seed["ssh_keys"] = (*seed.get("ssh_keys", ()), *create.ssh_keys)
     if create.user_data is not None:
-        seed = seed.model_copy(update={"user_data": create.user_data, "user_data_base64": None})
-    volumes[index] = volumes[index].model_copy(update={kind: seed})
-    return tuple(volumes)
+        seed |= {"user_data": create.user_data, "user_data_base64": None}
+    return volumes
 
 
-def _networks(spec: VmSpec, create: VmCreate) -> tuple[Network, ...]:
+def _networks(create: VmCreate) -> Sequence[Plain]:
     if create.network is not None:
-        return (Network(name="default", network=create.network),)
-    if "networks" in spec.model_fields_set or spec.networks:
-        return spec.networks  # an explicit empty list means no network
-    return (Network(name="default"),)
+        return [{"name": "default", "network": create.network}]
+    spec = create.spec
+    if spec is not None and ("networks" in spec.model_fields_set or spec.networks):
+        # an explicit empty list means no network
+        return [one.model_dump() for one in spec.networks]
+    return [{"name": "default"}]
 
 
 # --- problems between fields -----------------------------------------------------------------

@@ -7,8 +7,7 @@ A change is encoded once for all watches.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -33,7 +32,7 @@ CHANGE_FRESH_S = 1.0
 CHANGES_KEPT = 8
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Watcher:
     """One client's watch: the uids with unsent changes, and the uids that the client knows."""
 
@@ -43,11 +42,12 @@ class Watcher:
     """The owner of the VMs that it may see; empty: all."""
     dirty: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
-    renewed_s: float = 0.0
+    renewed_s: float = math.inf
+    """The loop's time of the last renewal; infinite until the first list is sent."""
     over: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Set to the error that ended the watch."""
+    """Done once the watch ended, with the error that ended it."""
 
 
 class Teller:
@@ -63,16 +63,15 @@ class Teller:
         self._changes: dict[tuple[str, bool], tuple[float, Rendered]] = {}
         """By uid and whether as JSON: changes that were just encoded, and when."""
 
-    @contextmanager
-    def following(self, watcher: Watcher) -> Iterator[None]:
+    def follow(self, watcher: Watcher) -> None:
         """Send changes to a watch from now on."""
         self._told_s[watcher] = asyncio.get_running_loop().time()
         self._wake(watcher)
-        try:
-            yield
-        finally:
-            del self._told_s[watcher]
-            self._ready.pop(watcher, None)
+
+    def leave(self, watcher: Watcher) -> None:
+        """Send nothing to a watch that ended."""
+        self._told_s.pop(watcher, None)
+        self._ready.pop(watcher, None)
 
     def changed(self, uid: str) -> None:
         """Drop the encoded view of a VM."""

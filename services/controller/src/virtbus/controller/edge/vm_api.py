@@ -110,9 +110,10 @@ class VmApi:
     ) -> Committed:
         """Commit on the best node; a strict VM on the best that has capacity at that moment."""
         for node in nodes[:NODES_TRIED]:
+            there = record.model_copy(update={"node": node})
             try:
-                there = record.model_copy(update={"node": node})
-                return await self._commits.create(there, admitted.secrets)
+                with self._fleet.promises.during(there):
+                    return await self._commits.create(there, admitted.secrets)
             except NodeFullError as error:
                 log.debug("%s: %s", record.name, error)
         waits = record.model_copy(update={"node": UNPLACED})
@@ -192,8 +193,8 @@ class VmApi:
         found = (("/".join(vms[u].order()), self._fleet.show_held(vms[u], now_s)) for u in uids)
         return pages.answer(VmPage, found, request, most=want.limit)
 
-    async def watch(self, request: Request) -> None:
-        await self._watches.serve(validate(VmWatch, request.data), request)
+    async def watch(self, request: Request) -> "asyncio.Future[None]":
+        return await self._watches.serve(validate(VmWatch, request.data), request)
 
     # --- change ---------------------------------------------------------------------------
     async def update(self, request: Request) -> VmView:

@@ -6,8 +6,6 @@ each watch of its namespace and of all namespaces (ADR 0028).
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from virtbus.bus.owners import account_of, owner_of
@@ -22,6 +20,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 PAGE = 100
 RENEW_S = 30.0
+LOOK_S = 1.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
 """Purge markers live 24 h: deletes before an older position can no longer be reported."""
@@ -83,40 +82,55 @@ class Watches:
         renew = subjects.watch_renewals(self._instance)
         async with self._bus.subscribe(renew) as renewals, asyncio.TaskGroup() as group:
             group.create_task(self._teller.run())
+            group.create_task(self._end_silent())
             async for message in renewals:
                 watcher = self._by_token.get(message.subject.rpartition(".")[2])
                 if watcher and watcher.request.account == account_of(message.headers):
                     watcher.renewed_s = asyncio.get_running_loop().time()
 
-    @contextmanager
-    def _watcher(self, want: VmWatch, request: Request, token: str) -> Iterator[Watcher]:
-        watcher = Watcher(want, request, owner_of(request.account))
-        self._watchers.setdefault(want.namespace, {})[watcher] = None
-        self._by_token[token] = watcher
-        try:
-            yield watcher
-        finally:
-            del self._by_token[token]
-            del self._watchers[want.namespace][watcher]
-            if not self._watchers[want.namespace]:
-                del self._watchers[want.namespace]
+    async def _end_silent(self) -> None:
+        """End each watch RENEW_S after its last renewal, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            silent_s = loop.time() - RENEW_S
+            for watcher in tuple(self._by_token.values()):
+                if watcher.renewed_s <= silent_s and not watcher.over.done():
+                    watcher.over.set_result(None)
 
-    async def serve(self, want: VmWatch, request: Request) -> None:
-        """Answer one watch until it is no longer renewed.
+    def _leave(self, watcher: Watcher, token: str) -> None:
+        """Forget a watch that ended, or that failed before it followed."""
+        self._teller.leave(watcher)
+        del self._by_token[token]
+        namespace = watcher.want.namespace
+        del self._watchers[namespace][watcher]
+        if not self._watchers[namespace]:
+            del self._watchers[namespace]
+
+    async def serve(self, want: VmWatch, request: Request) -> "asyncio.Future[None]":
+        """Answer one watch; the result is done once it is no longer renewed, or failed.
 
         Its renewal has a random token, which only its client knows. It counts only from the
         account that requested the watch.
         """
         token = self._bus.sources.uuid7()
-        with self._watcher(want, request, token) as watcher:
+        watcher = Watcher(want, request, owner_of(request.account))
+        self._watchers.setdefault(want.namespace, {})[watcher] = None
+        self._by_token[token] = watcher
+        try:
             if want.after is not None:
                 await self._catch_up(Position.parse(want.after))
             async with self._pace.turn():
                 uids = self._start(want, watcher)
                 watcher.told.update(uids)
             await self._list(uids, request, subjects.watch_renewal(self._instance, token))
-            with self._teller.following(watcher):
-                await _until_silent(watcher)
+        except BaseException:
+            self._leave(watcher, token)
+            raise
+        watcher.renewed_s = asyncio.get_running_loop().time()
+        self._teller.follow(watcher)
+        watcher.over.add_done_callback(lambda _: self._leave(watcher, token))
+        return watcher.over
 
     def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
         """Return the uids of the first list; with `after`, mark later changes as dirty instead."""
@@ -180,13 +194,3 @@ class Watches:
     def _position(self) -> str:
         fleet = self._fleet
         return str(Position(fleet.revision, fleet.status_revision, int(self._now_s())))
-
-
-async def _until_silent(watcher: Watcher) -> None:
-    """Return RENEW_S after the last renewal; raises the error that ended the watch."""
-    loop = asyncio.get_running_loop()
-    watcher.renewed_s = loop.time()
-    while (left_s := watcher.renewed_s + RENEW_S - loop.time()) > 0:
-        await asyncio.wait([watcher.over], timeout=left_s)
-        if watcher.over.done():
-            watcher.over.result()
