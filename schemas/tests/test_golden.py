@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from virtbus.schemas import generate, generate_channels, generate_examples, generate_wire, subjects
+from virtbus.schemas import catalogue, generate, generate_examples, generate_wire, subjects
 from virtbus.schemas.generate_reference import all_models
 from virtbus.schemas.model import Command, Fact
 from virtbus.schemas.vm import Tombstone
@@ -109,8 +109,8 @@ def test_every_subject_is_in_the_catalogue() -> None:
     }
     filters = {"vm_anywhere", "vm_all", "hosts_all", "ready_all", "tele_all", "events"}
     filters |= {"signing_keys", "watch_renewals"}
-    assert made - filters == {channel.function for channel in generate_channels.CHANNELS}
-    assert len(generate_channels.FILTERS) == len(filters)
+    assert made - filters == {channel.function for channel in catalogue.CHANNELS}
+    assert len(catalogue.FILTERS) == len(filters)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
@@ -147,7 +147,7 @@ def test_every_reference_of_the_asyncapi_document_leads_somewhere() -> None:
 def test_the_asyncapi_document_has_an_operation_for_every_subject() -> None:
     assert DOCUMENT["asyncapi"] == "3.0.0"
     addresses = {one["address"] for one in DOCUMENT["channels"].values()} - {None}
-    assert addresses == {channel.subject for channel in generate_channels.CHANNELS}
+    assert addresses == {channel.subject for channel in catalogue.CHANNELS}
     used = {operation["channel"]["$ref"] for operation in DOCUMENT["operations"].values()}
     used |= {
         operation["reply"]["channel"]["$ref"]

@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from virtbus.schemas.catalogue import CHANNELS, Channel, Plane
 from virtbus.schemas.channel_parameters import PARAMETERS
-from virtbus.schemas.generate_channels import CHANNELS, Channel, Plane
 from virtbus.schemas.generate_wire import models
 from virtbus.schemas.wire import JSON, MSGPACK
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from virtbus.schemas.catalogue import CHANNELS, FILTERS, Plane
 from virtbus.schemas.channel_parameters import PARAMETERS
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.generate_channels import CHANNELS, FILTERS, Plane
 from virtbus.schemas.generate_wire import FOLDER, models
 
 

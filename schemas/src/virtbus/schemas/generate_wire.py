@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from virtbus.schemas.catalogue import CHANNELS
 from virtbus.schemas.envelope import Envelope
 from virtbus.schemas.errors import ErrorBody
-from virtbus.schemas.generate_channels import CHANNELS
 from virtbus.schemas.generate_examples import full, minimal
 from virtbus.schemas.vm import SCHEMA_VERSION
 from virtbus.schemas.wire import encode, encode_json, read

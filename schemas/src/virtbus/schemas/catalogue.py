@@ -1,7 +1,7 @@
 """The catalogue of the bus: every subject with its kind, its messages and its senders.
 
-docs/reference/subjects.md and asyncapi.yaml are generated from it. A test checks that it contains
-every function of `subjects`.
+`bus.permissions` derives rights from it, and docs/reference/subjects.md and asyncapi.yaml are
+generated from it. A test checks that it contains every function of `subjects`.
 """
 
 import re
