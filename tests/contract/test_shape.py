@@ -14,6 +14,13 @@ MEMBERS = sorted(
     for path in ROOT.glob(pattern)
     if (path / "pyproject.toml").exists()
 )
+PROJECTS = {
+    project["name"]: project
+    for member in MEMBERS
+    for project in [tomllib.loads((member / "pyproject.toml").read_text("utf-8"))["project"]]
+}
+TOOLS = {"virtbus-documents"}
+"""Members that only this repository needs: no host and no image has them."""
 MODULES = sorted(
     path
     for folder in [*(member / "src" for member in MEMBERS), *(m / "tests" for m in MEMBERS)]
@@ -59,12 +66,14 @@ def test_mypy_reads_every_member_and_nothing_else() -> None:
 
 
 def test_every_member_is_a_dependency_of_the_root() -> None:
-    members = {
-        tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
-        for member in MEMBERS
-    }
-    assert set(CONFIG["project"]["dependencies"]) == members
-    assert set(CONFIG["tool"]["uv"]["sources"]) == members
+    assert set(CONFIG["project"]["dependencies"]) == set(PROJECTS) - TOOLS
+    assert set(CONFIG["tool"]["uv"]["sources"]) == set(PROJECTS)
+
+
+def test_a_tool_of_the_repository_is_installed_nowhere_else() -> None:
+    assert set(CONFIG["dependency-groups"]["dev"]) >= TOOLS
+    needed = {one for project in PROJECTS.values() for one in project["dependencies"]}
+    assert needed & TOOLS == set()
 
 
 def test_no_member_hides_the_others() -> None:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tests.kubernetes.cluster import CRDS
 
+from virtbus.documents.manifests import NAMESPACE, rendered
 from virtbus.kubebridge.core.subresources import VERBS, Verb
-from virtbus.schemas.generate_manifests import NAMESPACE, rendered
 
 CHART = CRDS.parent
 PLAIN = CHART / "manifests" / "virtbus.yaml"

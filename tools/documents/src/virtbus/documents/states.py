@@ -1,12 +1,11 @@
 """Generates docs/reference/states.md: both lifecycle tables, as diagrams and lists."""
 
-import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from virtbus.nodeagent.core import lifecycle as agent
 from virtbus.schemas.states import FINAL, TRANSITIONS, VmState
 
-AGENT_TABLE = "virtbus.nodeagent.core.lifecycle"
 EVERYWHERE = 8
 """An event that leads to one state from more states than this is described, not drawn."""
 
@@ -18,7 +17,6 @@ def page() -> str:
     """Return the whole page."""
     shown = [(str(s), str(e), str(to), "") for (s, e), to in TRANSITIONS.items()]
     final = ", ".join(f"`{state}`" for state in VmState if state in FINAL)
-    agent = importlib.import_module(AGENT_TABLE)
     held = [_agent_row(key, row) for key, row in agent.TABLE.items()]
     ends = [_agent_row(key, row) for key, row in agent.BY_STRATEGY.items()]
     return "\n".join(
@@ -36,7 +34,7 @@ def page() -> str:
             "",
             "## The VM as its node's agent sees it",
             "",
-            f"From `TABLE` in `{AGENT_TABLE}`.",
+            f"From `TABLE` in `{agent.__name__}`.",
             "",
             *_drawn(held, "new"),
             "",

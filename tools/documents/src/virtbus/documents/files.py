@@ -1,43 +1,31 @@
-"""`python -m virtbus.schemas.generate [--check]`: write, or verify, the generated files.
+"""The contents of all generated files by path, and their differences from the tree."""
 
-A build tool: unlike the rest of this package it reads and writes files. It writes `schemas/wire/`,
-`docs/reference/`, and `crds/` and `manifests/` of `deploy/kubernetes/`. It needs the whole
-workspace, because it reads tables of the services. With `--fresh` golden files drop their earlier
-editions; use it only for shapes that no release wrote.
-"""
-
-import argparse
-import importlib
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel
 
-from virtbus.schemas import (
-    generate_asyncapi,
-    generate_manifests,
-    generate_reference,
-    generate_states,
-)
-from virtbus.schemas.generate_wire import FOLDER, editions, golden, json_schema, models, unread
+from virtbus.documents import asyncapi, manifests, reference, states
+from virtbus.documents.wire import FOLDER, editions, golden, json_schema, models, unread
+from virtbus.kubebridge.core import crd, page, states_page
 
-ROOT = Path(__file__).parents[4]
-COMMAND = "python -m virtbus.schemas.generate"
-FIELDS_PAGE = "virtbus.kubebridge.core.page"
-STATES_PAGE = "virtbus.kubebridge.core.states_page"
-CRDS = "virtbus.kubebridge.core.crd"
+ROOT = Path(__file__).parents[5]
+COMMAND = "python -m virtbus.documents"
 
 HANDWRITTEN = frozenset({"faults.md", "glossary.md", "hostile-inputs.md", "invariants.md"})
 """Reference pages that people write."""
 
 
+def generated(root: Path, *, fresh: bool = False) -> dict[Path, str]:
+    """Return the contents of all generated files, by path."""
+    return wire_files(root, fresh=fresh) | reference_files(root) | kubernetes_files(root)
+
+
 def wire_files(root: Path, *, fresh: bool = False) -> dict[Path, str]:
     """Return the contents of schemas/wire, by path."""
     wire = root / "schemas" / "wire"
-    files = {wire / "asyncapi.yaml": generate_asyncapi.document()}
+    files = {wire / "asyncapi.yaml": asyncapi.document()}
     for model in models():
         path = golden_path(root, model)
         kept = editions(path.read_text(encoding="utf-8")) if path.exists() and not fresh else []
@@ -54,13 +42,13 @@ def golden_path(root: Path, model: type[BaseModel]) -> Path:
 def reference_files(root: Path) -> dict[Path, str]:
     """Return the contents of docs/reference, by path."""
     pages = {
-        "subjects.md": generate_reference.subjects(),
-        "errors.md": generate_reference.errors(root),
-        "states.md": generate_states.page(),
-        "models.md": generate_reference.model_pages(),
-        "settings.md": generate_reference.settings(root),
-        "kubevirt-fields.md": importlib.import_module(FIELDS_PAGE).page(),
-        "kubevirt-states.md": importlib.import_module(STATES_PAGE).page(),
+        "subjects.md": reference.subjects(),
+        "errors.md": reference.errors(root),
+        "states.md": states.page(),
+        "models.md": reference.model_pages(),
+        "settings.md": reference.settings(),
+        "kubevirt-fields.md": page.page(),
+        "kubevirt-states.md": states_page.page(),
     }
     note = f"<!-- Written by `{COMMAND}` (make docs) from the code; edit that. -->\n\n"
     return {
@@ -74,12 +62,11 @@ def kubernetes_files(root: Path) -> dict[Path, str]:
     chart = root / "deploy" / "kubernetes"
     folder = chart / "crds"
     note = f"# Written by `{COMMAND}` (make docs) from the code; edit that.\n"
-    crds = importlib.import_module(CRDS).definitions()
     files = {
         folder / f"{name}.yaml": note + yaml.safe_dump(one, sort_keys=False, width=120)
-        for name, one in crds.items()
+        for name, one in crd.definitions().items()
     }
-    return files | {chart / "manifests" / "virtbus.yaml": generate_manifests.manifests(chart)}
+    return files | {chart / "manifests" / "virtbus.yaml": manifests.manifests(chart)}
 
 
 def differences(files: dict[Path, str], root: Path) -> list[str]:
@@ -107,30 +94,3 @@ def broken(root: Path) -> Iterator[str]:
             for number, one in enumerate(editions(path.read_text(encoding="utf-8")), start=1):
                 for where in unread(model, one):
                     yield f"{model.__name__}, edition {number}: {where} is lost"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Return the exit code: 0, or 1 if `--check` found something."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help=("change nothing, report the differences")
-    )
-    parser.add_argument("--fresh", action="store_true", help="drop earlier golden editions")
-    options = parser.parse_args(argv)
-    files = wire_files(ROOT, fresh=options.fresh) | reference_files(ROOT) | kubernetes_files(ROOT)
-    if options.check:
-        found = differences(files, ROOT) + list(broken(ROOT))
-        for line in found:
-            sys.stderr.write(f"{line}\n")
-        if found:
-            sys.stderr.write(f"run `{COMMAND}` (make docs) and commit what it writes\n")
-        return 1 if found else 0
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    sys.stdout.write(json.dumps({"written": len(files)}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from virtbus.documents.examples import full, minimal
 from virtbus.schemas.catalogue import CHANNELS
 from virtbus.schemas.envelope import Envelope
 from virtbus.schemas.errors import ErrorBody
-from virtbus.schemas.generate_examples import full, minimal
 from virtbus.schemas.vm import SCHEMA_VERSION
 from virtbus.schemas.wire import encode, encode_json, read
 

@@ -15,7 +15,7 @@ NAMESPACE = "kubevirt"
 _VALUE = re.compile(r"\{\{ \.([A-Za-z.]+) \}\}")
 _IF = re.compile(r"\{\{- if \.([A-Za-z.]+) \}\}")
 _END = "{{- end }}"
-_NOTE = """# Written by `python -m virtbus.schemas.generate` (make docs) from the chart; edit that.
+_NOTE = """# Written by `python -m virtbus.documents` (make docs) from the chart; edit that.
 # Apply crds/ first, and a Secret virtbus-bus: docs/howto/kubernetes.md.
 apiVersion: v1
 kind: Namespace

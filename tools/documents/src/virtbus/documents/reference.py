@@ -1,7 +1,6 @@
 """Generates docs/reference: subjects, errors, models and settings."""
 
 import ast
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -11,10 +10,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from virtbus.bus.settings import ServiceSettings
+from virtbus.controller import settings as controller
+from virtbus.documents.wire import FOLDER, models
+from virtbus.imaged import settings as imaged
+from virtbus.kubebridge import settings as kubebridge
+from virtbus.netd import settings as netd
+from virtbus.nodeagent import settings as nodeagent
 from virtbus.schemas.catalogue import CHANNELS, FILTERS, Plane
 from virtbus.schemas.channel_parameters import PARAMETERS
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.generate_wire import FOLDER, models
 
 
 def subjects() -> str:
@@ -207,10 +212,19 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 # --- settings --------------------------------------------------------------------------------
-def settings(root: Path) -> str:
+SETTINGS: dict[str, type[BaseModel]] = {
+    "controller": controller.Settings,
+    "imaged": imaged.Settings,
+    "kubebridge": kubebridge.Settings,
+    "netd": netd.Settings,
+    "nodeagent": nodeagent.Settings,
+}
+"""The settings of each service, by its name."""
+
+
+def settings() -> str:
     """Return the page of each service's settings."""
-    names = sorted(path.parent.name for path in root.glob("services/*/src/virtbus/*/settings.py"))
-    common = importlib.import_module("virtbus.bus.settings").ServiceSettings.model_fields
+    common = ServiceSettings.model_fields
     lines = [
         "# Settings",
         "",
@@ -222,10 +236,11 @@ def settings(root: Path) -> str:
         "",
         *_fields(common),
     ]
-    for name in names:
-        fields = importlib.import_module(f"virtbus.{name}.settings").Settings.model_fields
+    for name, model in SETTINGS.items():
         own = {
-            key: field for key, field in fields.items() if _told(field) != _told(common.get(key))
+            key: field
+            for key, field in model.model_fields.items()
+            if _told(field) != _told(common.get(key))
         }
         lines += [f"## {name}", "", *_fields(own)]
     return "\n".join(lines)
