@@ -5,6 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from virtbus.schemas.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -74,6 +77,15 @@ def test_a_tool_of_the_repository_is_installed_nowhere_else() -> None:
     assert set(CONFIG["dependency-groups"]["dev"]) >= TOOLS
     needed = {one for project in PROJECTS.values() for one in project["dependencies"]}
     assert needed & TOOLS == set()
+
+
+def test_the_version_is_said_once() -> None:
+    given = {one["name"]: one["version"] for one in (CONFIG["project"], *PROJECTS.values())}
+    chart = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "Chart.yaml").read_text("utf-8"))
+    values = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "values.yaml").read_text("utf-8"))
+    given |= {key: chart[key] for key in ("version", "appVersion")}
+    given["image"] = values["image"].rpartition(":")[2]
+    assert set(given.values()) == {VERSION}, given
 
 
 def test_no_member_hides_the_others() -> None:
