@@ -1,10 +1,10 @@
-"""Generates docs/reference/states.md: both lifecycle tables, as diagrams and lists."""
+"""Generates docs/reference/states.md: the tables of states, as diagrams and lists."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from virtbus.controller.core import vm_states
 from virtbus.nodeagent.core import lifecycle as agent
-from virtbus.schemas.states import FINAL, TRANSITIONS, VmState
 
 EVERYWHERE = 8
 """An event that leads to one state from more states than this is described, not drawn."""
@@ -15,8 +15,6 @@ Rows = list[tuple[str, str, str, str]]
 
 def page() -> str:
     """Return the whole page."""
-    shown = [(str(s), str(e), str(to), "") for (s, e), to in TRANSITIONS.items()]
-    final = ", ".join(f"`{state}`" for state in VmState if state in FINAL)
     held = [_agent_row(key, row) for key, row in agent.TABLE.items()]
     ends = [_agent_row(key, row) for key, row in agent.BY_STRATEGY.items()]
     return "\n".join(
@@ -25,12 +23,22 @@ def page() -> str:
             "",
             "## The VM as users see it",
             "",
-            "From `TRANSITIONS` in `virtbus.schemas.states`. A pair without a row changes nothing. "
-            f"A VM rests in {final} until somebody acts.",
+            f"From `STATES` in `{vm_states.__name__}`. The first row that holds decides.",
             "",
-            *_drawn(shown, "Pending"),
+            "| State | Condition |",
+            "|---|---|",
+            *(f"| {row.state or 'the reported state'} | {row.when} |" for row in vm_states.STATES),
             "",
-            *_listed(shown, ("State", "Event", "Next")),
+            "The node's agent reports each phase of its own table, which follows below, as a state "
+            "(`VISIBLE`):",
+            "",
+            "| Phase | State |",
+            "|---|---|",
+            *(f"| {phase} | {state} |" for phase, state in agent.VISIBLE.items()),
+            "",
+            "So these are the changes of the reported state:",
+            "",
+            *_drawn(_reported(), agent.VISIBLE[agent.Phase.NEW]),
             "",
             "## The VM as its node's agent sees it",
             "",
@@ -45,14 +53,21 @@ def page() -> str:
             "",
             *_listed(ends, ("Run strategy", "Event", "Next", "Actions")),
             "",
-            "Users see each phase as a state (`VISIBLE`):",
-            "",
-            "| Phase | State |",
-            "|---|---|",
-            *(f"| {phase} | {state} |" for phase, state in agent.VISIBLE.items()),
-            "",
         ]
     )
+
+
+def _reported() -> Rows:
+    """Return the rows of the agent's tables that change the state, without repetitions."""
+    steps = [(phase, event, row[0]) for (phase, event), row in agent.TABLE.items()]
+    steps += [
+        (phase, event, row[0])
+        for (_, event), row in agent.BY_STRATEGY.items()
+        for phase in sorted(agent.ALIVE)
+    ]
+    shown = [(agent.VISIBLE[phase], event, agent.VISIBLE[after]) for phase, event, after in steps]
+    changes = dict.fromkeys(row for row in shown if row[0] is not row[2])
+    return [(str(state), str(event), str(after), "") for state, event, after in changes]
 
 
 def _agent_row(key: tuple[Any, Any], row: tuple[Any, Iterable[Any]]) -> tuple[str, str, str, str]:
